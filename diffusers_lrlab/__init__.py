@@ -1,0 +1,37 @@
+"""Training dynamics of diffusion models, as an extension of diffusers.
+
+Importing this package registers its schedules with `diffusers.optimization`, whether that is imported before or after.
+Everything else is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .schedules.diffusers_plugin import register
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LabError": "errors",
+    "Progress": "progress",
+    "TrainingConfig": "training.config",
+    "get_scheduler": "schedules.lr",
+    "list_schedulers": "schedules.lr",
+    "lr_curve": "schedules.lr",
+    "train": "training.run",
+}
+__all__ = sorted(_HOMES)
+
+register()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,204 @@
+"""Which images an update sees: decided by the seed and the update alone, for any number of processes and micro-batches.
+
+The run is one long row of images, epoch after epoch, each epoch in an order of its own. Update `n` takes the images
+`n * B ... (n + 1) * B - 1` of that row, where `B` is the global batch; a process takes its share of them. So every
+update has the same number of images, and resuming is a matter of starting at another update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..errors import LabError
+from ..streams import stream_generator
+from .images import decode
+from .loading import ImageData
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """
+    How the images of one update are shared out.
+
+    Args:
+        micro_batch (`int`): Images per process and forward pass.
+        accumulation (`int`): Forward passes per update.
+        num_processes (`int`), rank (`int`): Of the launch.
+    """
+
+    micro_batch: int
+    accumulation: int = 1
+    num_processes: int = 1
+    rank: int = 0
+
+    @property
+    def global_batch(self) -> int:
+        """Images per update, over all processes and micro-batches."""
+        return self.micro_batch * self.accumulation * self.num_processes
+
+    def positions(self) -> list[range]:
+        """Places in the global batch that this process takes, one range per micro-batch."""
+        starts = [(step * self.num_processes + self.rank) * self.micro_batch for step in range(self.accumulation)]
+        return [range(start, start + self.micro_batch) for start in starts]
+
+    def image_numbers(self, update: int) -> list[int]:
+        """Numbers, in the run's long row of images, of those that this process sees in an update."""
+        first = update * self.global_batch
+        return [first + place for positions in self.positions() for place in positions]
+
+
+class RowOrder:
+    """Which row of the dataset is image number `i` of the run."""
+
+    def __init__(self, num_rows: int, seed: int):
+        self.num_rows, self.seed = num_rows, seed
+        self._orders: dict[int, torch.Tensor] = {}
+
+    def rows(self, image_numbers: list[int]) -> list[int]:
+        """Rows for image numbers; an epoch's order is made when first needed and dropped two epochs later."""
+        return [int(self._order(number // self.num_rows)[number % self.num_rows]) for number in image_numbers]
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        if epoch not in self._orders:
+            generator = stream_generator(self.seed, "order", epoch)
+            self._orders = {key: order for key, order in self._orders.items() if key >= epoch - 1}
+            self._orders[epoch] = torch.randperm(self.num_rows, generator=generator)
+        return self._orders[epoch]
+
+
+def iterate_batches(
+    data: ImageData, layout: BatchLayout, seed: int, updates: range, num_workers: int = 0, skip_corrupt: bool = False
+) -> Iterator[torch.Tensor]:
+    """
+    The images of this process, update by update.
+
+    Args:
+        data ([`ImageData`]): What to read.
+        layout ([`BatchLayout`]): How updates are shared out.
+        seed (`int`): Seed of the order; that of a stream is in its shuffle buffer already.
+        updates (`range`): The updates to yield, so that a resumed run starts where it stopped.
+        num_workers (`int`): Processes that decode, for images that are not in memory.
+        skip_corrupt (`bool`): Put the next row in the place of an image that cannot be decoded, and note it in
+            `data.skipped`; otherwise it is an error that names the file.
+
+    Yields:
+        `torch.Tensor`: float32 `(accumulation * micro_batch, channels, resolution, resolution)` in [-1, 1].
+    """
+    if data.num_images is None:
+        yield from _iterate_stream(data, layout, updates, skip_corrupt)
+        return
+    if data.num_images < layout.global_batch:
+        raise LabError(
+            f"A batch of {layout.global_batch} images (over processes and accumulation) is larger than the training "
+            f"set of {data.num_images}. Use a smaller --train_batch_size."
+        )
+    order = RowOrder(data.num_images, seed)
+    if data.pixels is not None:
+        yield from _iterate_memory(data, layout, order, updates)
+        return
+    loader = DataLoader(
+        _LazyImages(data, skip_corrupt),
+        batch_sampler=_UpdateSampler(layout, order, updates),
+        num_workers=num_workers,
+        collate_fn=_collate,
+        generator=torch.Generator(),  # otherwise it draws from, and so disturbs, the global one
+    )
+    for images, problems in loader:
+        data.skipped += [problem for problem in problems if problem not in data.skipped]
+        yield images
+
+
+def _iterate_memory(data: ImageData, layout: BatchLayout, order: RowOrder, updates: range) -> Iterator[torch.Tensor]:
+    assert data.pixels is not None
+    transform = data.transform
+    plain = data.pixels.shape[1:] == data.image_shape and not transform.random_flip
+    for update in updates:
+        numbers = layout.image_numbers(update)
+        images = data.pixels[order.rows(numbers)]
+        if not plain:
+            augmented = [transform.augment(image, number) for image, number in zip(images, numbers, strict=True)]
+            images = torch.stack(augmented)
+        yield images
+
+
+class _UpdateSampler:
+    """Batches of `(row, image number)` for a `DataLoader`."""
+
+    def __init__(self, layout: BatchLayout, order: RowOrder, updates: range):
+        self.layout, self.order, self.updates = layout, order, updates
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for update in self.updates:
+            numbers = self.layout.image_numbers(update)
+            yield list(zip(self.order.rows(numbers), numbers, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+
+class _LazyImages(Dataset[Any]):
+    """Images that are decoded when they are needed."""
+
+    def __init__(self, data: ImageData, skip_corrupt: bool):
+        self.train, self.column, self.transform = data.train, data.column, data.transform
+        self.skip_corrupt = skip_corrupt
+
+    def __getitem__(self, index: tuple[int, int]) -> tuple[torch.Tensor, list[str]]:
+        row, image_number = index
+        problems: list[str] = []
+        while True:
+            try:
+                pixels = self.transform.resize(decode(self.train[row][self.column]))
+                return self.transform.augment(pixels, image_number), problems
+            except LabError as error:
+                problems.append(str(error))
+                if not self.skip_corrupt or len(problems) >= len(self.train):
+                    raise
+                row = (row + 1) % len(self.train)
+
+
+def _collate(items: list[tuple[torch.Tensor, list[str]]]) -> tuple[torch.Tensor, list[str]]:
+    return torch.stack([pixels for pixels, _ in items]), [problem for _, problems in items for problem in problems]
+
+
+def _iterate_stream(data: ImageData, layout: BatchLayout, updates: range, skip_corrupt: bool) -> Iterator[torch.Tensor]:
+    """Every process walks the whole stream and decodes its own share, so the order does not depend on their number."""
+    number = updates.start * layout.global_batch
+    cells = _stream_cells(data, skip=number)
+    for update in updates:
+        numbers = layout.image_numbers(update)
+        wanted, images = set(numbers), {}
+        while number < (update + 1) * layout.global_batch:
+            cell = next(cells)
+            if number in wanted:
+                try:
+                    images[number] = data.transform.augment(data.transform.resize(decode(cell)), number)
+                except LabError as error:
+                    if not skip_corrupt:
+                        raise
+                    data.skipped.append(str(error))
+            number += 1
+        good = list(images.values())
+        if not good:
+            raise LabError(f"None of the images of update {update} can be decoded: {data.skipped[-1]}")
+        # Another image of the same share takes a corrupt one's place: other processes need not know of it.
+        yield torch.stack([images.get(wanted_number, good[wanted_number % len(good)]) for wanted_number in numbers])
+
+
+def _stream_cells(data: ImageData, skip: int) -> Iterator[Any]:
+    epoch, read = 0, 0
+    while True:
+        data.train.set_epoch(epoch)
+        before = read
+        for row in data.train:
+            read += 1
+            if read > skip:
+                yield row[data.column]
+        if read == before:
+            raise LabError(f"The stream {data.name!r} has no images to train on.")
+        epoch += 1

@@ -1,0 +1,139 @@
+"""From an image file to a tensor in [-1, 1], with PIL and torch alone.
+
+One path for every mode of image: grey, colour, palette, transparent (laid on white), 16-bit and float. Precision is
+kept unless 8 bits are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..errors import LabError
+from ..streams import stream_seed, stream_uniform
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
+    """
+    Any PIL image as float32 of shape `(channels, height, width)` in [0, 1].
+
+    Args:
+        image (`PIL.Image.Image`): In any mode; transparency is laid on white, CMYK and the like become RGB.
+        channels (`int`): 1 (grey, by PIL's luma for colour images) or 3.
+
+    Raises:
+        LabError: for a float image with values outside [0, 1], whose scale nobody can know.
+    """
+    if image.mode.startswith("I"):
+        # PIL's own conversion of 16-bit images clips at 255; "I" is what 16-bit files open as in some formats.
+        pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None] / 65535
+    elif image.mode == "F":
+        pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None]
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise LabError(
+                f"A float image has values from {pixels.min():g} to {pixels.max():g}; only [0, 1] has a known meaning. "
+                "Rescale it, or store it as an 8- or 16-bit image."
+            )
+    else:
+        if image.has_transparency_data:
+            from PIL import Image as images
+
+            image = image.convert("RGBA")
+            image = images.alpha_composite(images.new("RGBA", image.size, "white"), image)
+        array = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
+        pixels = torch.from_numpy(array)
+        pixels = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+    return pixels.expand(channels, -1, -1)
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """
+    Resize, crop, flip, and scale to [-1, 1].
+
+    The random place of a crop and the flips depend on the seed and on the image's number in the run (how many images
+    were seen before it), so they are the same for any number of workers and processes, and after a resume.
+
+    Args:
+        resolution (`int`): Pixels of the shorter side after resizing (antialiased bilinear), and of the square crop.
+        channels (`int`): 1 or 3.
+        center_crop (`bool`): Crop in the middle, instead of at a random place.
+        random_flip (`bool`): Flip half of the images horizontally.
+        eight_bit (`bool`): Round to 8 bits first, as upstream does by default.
+        seed (`int`): Seed of the run.
+    """
+
+    resolution: int
+    channels: int
+    center_crop: bool
+    random_flip: bool
+    eight_bit: bool
+    seed: int
+
+    def resize(self, image: Image) -> torch.Tensor:
+        """The deterministic part: float32 `(channels, height, width)` in [-1, 1], the shorter side at `resolution`."""
+        pixels = to_unit_tensor(image, self.channels)
+        if self.eight_bit:
+            pixels = (pixels * 255).round() / 255
+        height, width = pixels.shape[-2:]
+        scale = self.resolution / min(height, width)
+        size = (max(self.resolution, round(height * scale)), max(self.resolution, round(width * scale)))
+        if (height, width) != size:
+            pixels = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0].clamp(0, 1)
+        return (pixels * 2 - 1).contiguous()
+
+    def augment(self, pixels: torch.Tensor, image_number: int) -> torch.Tensor:
+        """The random part: a square crop of a resized image, perhaps flipped."""
+        top, left = (self._offset(size, axis, image_number) for axis, size in enumerate(pixels.shape[-2:]))
+        pixels = pixels[..., top : top + self.resolution, left : left + self.resolution]
+        if self.random_flip and stream_uniform(self.seed, "flip", image_number) < 0.5:
+            pixels = pixels.flip(-1)
+        return pixels
+
+    def _offset(self, size: int, axis: int, image_number: int) -> int:
+        room = size - self.resolution
+        if room == 0 or self.center_crop:
+            return room // 2
+        return stream_seed(self.seed, "crop", axis, image_number) % (room + 1)
+
+    def fixed(self, pixels: torch.Tensor) -> torch.Tensor:
+        """A held-out image: always cropped in the middle, never flipped."""
+        top, left = ((size - self.resolution) // 2 for size in pixels.shape[-2:])
+        return pixels[..., top : top + self.resolution, left : left + self.resolution]
+
+
+def decode(value: Any) -> Image:
+    """
+    The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), wholly read.
+
+    Raises:
+        LabError: naming the file if it cannot be decoded.
+    """
+    import io
+
+    from PIL import Image as images
+    from PIL import ImageOps
+
+    if isinstance(value, images.Image):
+        return value
+    try:
+        if value["bytes"] is None and value["path"] and "://" in value["path"]:
+            from datasets.utils.file_utils import xopen
+
+            with xopen(value["path"], "rb") as file:
+                value = {**value, "bytes": file.read()}
+        image = images.open(io.BytesIO(value["bytes"]) if value["bytes"] is not None else value["path"])
+        image.load()
+        return ImageOps.exif_transpose(image)
+    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
+        name = value["path"] or "(embedded bytes)"
+        raise LabError(
+            f"The image {name!r} cannot be decoded ({error}). Replace or remove it, or pass --skip_corrupt_images."
+        ) from None

@@ -1,0 +1,50 @@
+"""The loss on held-out images with fixed timesteps and fixed noise: two values differ because the weights do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..streams import block_randn, stream_generator
+from ..training.step import image_losses
+
+# Fixed for every run, whatever its seed: validation losses of different runs are of the same images, timesteps, noise.
+VALIDATION_SEED = 0
+
+
+class ValidationLoss:
+    """
+    A function of the model alone. It draws from streams of its own, so that it does not disturb training.
+
+    Args:
+        images (`torch.Tensor`): Held-out images `(num_images, channels, height, width)` in [-1, 1].
+        noise_scheduler: A diffusers scheduler; see [`image_losses`].
+        batch_size (`int`): Images per forward pass.
+        device: Of the model.
+    """
+
+    def __init__(self, images: torch.Tensor, noise_scheduler: Any, batch_size: int, device: torch.device):
+        self.images = images.to(device)
+        self.noise_scheduler = noise_scheduler
+        self.batch_size = batch_size
+        num_images, num_timesteps = len(images), noise_scheduler.config.num_train_timesteps
+        # Evenly spread over all timesteps, in an order that has nothing to do with that of the images.
+        spread = (torch.arange(num_images) * 2 + 1) * num_timesteps // (2 * num_images)
+        order = torch.randperm(num_images, generator=stream_generator(VALIDATION_SEED, "validation-timesteps"))
+        self.timesteps = spread[order].to(device)
+        shape = tuple(images.shape[1:])
+        self.noise = block_randn(VALIDATION_SEED, "validation-noise", 0, range(num_images), shape, "cpu").to(device)
+
+    @torch.no_grad()
+    def __call__(self, model: Any) -> float:
+        """The mean loss over the images, in evaluation mode; the model's mode is restored."""
+        was_training = model.training
+        model.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.images.device)
+        for start in range(0, len(self.images), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            losses = image_losses(model, self.noise_scheduler, self.images[part], self.noise[part], self.timesteps[part])
+            total += losses.double().sum()
+        model.train(was_training)
+        return float(total) / len(self.images)

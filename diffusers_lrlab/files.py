@@ -1,0 +1,83 @@
+"""Files appear whole or not at all: everything is written beside its place and renamed into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import LabError
+
+
+def _explain(error: OSError, path: Path) -> OSError | LabError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return LabError(
+            f"No room to write {str(path)!r} ({error.strerror}). Nothing half-written was left there. Free some space "
+            "and resume with --resume_from_checkpoint latest."
+        )
+    return error
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The ending stays, since libraries choose the format by it.
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _explain(error, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
+    """
+    Yields an empty folder to write into, which replaces `path` when the block ends and disappears if it fails.
+
+    Args:
+        path (`Path`): Where the folder should appear.
+        shared (`bool`): Whether several processes write into it; then the name is the same for all of them, and the
+            caller sees to it that only one of them enters and leaves this block.
+    """
+    temporary = path.with_name(f".tmp-{path.name}" if shared else f".tmp-{os.getpid()}-{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if path.exists():
+            old = path.with_name(f".tmp-old-{path.name}")
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+    except OSError as error:
+        raise _explain(error, path) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends a line, wholly or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        os.truncate(path, size)
+        raise _explain(error, path) from error

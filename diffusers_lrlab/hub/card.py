@@ -1,0 +1,125 @@
+"""The model card: a template, filled from the record of a run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ..files import write_text
+
+TEMPLATE = Path(__file__).parent / "model_card.md"
+
+_METRICS = {
+    "validation_loss_ema": "Validation loss, EMA weights (the ones saved)",
+    "validation_loss": "Validation loss, raw weights",
+    "frechet_distance": "Fréchet distance of samples to held-out images",
+    "frechet_distance_of_training_images": "the same, of as many training images",
+    "frechet_distance_of_two_real_halves": "the same, between two halves of the real images",
+    "loss": "Training loss, last row of the log",
+}
+
+
+def write_model_card(folder: Path, record: dict[str, Any], location: str | None = None) -> None:
+    """
+    Writes `README.md` into the folder of a finished run.
+
+    Args:
+        folder (`Path`): Of the run.
+        record (`dict`): Its `run.json`.
+        location (`str`, *optional*): What the loading example names; the repository's id, or the folder.
+    """
+    from huggingface_hub import ModelCard
+
+    config, train, run = record["config"], record["train"], record["run"]
+    results = train["results"]
+    title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
+    schedule = config["lr_scheduler"]
+    deviation = train["largest_relative_lr_deviation"]
+    card = ModelCard.from_template(
+        card_data=_card_data(record, title),
+        template_path=str(TEMPLATE),
+        title=title,
+        pipeline="DDPMPipeline",
+        data=_data_text(config),
+        lr_scheduler=schedule,
+        location=location or config["hub_model_id"] or str(folder),
+        inference_steps=config["ddpm_num_inference_steps"],
+        results=[(name, f"{results[key]:.4g}") for key, name in _METRICS.items() if key in results]
+        + ([("Features of the Fréchet distance", results["frechet_features"])] if "frechet_features" in results else [])
+        + ([("Samples for the Fréchet distance", results["frechet_num_samples"])] if "frechet_features" in results else []),
+        num_held_out=train["num_held_out_images"],
+        schedule_text=f"`{schedule}` {config['lr_scheduler_kwargs'] or ''} with a peak of {config['learning_rate']:g} after "
+        f"{train['warmup_updates']} updates of warm-up, {train['num_updates']} updates in all. The rate in the optimizer "
+        + (
+            "follows the validation loss."
+            if schedule == "reduce_lr_on_plateau"
+            else f"deviated from the asked one by at most {deviation:.1g} (relative), over every update."
+        ),
+        command=run["command"],
+        facts=_facts(record),
+    )
+    write_text(folder / "README.md", str(card))
+
+
+def _data_text(config: dict[str, Any]) -> str:
+    name = config["dataset_name"] or config["train_data_dir"]
+    if name == "digits":
+        return "scikit-learn's handwritten digits"
+    return f"[{name}](https://huggingface.co/datasets/{name})" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else f"`{name}`"
+
+
+def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
+    config, train, meta = record["config"], record["train"], record["meta"]
+    versions = ", ".join(f"{name} {version}" for name, version in meta["versions"].items())
+    return [
+        ("Training images", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
+        ("Resolution", f"{config['image_channels']} x {config['resolution']} x {config['resolution']}"),
+        ("Parameters", f"{train['num_parameters']:,}"),
+        ("Updates", f"{train['num_updates']} of {train['global_batch']} images"),
+        ("Prediction type", config["prediction_type"]),
+        ("Seed", config["seed"]),
+        ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
+        ("Peak memory", f"{peak:.0f} MB" if (peak := train.get("peak_memory_mb")) else "see run.json"),
+        (
+            "Hardware",
+            f"{train['num_processes']} process(es) on {train['device']}; {meta['processor']}, {meta['cpu_cores']} cores",
+        ),
+        ("Versions", versions),
+        ("Commit", f"{meta['git_commit']}{' with local changes' if meta['git_dirty'] else ''}"),
+    ]
+
+
+def _card_data(record: dict[str, Any], title: str) -> Any:
+    """Metadata that the Hub reads, among it the results as a model-index."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    config, results = record["config"], record["train"]["results"]
+    name = config["dataset_name"] or config["train_data_dir"]
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+    evaluations = [
+        EvalResult(
+            task_type="unconditional-image-generation",
+            dataset_type=name if on_hub else Path(name).name,
+            dataset_name=Path(name).name,
+            metric_type=key,
+            metric_name=_METRICS[key],
+            metric_value=results[key],
+        )
+        for key in ("validation_loss_ema", "validation_loss", "frechet_distance")
+        if key in results
+    ]
+    return ModelCardData(
+        library_name="diffusers",
+        pipeline_tag="unconditional-image-generation",
+        tags=[
+            "diffusers",
+            "diffusers-training",
+            "unconditional-image-generation",
+            "diffusers_lrlab",
+            config["lr_scheduler"],
+        ],
+        datasets=[name] if on_hub else None,
+        model_name=title if evaluations else None,
+        eval_results=evaluations or None,
+    )

@@ -1,0 +1,69 @@
+"""The one clock: everything the lab varies during training is a function of `Progress`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import LabError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A reading of the clock, in optimizer updates: not micro-batches, not processes, not scheduler calls.
+
+    Args:
+        update (`int` or integer array):
+            Updates done so far; the first update of a run happens at 0, the last at `total_updates - 1`. An array makes
+            every curve return an array, which is how a whole run is evaluated at once.
+        total_updates (`int`):
+            Updates of the whole run.
+        warmup_updates (`int`, *optional*, defaults to 0):
+            Updates of warm-up at the start of the run; the peak is reached at `update == warmup_updates`.
+    """
+
+    update: Any
+    total_updates: int
+    warmup_updates: int = 0
+
+    @property
+    def span(self) -> int:
+        """Updates between the end of warm-up and the end of the run."""
+        return self.total_updates - self.warmup_updates
+
+    @property
+    def after_warmup(self) -> Any:
+        """Updates since warm-up ended, held inside `[0, span]`, so that past its end a schedule stays where it is."""
+        return np.minimum(np.maximum(self.update - self.warmup_updates, 0), self.span)
+
+    @property
+    def warmup_fraction(self) -> Any:
+        """0 at the first update, 1 from `warmup_updates` on: linear warm-up as diffusers does it."""
+        return np.minimum(self.update / self.warmup_updates, 1.0) if self.warmup_updates else 1.0
+
+
+def resolve_warmup_updates(warmup: float, total_updates: int) -> int:
+    """Warm-up in updates, from a count (`500`) or a fraction of the run (`0.05`).
+
+    Args:
+        warmup (`float`):
+            A whole number of updates, or a fraction in (0, 1) of `total_updates`, rounded to the nearest update.
+        total_updates (`int`):
+            Updates of the whole run.
+
+    Raises:
+        LabError: for a negative or broken number, and for a warm-up that leaves no update after it.
+    """
+    if not warmup >= 0 or (warmup >= 1 and warmup != int(warmup)):
+        raise LabError(
+            f"Warm-up {warmup!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
+        )
+    updates = round(warmup * total_updates) if warmup < 1 else int(warmup)
+    if updates >= total_updates:
+        raise LabError(
+            f"Warm-up of {updates} updates does not fit into a run of {total_updates} updates: the peak would never be "
+            f"reached. Use at most {total_updates - 1}, or a fraction such as 0.05 (5 % of the run)."
+        )
+    return updates

@@ -1,0 +1,65 @@
+"""Spec strings: `NAME`, `NAME:key=value,key=value` or `NAME:{JSON}`, wherever a schedule's name is expected."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ..errors import LabError
+
+_FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}'
+
+
+def _fail(text: str, position: int, problem: str) -> LabError:
+    return LabError(f"Cannot read the spec string: {problem}; {_FORM}.\n  {text}\n  {' ' * position}^")
+
+
+def _value(text: str) -> Any:
+    """A JSON scalar where it is one (`5`, `0.1`, `true`), else the bare word."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """`"step:step_size=100,gamma=0.5"` -> `("step", {"step_size": 100, "gamma": 0.5})`.
+
+    Raises:
+        LabError: for a string of another form; the message points at the character.
+    """
+    name, colon, rest = text.partition(":")
+    if not re.fullmatch(r"\w+", name):
+        raise _fail(text, len(name), "the name ends at an unexpected character" if name else "there is no name")
+    if not colon:
+        return name, {}
+    if rest.lstrip().startswith("{"):
+        return name, parse_json_kwargs(rest, f"the arguments of {name!r}")
+    kwargs: dict[str, Any] = {}
+    position = len(name) + 1
+    for part in rest.split(","):
+        key, equals, value = part.partition("=")
+        if not re.fullmatch(r"\w+", key) or not equals:
+            raise _fail(text, position + len(key) * bool(key), "key=value is missing here")
+        if not value:
+            raise _fail(text, position + len(part), f"{key!r} has no value")
+        if key in kwargs:
+            raise _fail(text, position, f"{key!r} is given twice")
+        kwargs[key] = _value(value)
+        position += len(part) + 1
+    return name, kwargs
+
+
+def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
+    """A JSON object as a dictionary; `what` names it in the error."""
+    try:
+        kwargs = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LabError(
+            f"{what} is not valid JSON: {error.msg} at character {error.pos} of {text!r}. "
+            """Write an object in double quotes, such as '{"gamma": 0.5}'."""
+        ) from None
+    if not isinstance(kwargs, dict):
+        raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {text!r}.""")
+    return kwargs

@@ -1,0 +1,66 @@
+"""Random numbers that depend on what they are for, not on what was drawn before.
+
+Every draw of a run comes from a stream named by (seed, purpose, counters): the noise of update 57 is the same whether
+the run got there in one go or was resumed at update 50, on one process or two, with or without gradient accumulation.
+Resuming is exact by construction, and two runs with one seed see the same images, timesteps and noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+# Noise is drawn in blocks of images, so that a process draws (almost) only what its own images need.
+NOISE_BLOCK_IMAGES = 64
+
+
+def stream_seed(seed: int, purpose: str, *counters: int) -> int:
+    """A 63-bit seed for the stream (seed, purpose, counters), the same on every machine and version."""
+    key = f"{seed}/{purpose}/{'/'.join(map(str, counters))}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+
+def stream_uniform(seed: int, purpose: str, *counters: int) -> float:
+    """One number, uniform in [0, 1)."""
+    return (stream_seed(seed, purpose, *counters) >> 10) / 2**53
+
+
+def stream_generator(seed: int, purpose: str, *counters: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A `torch.Generator` on `device` at the start of the stream (seed, purpose, counters)."""
+    import torch
+
+    return torch.Generator(device).manual_seed(stream_seed(seed, purpose, *counters))
+
+
+def block_randn(
+    seed: int, purpose: str, update: int, positions: range, shape: tuple[int, ...], device: torch.device | str
+) -> torch.Tensor:
+    """Standard normal noise for the images at `positions` of the global batch of an update.
+
+    Args:
+        seed (`int`): Seed of the run.
+        purpose (`str`): What the noise is for.
+        update (`int`): The update it is for.
+        positions (`range`): Consecutive places in the global batch, over all processes and accumulation steps.
+        shape (`tuple` of `int`): Shape of one image.
+        device: Where to draw. CPU and CUDA draw different numbers.
+
+    Returns:
+        `torch.Tensor`: float32 of shape `(len(positions), *shape)`; an image's noise depends on its place alone.
+    """
+    import torch
+
+    first, last = positions.start // NOISE_BLOCK_IMAGES, (positions.stop - 1) // NOISE_BLOCK_IMAGES
+    blocks = [
+        torch.randn(
+            (NOISE_BLOCK_IMAGES, *shape),
+            generator=stream_generator(seed, purpose, update, block, device=device),
+            device=device,
+        )
+        for block in range(first, last + 1)
+    ]
+    start = positions.start - first * NOISE_BLOCK_IMAGES
+    return torch.cat(blocks)[start : start + len(positions)]

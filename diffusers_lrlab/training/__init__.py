@@ -1,0 +1,1 @@
+"""Configuration, plan, loop and record of a training run."""

@@ -1,0 +1,84 @@
+"""The command line, derived from the configuration's dataclasses; YAML files lie under it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from transformers.hf_argparser import HfArgumentParser
+
+from ..errors import LabError, did_you_mean
+from ..schedules.curves import SCHEDULERS
+from .config import CONFIG_GROUPS, TrainingConfig
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        # A default of None is described by the help itself.
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+class _Parser(HfArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LabError(f"{message}. See --help.")
+
+
+def _make_parser(description: str) -> _Parser:
+    parser = _Parser(CONFIG_GROUPS, description=description, formatter_class=_Formatter, allow_abbrev=False, add_help=True)
+    parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
+    for action in parser._actions:
+        if action.help:
+            action.help = action.help.replace("{lr_schedulers}", ", ".join(SCHEDULERS))
+    return parser
+
+
+def _yaml_arguments(path: str) -> list[str]:
+    """A YAML file as command-line arguments, so that both are checked by the same rules."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            options = yaml.safe_load(file) or {}
+    except OSError as error:
+        raise LabError(f"Cannot read --config {path!r}: {error.strerror}. Give the path of a YAML file.") from None
+    except yaml.YAMLError as error:
+        raise LabError(f"--config {path!r} is not valid YAML: {error}") from None
+    if not isinstance(options, dict):
+        raise LabError(f"--config {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
+    arguments: list[str] = []
+    for key, value in options.items():
+        if value is not None:
+            arguments.append(f"--{key}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
+    return arguments
+
+
+def parse_arguments(arguments: Sequence[str], description: str) -> TrainingConfig:
+    """
+    A configuration from command-line arguments.
+
+    Args:
+        arguments (`Sequence[str]`): Without the program's name; `--config FILE.yaml` is read first and overridden.
+        description (`str`): Shown by `--help`.
+
+    Raises:
+        LabError: for flags that do not exist, values of the wrong type, and files that cannot be read.
+    """
+    parser = _make_parser(description)
+    path = parser.parse_known_args(arguments)[0].config
+    from_file = _yaml_arguments(path) if path else []
+    options: dict[str, Any] = {}
+    for source, given in ((f"--config {path}", from_file), ("the command line", arguments)):
+        values, unknown = parser.parse_known_args(given, argparse.Namespace(**options))
+        if unknown:
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            hint = did_you_mean(unknown[0].split("=")[0], flags)
+            raise LabError(f"Unknown argument {unknown[0]!r} in {source}.{hint} See --help for all of them.")
+        options = vars(values)
+    del options["config"]
+    # Launchers pass the rank as a flag or in the environment; accelerate reads only the latter.
+    if options["local_rank"] == -1:
+        options["local_rank"] = int(os.environ.get("LOCAL_RANK", -1))
+    return TrainingConfig(**options)

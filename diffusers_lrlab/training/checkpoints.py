@@ -1,0 +1,120 @@
+"""Checkpoints: everything an exact continuation needs, in diffusers' and accelerate's own formats.
+
+    checkpoint-500/unet/             raw weights, for UNet2DModel.from_pretrained
+    checkpoint-500/unet_ema/         their moving average and its state
+    checkpoint-500/optimizer.bin     and random_states_RANK.pkl, by accelerate
+    checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
+
+Noise, timesteps and data order need no state: they follow from seed and update (see `streams.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LabError
+from ..files import atomic_folder, write_text
+from .run_folder import RunFolder, check_same_run
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from diffusers.training_utils import EMAModel
+
+
+def register_model_format(accelerator: Accelerator) -> None:
+    """Makes `accelerator.save_state` write the model as a diffusers folder instead of a bare state dict."""
+    from diffusers import UNet2DModel
+
+    def save(models: list[Any], weights: list[Any], folder: str) -> None:
+        # Every process runs this; they hold the same weights.
+        weights.clear()
+        if accelerator.is_main_process:
+            accelerator.unwrap_model(models[0]).save_pretrained(Path(folder) / "unet")
+
+    def load(models: list[Any], folder: str) -> None:
+        saved = UNet2DModel.from_pretrained(folder, subfolder="unet")
+        accelerator.unwrap_model(models.pop()).load_state_dict(saved.state_dict())
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+
+
+def save_checkpoint(
+    accelerator: Accelerator, folder: RunFolder, update: int, ema: EMAModel | None, state: dict[str, Any], keep: int
+) -> Path:
+    """
+    Writes `checkpoint-<update>` atomically and removes the oldest ones.
+
+    Args:
+        accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
+        folder ([`RunFolder`]): Of the run.
+        update (`int`): Updates done.
+        ema (`EMAModel` or `None`): Its weights are saved too.
+        state (`dict`): JSON data for `trainer.json`.
+        keep (`int`): How many checkpoints stay; 0 keeps all.
+    """
+    path = folder.path / f"checkpoint-{update}"
+    if accelerator.is_main_process:
+        with atomic_folder(path, shared=True) as temporary:
+            accelerator.wait_for_everyone()
+            _write(accelerator, temporary)
+            if ema is not None:
+                ema.save_pretrained(temporary / "unet_ema")
+            write_text(temporary / "trainer.json", json.dumps({"update": update, **state}, indent=2))
+            accelerator.wait_for_everyone()
+        for old in folder.checkpoints()[: -keep or None] if keep else []:
+            shutil.rmtree(old)
+    else:
+        accelerator.wait_for_everyone()
+        _write(accelerator, path.with_name(f".tmp-{path.name}"))
+        accelerator.wait_for_everyone()
+    accelerator.wait_for_everyone()
+    return path
+
+
+def _write(accelerator: Accelerator, path: Path) -> None:
+    try:
+        accelerator.save_state(str(path))
+    except RuntimeError as error:
+        # torch's zip writer turns a full disk into a RuntimeError without errno.
+        raise OSError(28, "no space left on device, as far as torch can tell", str(path)) from error
+
+
+def load_checkpoint(
+    accelerator: Accelerator, path: Path, ema: EMAModel | None, config: Any, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    Puts model, optimizer, EMA and random states back.
+
+    Args:
+        accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
+        path (`Path`): The checkpoint.
+        ema (`EMAModel` or `None`): Gets its weights back.
+        config ([`TrainingConfig`]): Of this start; must be that of the checkpoint.
+        facts (`dict`): `global_batch`, `num_updates` and `data` of this start, which must be those of the checkpoint.
+
+    Returns:
+        `dict`: `trainer.json`.
+
+    Raises:
+        LabError: if the checkpoint is of another run or for another number of processes.
+    """
+    from diffusers import UNet2DModel
+    from diffusers.training_utils import EMAModel
+
+    state = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
+    check_same_run(config, state, facts, path)
+    if not (path / f"random_states_{accelerator.num_processes - 1}.pkl").exists():
+        raise LabError(
+            f"{str(path)!r} was written by fewer than {accelerator.num_processes} processes, and their random states "
+            "(used by dropout) are missing. Resume with the number of processes of the run."
+        )
+    accelerator.load_state(str(path))
+    if ema is not None:
+        saved = EMAModel.from_pretrained(str(path / "unet_ema"), UNet2DModel, foreach=ema.foreach)
+        ema.load_state_dict(saved.state_dict())
+        ema.to(accelerator.device)
+    return state

@@ -1,0 +1,218 @@
+"""Everything about a configuration that can be wrong before data is read or a model is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError, did_you_mean
+from ..progress import resolve_warmup_updates
+from ..schedules.curves import SCHEDULERS
+from ..schedules.spec import parse_json_kwargs, parse_spec
+from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, TrainingConfig
+
+# name -> lowest allowed value; every one of them is a whole number unless None.
+_AT_LEAST_ONE = (
+    "resolution", "train_batch_size", "gradient_accumulation_steps", "num_epochs", "max_train_steps", "ddpm_num_steps",
+    "ddpm_num_inference_steps", "logging_steps", "validation_steps", "save_images_epochs", "save_model_epochs",
+    "eval_batch_size", "checkpointing_steps", "stream_shuffle_buffer",
+)  # fmt: skip
+_AT_LEAST_ZERO = (
+    "num_validation_images", "dataloader_num_workers", "checkpoints_total_limit", "in_memory_limit_mb", "cpu_threads",
+    "frechet_samples", "max_grad_norm", "adam_weight_decay", "lr_warmup_steps", "ema_power",
+)  # fmt: skip
+
+
+def resolve_config(config: TrainingConfig) -> TrainingConfig:
+    """
+    Fills in the fields left at `None` and checks everything that can be checked without data, model or network.
+
+    Returns:
+        [`TrainingConfig`]: a new one, with the schedule's name and parameters apart and all its defaults spelt out.
+
+    Raises:
+        LabError: for the first thing that cannot be done as asked.
+    """
+    config = dataclasses.replace(config)
+    _resolve_data(config)
+    _check_numbers(config)
+    _resolve_schedule(config)
+    _check_combinations(config)
+    if config.output_dir is None:
+        name = Path(config.dataset_name or config.train_data_dir or "").name
+        config.output_dir = f"ddpm-{name}-{config.resolution}"
+    return config
+
+
+def _resolve_data(config: TrainingConfig) -> None:
+    if config.dataset_name is not None and config.train_data_dir is not None:
+        raise LabError(
+            f"Both --dataset_name {config.dataset_name!r} and --train_data_dir {config.train_data_dir!r} are given; "
+            "give one of them."
+        )
+    if config.train_data_dir is None and config.dataset_name is None:
+        config.dataset_name = "digits"
+    defaults = GENERAL_DEFAULTS | EMBEDDED_DEFAULTS.get(config.dataset_name or "", {})
+    for name, value in defaults.items():
+        if getattr(config, name) is None:
+            setattr(config, name, value)
+    folder = config.train_data_dir or local_folder(config.dataset_name or "")
+    if folder is not None:
+        _check_folder(folder)
+    if config.frechet_samples and config.dataset_name not in EMBEDDED_DEFAULTS:
+        raise LabError(
+            f"--frechet_samples {config.frechet_samples} needs features that suit the data; they exist for: "
+            f"{', '.join(EMBEDDED_DEFAULTS)}. Leave it out for {config.dataset_name or config.train_data_dir!r}."
+        )
+
+
+def local_folder(dataset_name: str) -> str | None:
+    """`dataset_name` if it means a folder on this machine rather than an embedded set or a Hub id."""
+    if dataset_name in EMBEDDED_DEFAULTS:
+        return None
+    if Path(dataset_name).expanduser().exists() or dataset_name.startswith((".", "/", "~")):
+        return dataset_name
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset_name):
+        raise LabError(
+            f"--dataset_name {dataset_name!r} is neither an embedded set ({', '.join(EMBEDDED_DEFAULTS)}), nor a folder "
+            "that exists, nor a Hub id (USER/NAME)."
+        )
+    if "/" not in dataset_name and (hint := did_you_mean(dataset_name, EMBEDDED_DEFAULTS)):
+        raise LabError(f"Unknown data set {dataset_name!r}.{hint} A Hub dataset is written USER/NAME.")
+    return None
+
+
+def _check_folder(folder: str) -> None:
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise LabError(f"The data folder {folder!r} does not exist. Give the path of a folder that holds images.")
+    if next(path.iterdir(), None) is None:
+        raise LabError(f"The data folder {folder!r} is empty. It should hold images, also in subfolders, or parquet.")
+
+
+def _check_numbers(config: TrainingConfig) -> None:
+    for names, lowest in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
+        for name in names:
+            value = getattr(config, name)
+            if value is not None and not lowest <= value < math.inf:
+                raise LabError(f"--{name} {value} is not allowed; use {lowest} or more.")
+    for name in ("learning_rate", "adam_epsilon", "ema_inv_gamma"):
+        if not 0 < getattr(config, name) < math.inf:
+            raise LabError(f"--{name} {getattr(config, name)} is not allowed; it must be a number above 0, such as 1e-4.")
+    for name in ("adam_beta1", "adam_beta2", "ema_max_decay"):
+        if not 0 <= getattr(config, name) < 1:
+            raise LabError(f"--{name} {getattr(config, name)} is outside [0, 1).")
+
+
+def _resolve_schedule(config: TrainingConfig) -> None:
+    """Splits name and parameters, fills in defaults, and settles warm-up as far as the length of the run is known."""
+    name, kwargs = parse_spec(config.lr_scheduler)
+    entry = SCHEDULERS[name]
+    given = config.lr_scheduler_kwargs or {}
+    if isinstance(given, str):
+        given = parse_json_kwargs(given, "--lr_scheduler_kwargs")
+    flags = {"num_cycles": config.lr_num_cycles, "power": config.lr_power}
+    for more in (given, {key: value for key, value in flags.items() if value is not None}):
+        for key, value in more.items():
+            if kwargs.get(key, value) != value:
+                raise LabError(
+                    f"{key!r} of the schedule {name!r} is given twice, as {kwargs[key]!r} and {value!r}. Drop one."
+                )
+            kwargs[key] = value
+    config.lr_scheduler, config.lr_scheduler_kwargs = name, entry.resolve(kwargs)
+    config.lr_num_cycles = config.lr_power = None
+
+    if "no_warmup" in entry.traits:
+        if config.lr_warmup_steps:
+            raise LabError(
+                f"--lr_warmup_steps {config.lr_warmup_steps:g} has no effect on {name!r}, which has no warm-up"
+                + ("; use --lr_scheduler constant_with_warmup." if name == "constant" else ". Leave it out.")
+            )
+        config.lr_warmup_steps = 0
+    elif config.lr_warmup_steps is None:
+        config.lr_warmup_steps = 0.05
+    resolve_warmup_updates(config.lr_warmup_steps, config.max_train_steps or 10**12)
+    if "feedback" in entry.traits and config.num_validation_images == 0:
+        raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
+
+
+def _check_combinations(config: TrainingConfig) -> None:
+    if config.num_epochs is not None and config.max_train_steps is not None:
+        raise LabError(
+            f"--num_epochs {config.num_epochs} and --max_train_steps {config.max_train_steps} both set the length of "
+            "the run; give one of them."
+        )
+    if config.streaming:
+        _check_streaming(config)
+    elif config.num_epochs is None and config.max_train_steps is None:
+        config.num_epochs = 100
+    if config.ddpm_num_inference_steps > config.ddpm_num_steps:
+        raise LabError(
+            f"--ddpm_num_inference_steps {config.ddpm_num_inference_steps} is more than --ddpm_num_steps "
+            f"{config.ddpm_num_steps}; use at most as many."
+        )
+    for package, wanted, remedy in (
+        ("tensorboard", config.logger == "tensorboard", "pip install tensorboard, or leave --logger out"),
+        ("wandb", config.logger == "wandb", "pip install wandb, or leave --logger out"),
+        (
+            "xformers",
+            config.enable_xformers_memory_efficient_attention,
+            "pip install xformers, or leave the flag out: torch's own attention is as good",
+        ),
+    ):
+        if wanted and importlib.util.find_spec(package) is None:
+            raise LabError(f"The package {package!r} is asked for but not installed: {remedy}.")
+    if config.local_rank >= 0 and "LOCAL_RANK" not in os.environ:
+        raise LabError(
+            f"--local_rank {config.local_rank} without a launcher has no effect. Start several processes with "
+            "`accelerate launch --num_processes N training_scripts/train_ddpm.py ...`."
+        )
+
+
+def _check_streaming(config: TrainingConfig) -> None:
+    if config.dataset_name in EMBEDDED_DEFAULTS:
+        raise LabError(f"{config.dataset_name!r} is embedded and needs no --streaming. Leave the flag out.")
+    if config.max_train_steps is None:
+        raise LabError("A stream has no known length: give --max_train_steps instead of --num_epochs.")
+    for name in ("save_images_epochs", "save_model_epochs"):
+        if getattr(config, name) is not None:
+            raise LabError(f"--{name} counts epochs, which a stream does not have. Leave it out.")
+    if config.dataloader_num_workers:
+        raise LabError(
+            "--dataloader_num_workers would change the order of a stream. Leave it out with --streaming, or train on "
+            "the downloaded dataset without --streaming."
+        )
+
+
+def check_precision(config: TrainingConfig) -> None:
+    """float16 has no use on a CPU: say so instead of training slowly and badly."""
+    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision == "fp16":
+        import torch
+
+        if not torch.accelerator.is_available():
+            raise LabError("fp16 needs a GPU, and there is none here. Use --mixed_precision bf16 or no.")
+
+
+def check_model_config(config: TrainingConfig) -> dict[str, Any] | None:
+    """The model configuration that was asked for, checked against resolution and channels; `None` for the default."""
+    from ..models.unet import check_resolution, default_down_blocks, load_unet_config
+
+    if config.model_config_name_or_path is None:
+        assert config.resolution is not None
+        check_resolution(config.resolution, len(default_down_blocks(config.resolution)))
+        return None
+    unet = load_unet_config(config.model_config_name_or_path, config.cache_dir)
+    check_resolution(config.resolution, len(unet["block_out_channels"]))
+    for key in ("in_channels", "out_channels"):
+        if unet[key] != config.image_channels:
+            raise LabError(
+                f"The model {config.model_config_name_or_path!r} has {key}={unet[key]}, the images have "
+                f"{config.image_channels} channels. Give --image_channels {unet[key]} or another model."
+            )
+    return unet

@@ -1,0 +1,212 @@
+"""The configuration of a run, as data: the command line, YAML files and `run.json` are all made from these fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Parameters that control the data."""
+
+    _argument_group_name = "data"
+
+    dataset_name: str | None = _option(
+        None,
+        "The embedded set 'digits' (8x8 handwritten digits, the default), a local folder or a Hub id.",
+    )
+    dataset_config_name: str | None = _option(None, "Configuration of the Hub dataset.")
+    dataset_split: str = _option("train", "Split to train on.")
+    train_data_dir: str | None = _option(
+        None, "Folder of images (png, jpg, ..., also in subfolders); excludes --dataset_name."
+    )
+    cache_dir: str | None = _option(None, "Where datasets and models that are downloaded are kept.")
+    streaming: bool = _option(False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.")
+    image_column: str | None = _option(None, "Column that holds the images; found by its type if there is only one.")
+    resolution: int | None = _option(
+        None, "Images are resized to this many pixels on the shorter side and cropped; 64, or 8 for digits."
+    )
+    image_channels: Literal[1, 3] | None = _option(None, "1 for grey, 3 for colour; 3, or 1 for digits.")
+    center_crop: bool = _option(False, "Crop at the centre instead of a random place.")
+    random_flip: bool = _option(False, "Flip half of the images horizontally.")
+    preserve_input_precision: bool = _option(
+        True,
+        "Keep 16- and 32-bit images at their precision (upstream rounds to 8 bits unless asked; "
+        "here that is --no_preserve_input_precision).",
+    )
+    skip_corrupt_images: bool = _option(
+        False, "Leave out images that cannot be decoded, count and list them, instead of stopping at the first."
+    )
+    num_validation_images: int = _option(
+        256, "Images held out for the validation loss, at most a fifth of the set; 0 turns validation off."
+    )
+    in_memory_limit_mb: int = _option(
+        1024, "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read."
+    )
+    stream_shuffle_buffer: int = _option(1000, "Images in the shuffle buffer of a stream.")
+    dataloader_num_workers: int = _option(0, "Worker processes that decode images; 0 decodes in the main process.")
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """Parameters that control the model and the diffusion process."""
+
+    _argument_group_name = "model and diffusion process"
+
+    model_config_name_or_path: str | None = _option(
+        None, "Folder or Hub id with the configuration of a UNet2DModel; without it one that fits the data set's size."
+    )
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = _option(
+        "epsilon",
+        "What the model predicts: the noise, the image (its loss weighted by the SNR, as upstream) or the velocity.",
+    )
+    ddpm_num_steps: int = _option(1000, "Timesteps of the diffusion process.")
+    ddpm_num_inference_steps: int = _option(
+        100, "Denoising steps for samples during and after training (upstream 1000, at ten times the cost)."
+    )
+    ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid"] = _option(
+        "linear", "Noise schedule."
+    )
+    enable_xformers_memory_efficient_attention: bool = _option(
+        False, "Attention by xformers, which must be installed; torch's own is used otherwise."
+    )
+
+
+@dataclass(kw_only=True)
+class ScheduleConfig:
+    """Parameters that control the learning rate."""
+
+    _argument_group_name = "learning rate"
+
+    learning_rate: float | None = _option(None, "Peak learning rate; 1e-4, or 1e-3 for digits and its small model.")
+    lr_scheduler: str = _option(
+        "cosine", "Name of the schedule, or a spec string NAME:key=value,key=value. Names: {lr_schedulers}."
+    )
+    lr_scheduler_kwargs: dict[str, Any] | str | None = _option(
+        None, """Its parameters as JSON, such as '{"step_size": 500}'."""
+    )
+    lr_warmup_steps: float | None = _option(
+        None,
+        "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05 (upstream 500 updates), "
+        "and 0 for schedules without warm-up.",
+    )
+    lr_num_cycles: float | None = _option(None, "num_cycles of the schedules that take it.")
+    lr_power: float | None = _option(None, "power of the schedules that take it.")
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig:
+    """Parameters that control the optimizer (AdamW), gradient clipping and EMA."""
+
+    _argument_group_name = "optimizer, clipping and EMA"
+
+    adam_beta1: float = _option(0.95, "beta1 of AdamW.")
+    adam_beta2: float = _option(0.999, "beta2 of AdamW.")
+    adam_weight_decay: float = _option(1e-6, "Weight decay of AdamW.")
+    adam_epsilon: float = _option(1e-8, "Epsilon of AdamW.")
+    max_grad_norm: float = _option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.")
+    use_ema: bool = _option(
+        True,
+        "Keep an exponential moving average of the weights, for samples and the saved model "
+        "(off upstream; here --no_use_ema turns it off).",
+    )
+    ema_inv_gamma: float = _option(1.0, "Inverse gamma of the EMA's warm-up.")
+    ema_power: float = _option(3 / 4, "Power of the EMA's warm-up.")
+    ema_max_decay: float = _option(0.9999, "Largest decay of the EMA.")
+
+
+@dataclass(kw_only=True)
+class LoopConfig:
+    """Parameters that control the length, speed and randomness of the run."""
+
+    _argument_group_name = "length, speed and randomness"
+
+    num_epochs: int | None = _option(None, "Passes over the data; 100, unless --max_train_steps is given.")
+    max_train_steps: int | None = _option(None, "Optimizer updates of the run; excludes --num_epochs.")
+    train_batch_size: int | None = _option(None, "Images per process and micro-batch; 16, or 64 for digits.")
+    gradient_accumulation_steps: int = _option(1, "Micro-batches per optimizer update.")
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = _option(
+        None, "Precision of the forward pass; accelerate's setting if not given."
+    )
+    seed: int = _option(0, "Seed of the initial weights, data order, timesteps and noise.")
+    cpu_threads: int = _option(
+        0,
+        "Threads per process on a CPU; 0 shares the cores among the processes (accelerate launch leaves one thread).",
+    )
+    local_rank: int = _option(-1, "Set by launchers; not for use by hand.")
+
+
+@dataclass(kw_only=True)
+class OutputConfig:
+    """Parameters that control what is written, when, and where it goes."""
+
+    _argument_group_name = "output"
+
+    output_dir: str | None = _option(None, "Folder of the run; ddpm-DATASET-RESOLUTION.")
+    overwrite_output_dir: bool = _option(False, "Replace the run that output_dir holds; other files there stay.")
+    logging_steps: int = _option(10, "Updates between rows of lrlab/metrics.jsonl.")
+    validation_steps: int | None = _option(None, "Updates between validations; 20 over the run.")
+    save_images_epochs: int | None = _option(
+        None, "Epochs between sample images; 4 times over the run and at its end (upstream every 10 epochs)."
+    )
+    save_model_epochs: int | None = _option(
+        None, "Epochs between saves of the pipeline; only at the end (upstream every 10 epochs)."
+    )
+    eval_batch_size: int = _option(16, "Number of sample images.")
+    frechet_samples: int | None = _option(
+        None, "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, 0 turns it off."
+    )
+    checkpointing_steps: int = _option(500, "Updates between checkpoints to resume from.")
+    checkpoints_total_limit: int | None = _option(
+        3, "Checkpoints that are kept, oldest removed first (upstream keeps all; here 0 does)."
+    )
+    resume_from_checkpoint: str | None = _option(None, "'latest', or the folder of a checkpoint.")
+    logger: Literal["none", "tensorboard", "wandb"] = _option(
+        "none", "Tracker, besides lrlab/metrics.jsonl and the plots, which are always written (upstream tensorboard)."
+    )
+    logging_dir: str = _option("logs", "Folder of the tensorboard log, inside output_dir.")
+    push_to_hub: bool = _option(False, "Upload the result to the Hub when the pipeline is saved.")
+    hub_token: str | None = _option(None, "Token for the Hub; the one of `hf auth login` if not given.")
+    hub_model_id: str | None = _option(None, "Repository on the Hub; the name of output_dir in your namespace.")
+    hub_private_repo: bool = _option(False, "Make the repository private if it is new.")
+    dry_run: bool = _option(False, "Print the plan of the run and stop.")
+
+
+@dataclass(kw_only=True)
+class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, LoopConfig, OutputConfig):
+    """
+    The whole configuration of a run. Fields left at `None` are filled in by [`resolve_config`] as their help says.
+
+    Every field is a flag of `training_scripts/train_ddpm.py`, whose `--help` documents them.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as data, without the token."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != "hub_token"}
+
+
+CONFIG_GROUPS = (DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, LoopConfig, OutputConfig)
+
+# Defaults that depend on the data: the embedded sets are small, and so is their model.
+GENERAL_DEFAULTS = {
+    "resolution": 64,
+    "image_channels": 3,
+    "train_batch_size": 16,
+    "learning_rate": 1e-4,
+    "frechet_samples": 0,
+}
+EMBEDDED_DEFAULTS = {
+    "digits": {
+        "resolution": 8,
+        "image_channels": 1,
+        "train_batch_size": 64,
+        "learning_rate": 1e-3,
+        "frechet_samples": 1000,
+    }
+}

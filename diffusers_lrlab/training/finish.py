@@ -1,0 +1,71 @@
+"""The end of a run: the pipeline, final samples, the Fréchet distance, plots, card, and the push to the Hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..evaluation.frechet import digit_features, frechet_distance
+from .loop import Trainer
+from .samples import draw_samples, load_previews, save_preview, to_tensor
+
+
+def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
+    """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
+    accelerator, config, folder = trainer.accelerator, trainer.config, trainer.folder
+    trainer.save_result()
+    if accelerator.is_main_process:
+        rows = folder.read_metrics()
+        results = {key: value for row in rows[-2:] for key, value in row.items() if key not in ("update", "images_seen")}
+        record["train"]["results"] = results
+        with trainer.averaged_weights():
+            images = draw_samples(trainer.unet, trainer.noise_scheduler, config.eval_batch_size, config)
+            if config.frechet_samples:
+                results.update(_frechet_results(trainer))
+        save_preview(folder.lab / "samples", trainer.update, images)
+        record["train"]["training_seconds"] = trainer.training_seconds
+        record["train"]["largest_relative_lr_deviation"] = trainer.largest_lr_deviation
+
+        from ..hub.card import write_model_card
+        from .plots import plot_losses, plot_lr, plot_progress, plot_samples
+
+        plot_losses(rows, folder.lab / "loss.png")
+        plot_lr(rows, trainer.plan, folder.lab / "lr.png")
+        plot_progress(load_previews(folder.lab / "samples"), trainer.plan.num_updates, folder.lab / "progress.png")
+        plot_samples(images, folder.lab / "samples.png")
+        write_model_card(folder.path, record)
+        if config.push_to_hub:
+            from ..hub.publish import push_run
+
+            push_run(folder.path, config, f"{record['train']['num_updates']} updates: {record['run']['command']}")
+        accelerator.print(f"Finished: DDPMPipeline.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
+    accelerator.wait_for_everyone()
+
+
+def _frechet_results(trainer: Trainer) -> dict[str, Any]:
+    """Samples against held-out images, and what real images score in their place."""
+    assert trainer.config.frechet_samples
+    features = digit_features()
+    num_samples = trainer.config.frechet_samples
+    samples = features(
+        to_tensor(
+            draw_samples(trainer.unet, trainer.noise_scheduler, num_samples, trainer.config, "frechet", show_progress=True)
+        )
+    )
+    held_out = features(trainer.data.held_out)
+    assert trainer.data.pixels is not None
+    training = features(trainer.data.pixels)
+    return {
+        "frechet_distance": frechet_distance(samples, held_out),
+        "frechet_distance_of_training_images": frechet_distance(training[:num_samples], held_out),
+        "frechet_distance_of_two_real_halves": frechet_distance(*_halves(training, held_out)),
+        "frechet_num_samples": num_samples,
+        "frechet_features": "32 penultimate units of scikit-learn's MLPClassifier((64, 32), random_state=0) on digits",
+    }
+
+
+def _halves(training: Any, held_out: Any) -> tuple[Any, Any]:
+    import numpy as np
+
+    real = np.concatenate([training, held_out])
+    order = np.random.default_rng(0).permutation(len(real))
+    return real[order[: len(real) // 2]], real[order[len(real) // 2 :]]

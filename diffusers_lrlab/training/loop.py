@@ -1,0 +1,332 @@
+"""The training loop: one clock, in optimizer updates, that everything else reads."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, set_seed
+from diffusers import DDPMScheduler, UNet2DModel
+from diffusers.training_utils import EMAModel
+from tqdm.auto import tqdm
+
+from ..data.batches import iterate_batches
+from ..data.loading import ImageData
+from ..errors import LabError
+from ..evaluation.validation_loss import ValidationLoss
+from ..schedules.lr import get_scheduler
+from ..schedules.plateau import FeedbackSchedule
+from ..streams import block_randn, stream_generator, stream_seed
+from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
+from .interrupts import Interrupted, InterruptGuard
+from .plan import Plan
+from .run_folder import RunFolder
+from .samples import draw_samples, save_pipeline, save_preview
+from .step import draw_timesteps, image_losses
+
+# An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
+_MAX_OVERFLOWS = 30
+
+
+class Trainer:
+    """
+    A run: its model, optimizer, schedule and EMA, and the loop over its updates.
+
+    Args:
+        plan ([`Plan`]): What to do.
+        data ([`ImageData`]): What to train on.
+        accelerator (`Accelerator`): Device, precision and processes.
+        folder ([`RunFolder`]): Where results go.
+    """
+
+    def __init__(self, plan: Plan, data: ImageData, accelerator: Accelerator, folder: RunFolder):
+        self.plan, self.data, self.accelerator, self.folder = plan, data, accelerator, folder
+        config = self.config = plan.config
+        self.noise_scheduler = DDPMScheduler(
+            num_train_timesteps=config.ddpm_num_steps,
+            beta_schedule=config.ddpm_beta_schedule,
+            prediction_type=config.prediction_type,
+        )
+        set_seed(stream_seed(config.seed, "weights") % 2**32)
+        model = UNet2DModel(**plan.unet_config)
+        if config.enable_xformers_memory_efficient_attention:
+            model.enable_xformers_memory_efficient_attention()
+        # Only dropout draws from the global generators from here on.
+        set_seed(stream_seed(config.seed, "dropout", accelerator.process_index) % 2**32)
+        assert config.learning_rate is not None
+        assert not isinstance(config.lr_scheduler_kwargs, str)
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.adam_weight_decay,
+            eps=config.adam_epsilon,
+            fused=accelerator.device.type in ("cpu", "cuda"),
+        )
+        # Not prepared by accelerate: its wrapper would step it once per process, and by its own clock.
+        self.scheduler = get_scheduler(
+            config.lr_scheduler,
+            optimizer,
+            config.lr_warmup_steps or 0,
+            plan.num_updates,
+            config.lr_scheduler_kwargs,
+        )
+        self.ema = _make_ema(model, plan, accelerator.device) if config.use_ema else None
+        register_model_format(accelerator)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.validation = (
+            ValidationLoss(data.held_out, self.noise_scheduler, plan.layout.micro_batch, accelerator.device)
+            if len(data.held_out)
+            else None
+        )
+        self.update = 0
+        self.training_seconds = 0.0
+        self.largest_lr_deviation = 0.0
+        # Sums since the last logged row: loss, gradient norm, updates. On the device, read at logging points only.
+        self.sums = torch.zeros(3, device=accelerator.device)
+
+    @property
+    def unet(self) -> UNet2DModel:
+        """The model without wrappers."""
+        return self.accelerator.unwrap_model(self.model)
+
+    # --- one update --------------------------------------------------------------------------------------------------
+
+    def do_update(self, images: torch.Tensor) -> bool:
+        """One optimizer update on this process's share of images; `False` if fp16 overflowed and it was skipped."""
+        plan, seed, device = self.plan, self.config.seed, self.accelerator.device
+        layout = plan.layout
+        generator = stream_generator(seed, "timesteps", self.update, device=device)
+        timesteps = draw_timesteps(layout.global_batch, self.config.ddpm_num_steps, generator)
+        images = images.to(device, non_blocking=True)
+        loss = torch.zeros((), device=device)
+        for step, positions in enumerate(layout.positions()):
+            noise = block_randn(seed, "noise", self.update, positions, tuple(images.shape[1:]), device)
+            part = images[step * layout.micro_batch : (step + 1) * layout.micro_batch]
+            with self.accelerator.accumulate(self.model):
+                losses = image_losses(
+                    self.model, self.noise_scheduler, part, noise, timesteps[positions.start : positions.stop]
+                )
+                self.accelerator.backward(losses.mean())
+                loss += losses.detach().mean() / layout.accumulation
+                if self.accelerator.sync_gradients:
+                    norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        if self.accelerator.optimizer_step_was_skipped:
+            return False
+        self.sums += torch.stack([loss, norm.detach().to(loss), torch.ones_like(loss)])
+        return True
+
+    def advance(self) -> None:
+        """Moves the clock by one update, and with it the schedule and the EMA."""
+        if not self.plan.follows_metric:
+            promised = self.plan.lrs[self.update]
+            deviation = abs(self.current_lr - promised) / max(promised, 1e-12)
+            self.largest_lr_deviation = max(self.largest_lr_deviation, deviation)
+        self.update += 1
+        if isinstance(self.scheduler, FeedbackSchedule):
+            self.scheduler.advance()
+        else:
+            self.scheduler.step()
+        if self.ema is not None:
+            self.ema.step(self.model.parameters())
+
+    @property
+    def current_lr(self) -> float:
+        """The learning rate in the optimizer now."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """
+        Trains from the current update to the end.
+
+        Raises:
+            Interrupted: after SIGINT or SIGTERM, with everything saved.
+            LabError: if the loss is no longer finite.
+        """
+        config, plan = self.config, self.plan
+        bar = tqdm(
+            total=plan.num_updates,
+            initial=self.update,
+            desc="train",
+            unit="update",
+            disable=not self.accelerator.is_main_process,
+            mininterval=0.2 if sys.stderr.isatty() else 10,
+        )
+        batches = iterate_batches(
+            self.data,
+            plan.layout,
+            config.seed,
+            range(self.update, plan.num_updates),
+            config.dataloader_num_workers,
+            config.skip_corrupt_images,
+        )
+        self.model.train()
+        with InterruptGuard() as guard, bar:
+            started = time.perf_counter()
+            for images in batches:
+                overflows = 0
+                while not self.do_update(images):
+                    overflows += 1
+                    if overflows == _MAX_OVERFLOWS:
+                        raise self._diverged()
+                lr = self.current_lr
+                self.advance()
+                bar.update()
+                if self.update % config.logging_steps == 0 or self.update == plan.num_updates:
+                    self._log(lr, bar)
+                self.training_seconds += time.perf_counter() - started
+                self._at_boundary()
+                if signal_number := guard.received():
+                    raise Interrupted(signal_number, self.save())
+                if self.update % config.checkpointing_steps == 0:
+                    self.save()
+                started = time.perf_counter()
+
+    def _log(self, lr: float, bar: tqdm) -> None:
+        """Reads the sums off the device and writes a row; `lr` is that of the update just done."""
+        loss_sum, norm_sum, count = self.accelerator.reduce(self.sums, "mean").tolist()
+        self.sums.zero_()
+        row = {
+            "update": self.update - 1,
+            "loss": loss_sum / count,
+            "lr": lr,
+            "beta1": self.optimizer.param_groups[0]["betas"][0],
+            "grad_norm": norm_sum / count,
+            "images_seen": self.update * self.plan.layout.global_batch,
+        }
+        if self.ema is not None:
+            row["ema_decay"] = self.ema.cur_decay_value
+        if not math.isfinite(row["loss"]):
+            raise self._diverged()
+        self.folder.append_metrics(row)
+        self.accelerator.log({key: value for key, value in row.items() if key != "update"}, step=self.update)
+        bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}")
+
+    def _diverged(self) -> LabError:
+        last = self.folder.checkpoints()
+        return LabError(
+            f"The loss is not finite around update {self.update} at learning rate {self.current_lr:.3g}: training has "
+            "diverged. Lower --learning_rate, lengthen --lr_warmup_steps or lower --max_grad_norm"
+            + (f"; the last checkpoint is {last[-1]}." if last else ".")
+        )
+
+    def _at_boundary(self) -> None:
+        """What happens between updates: validation, sample images, saving the pipeline."""
+        config, plan = self.config, self.plan
+        if self.validation and (self.update % plan.validation_updates == 0 or self.update == plan.num_updates):
+            self.validate()
+        if self.update == plan.num_updates:
+            return  # the end of the run saves and samples by itself
+        if plan.due(config.save_images_epochs, self.update, default_times=4) and self.accelerator.is_main_process:
+            with self.averaged_weights():
+                images = draw_samples(self.unet, self.noise_scheduler, config.eval_batch_size, config)
+            save_preview(self.folder.lab / "samples", self.update, images)
+        if config.save_model_epochs and plan.due(config.save_model_epochs, self.update, 0):
+            self.save_result()
+
+    def validate(self) -> dict[str, float]:
+        """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
+        assert self.validation is not None
+        losses = {"validation_loss": self.validation(self.unet)}
+        if self.ema is not None:
+            with self.averaged_weights():
+                losses["validation_loss_ema"] = self.validation(self.unet)
+        # A schedule that follows the loss must see the same number everywhere.
+        broadcast_object_list(values := [losses])
+        losses = values[0]
+        self.folder.append_metrics({"update": self.update, **losses})
+        self.accelerator.log(losses, step=self.update)
+        if isinstance(self.scheduler, FeedbackSchedule):
+            self.scheduler.step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch
+        return losses
+
+    # --- weights, checkpoints, results -------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The model carries the EMA's weights inside this block, if there is an EMA."""
+        if self.ema is None:
+            yield
+            return
+        parameters = list(self.unet.parameters())
+        self.ema.store(parameters)
+        self.ema.copy_to(parameters)
+        try:
+            yield
+        finally:
+            self.ema.restore(parameters)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "global_batch": self.plan.layout.global_batch,
+            "num_updates": self.plan.num_updates,
+            "data": {
+                "name": self.data.name,
+                "fingerprint": self.data.fingerprint,
+                "num_images": self.data.num_images,
+            },
+        }
+
+    def save(self) -> Path:
+        """Writes a checkpoint of this update."""
+        state = {
+            "config": self.config.to_dict(),
+            **self._facts(),
+            "schedule": self.scheduler.state_dict(),
+            "sums": self._local_sums(),
+            "training_seconds": self.training_seconds,
+            "largest_lr_deviation": self.largest_lr_deviation,
+        }
+        return save_checkpoint(
+            self.accelerator, self.folder, self.update, self.ema, state, self.config.checkpoints_total_limit or 0
+        )
+
+    def _local_sums(self) -> list[list[float]]:
+        return self.accelerator.gather(self.sums[None]).tolist()
+
+    def resume(self, checkpoint: Path) -> None:
+        """Goes back to where a checkpoint was written."""
+        state = load_checkpoint(self.accelerator, checkpoint, self.ema, self.config, self._facts())
+        self.scheduler.load_state_dict(state["schedule"])
+        self.update = state["update"]
+        self.training_seconds = state["training_seconds"]
+        self.largest_lr_deviation = state["largest_lr_deviation"]
+        self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
+        self.folder.rewind_metrics(self.update)
+
+    def save_result(self) -> None:
+        """Saves the pipeline, with the averaged weights, and pushes it if asked to."""
+        if self.accelerator.is_main_process:
+            with self.averaged_weights():
+                save_pipeline(self.unet, self.noise_scheduler, self.folder.path)
+            if self.config.push_to_hub and self.update < self.plan.num_updates:
+                from ..hub.publish import push_run
+
+                push_run(self.folder.path, self.config, f"Update {self.update}")
+
+
+def _make_ema(model: UNet2DModel, plan: Plan, device: torch.device) -> EMAModel:
+    config = plan.config
+    ema = EMAModel(
+        model.parameters(),
+        decay=config.ema_max_decay,
+        use_ema_warmup=True,
+        inv_gamma=config.ema_inv_gamma,
+        power=config.ema_power,
+        foreach=True,
+        model_cls=UNet2DModel,
+        model_config=model.config,
+    )
+    ema.to(device)
+    return ema

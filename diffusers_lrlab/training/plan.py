@@ -1,0 +1,142 @@
+"""What a run is going to do, settled before it does it; `--dry_run` prints this and stops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..data.batches import BatchLayout
+from ..data.loading import ImageData
+from ..errors import LabError
+from ..models.unet import default_unet_config
+from ..progress import resolve_warmup_updates
+from ..schedules.curves import SCHEDULERS
+from ..schedules.lr import lr_curve
+from .config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    The run, in numbers.
+
+    Args:
+        config ([`TrainingConfig`]): Resolved.
+        unet_config (`dict`): Arguments of the `UNet2DModel`.
+        layout ([`BatchLayout`]): How the images of an update are shared out.
+        num_images (`int` or `None`): Training images; `None` for a stream.
+        num_held_out (`int`): Held-out images.
+        num_updates (`int`): Optimizer updates of the run.
+        lrs (`np.ndarray`): The learning rate promised for each update, float64 of shape `(num_updates,)`.
+    """
+
+    config: TrainingConfig
+    unet_config: dict[str, Any]
+    layout: BatchLayout
+    num_images: int | None
+    num_held_out: int
+    num_updates: int
+    lrs: np.ndarray
+
+    @property
+    def warmup_updates(self) -> int:
+        """Updates of warm-up."""
+        return resolve_warmup_updates(self.config.lr_warmup_steps or 0, self.num_updates)
+
+    @property
+    def follows_metric(self) -> bool:
+        """Whether the learning rate also depends on the validation loss, so that `lrs` is only an upper bound."""
+        return "feedback" in SCHEDULERS[self.config.lr_scheduler].traits
+
+    @property
+    def num_epochs(self) -> float | None:
+        """Passes over the data, which need not be whole."""
+        return self.num_updates * self.layout.global_batch / self.num_images if self.num_images else None
+
+    @property
+    def validation_updates(self) -> int:
+        """Updates between validations."""
+        return self.config.validation_steps or max(1, self.num_updates // 20)
+
+    def due(self, epochs: int | None, update: int, default_times: int) -> bool:
+        """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
+        if update == self.num_updates:
+            return True
+        if epochs is None:
+            every = self.num_updates / (default_times + 1)
+        else:
+            every = epochs * (self.num_images or math.inf) / self.layout.global_batch
+        return update // every > (update - 1) // every
+
+    def count_parameters(self) -> int:
+        """Parameters of the model, without building it."""
+        import torch
+        from diffusers import UNet2DModel
+
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in UNet2DModel(**self.unet_config).parameters())
+
+    def describe(self) -> str:
+        """The plan in words."""
+        config, layout = self.config, self.layout
+        last = self.num_updates - 1
+        marks = [(share, min(round(share / 100 * self.num_updates), last)) for share in range(0, 101, 25)]
+        lrs = ", ".join(f"{self.lrs[update]:.3g} ({share} %)" for share, update in marks)
+        channels = self.unet_config["block_out_channels"]
+        lines = {
+            "data": f"{config.dataset_name or config.train_data_dir}: {self.num_images or 'a stream of'} training images, "
+            f"{self.num_held_out} held out, {config.image_channels} x {config.resolution} x {config.resolution}",
+            "model": f"UNet2DModel {tuple(channels)}, {self.count_parameters():,} parameters, predicts "
+            f"{config.prediction_type}",
+            "batch": f"{layout.global_batch} images an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
+            f" x {layout.num_processes} processes",
+            "length": f"{self.num_updates} updates"
+            + (f", {self.num_epochs:.4g} epochs" if self.num_epochs else "")
+            + f", {self.num_updates * layout.global_batch:,} images seen",
+            "schedule": f"{config.lr_scheduler} {config.lr_scheduler_kwargs or ''}".rstrip()
+            + f", {self.warmup_updates} updates of warm-up"
+            + (", then reduced as the validation loss says" if self.follows_metric else ""),
+            "learning rate": lrs,
+            "output": f"{config.output_dir}/: model_index.json, unet/, scheduler/, README.md, lrlab/metrics.jsonl, "
+            f"lrlab/run.json, lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
+        }
+        return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
+
+
+def make_plan(
+    config: TrainingConfig, data: ImageData, unet_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
+) -> Plan:
+    """
+    Settles the plan of a run from its configuration and its data.
+
+    Raises:
+        LabError: for a batch larger than the data, and for a schedule that does not fit the length of the run.
+    """
+    layout = BatchLayout(config.train_batch_size or 0, config.gradient_accumulation_steps, num_processes, rank)
+    num_images = data.num_images
+    if num_images is not None and layout.global_batch > num_images:
+        raise LabError(
+            f"The batch of {layout.global_batch} images (--train_batch_size {layout.micro_batch} x "
+            f"{layout.accumulation} micro-batches x {num_processes} processes) is larger than the training set of "
+            f"{num_images}. Use at most --train_batch_size {num_images // (layout.global_batch // layout.micro_batch)}."
+        )
+    num_updates = config.max_train_steps
+    if num_updates is None:
+        assert config.num_epochs is not None
+        assert num_images is not None
+        num_updates = math.ceil(config.num_epochs * num_images / layout.global_batch)
+    assert config.learning_rate is not None
+    assert not isinstance(config.lr_scheduler_kwargs, str)
+    lrs = lr_curve(
+        config.lr_scheduler,
+        config.learning_rate,
+        config.lr_warmup_steps or 0,
+        num_updates,
+        config.lr_scheduler_kwargs,
+    )
+    if unet_config is None:
+        unet_config = default_unet_config(config.resolution or 0, config.image_channels or 0, num_images)
+    return Plan(config, unet_config, layout, num_images, len(data.held_out), num_updates, lrs)

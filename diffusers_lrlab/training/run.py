@@ -1,0 +1,173 @@
+"""A whole run, from a configuration to a folder that can be loaded, read and repeated."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LabError
+from .checks import check_model_config, check_precision, resolve_config
+from .config import TrainingConfig
+from .run_folder import RunFolder, describe_environment, find_checkpoint, launch_command
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from .loop import Trainer
+    from .plan import Plan
+
+
+def train(config: TrainingConfig) -> Path | None:
+    """
+    Trains a diffusers pipeline.
+
+    Args:
+        config ([`TrainingConfig`]): See its fields, or `training_scripts/train_ddpm.py --help`.
+
+    Returns:
+        `Path`: the folder of the run, for `DDPMPipeline.from_pretrained`; `None` after `dry_run`.
+
+    Raises:
+        LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
+        Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
+    """
+    config = resolve_config(config)
+    # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
+    checkpoint = find_checkpoint(config)
+    check_precision(config)
+    unet_config = check_model_config(config)
+    if config.push_to_hub:
+        from ..hub.publish import check_can_push
+
+        check_can_push(config)
+    accelerator = _make_accelerator(config)
+
+    from ..data.loading import load_image_data
+    from .plan import make_plan
+
+    with accelerator.main_process_first():
+        data = load_image_data(config)
+    plan = make_plan(config, data, unet_config, accelerator.num_processes, accelerator.process_index)
+    accelerator.print(plan.describe())
+    if config.dry_run:
+        return None
+
+    folder = RunFolder(Path(config.output_dir or ""), accelerator.is_main_process)
+    previous = folder.read_record() if checkpoint else {}
+    if accelerator.is_main_process and not checkpoint and config.overwrite_output_dir:
+        folder.clear()
+    accelerator.wait_for_everyone()
+    record = _start_record(plan, accelerator, previous)
+    folder.write_record(record)
+
+    from .loop import Trainer
+
+    if config.logger != "none" and accelerator.is_main_process:
+        (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
+        flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
+        accelerator.init_trackers("diffusers_lrlab", config=flat)
+    trainer = Trainer(plan, data, accelerator, folder)
+    if checkpoint:
+        trainer.resume(checkpoint)
+        accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
+    _run_recorded(trainer, record)
+    accelerator.end_training()
+    return folder.path
+
+
+def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
+    """Runs to the end; `run.json` tells what became of the run, whatever that is."""
+    from .finish import finish_run
+    from .interrupts import Interrupted
+
+    started = time.perf_counter()
+    try:
+        trainer.run()
+        finish_run(trainer, record)
+        record["run"]["status"] = "finished"
+    except (Interrupted, KeyboardInterrupt):
+        record["run"]["status"] = "cancelled"
+        raise
+    except BaseException as error:
+        record["run"]["status"] = "failed"
+        record["run"]["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        record["run"]["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record["run"]["seconds"] += time.perf_counter() - started
+        record["train"]["updates_done"] = trainer.update
+        record["train"]["training_seconds"] = trainer.training_seconds
+        record["train"]["peak_memory_mb"] = peak_memory_mb()
+        record["train"]["largest_relative_lr_deviation"] = trainer.largest_lr_deviation
+        record["train"]["skipped_corrupt_images"] = trainer.data.skipped
+        try:
+            trainer.folder.write_record(record)
+        except LabError:
+            # A full disk must not hide the error that says so.
+            if sys.exc_info()[0] is None:
+                raise
+
+
+def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    before = previous.get("run", {})
+    return {
+        "run": {
+            "status": "running",
+            "command": launch_command(),
+            "started": before.get("started", now),
+            "starts": [*before.get("starts", []), now],
+            "seconds": before.get("seconds", 0.0),
+            "ended": None,
+        },
+        "train": {
+            "num_updates": plan.num_updates,
+            "num_epochs": plan.num_epochs,
+            "warmup_updates": plan.warmup_updates,
+            "global_batch": plan.layout.global_batch,
+            "num_processes": accelerator.num_processes,
+            "num_training_images": plan.num_images,
+            "num_held_out_images": plan.num_held_out,
+            "num_parameters": plan.count_parameters(),
+            "device": str(accelerator.device),
+            "mixed_precision": accelerator.mixed_precision,
+        },
+        "config": plan.config.to_dict(),
+        "meta": describe_environment(),
+    }
+
+
+def _make_accelerator(config: TrainingConfig) -> Accelerator:
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+
+    if not torch.accelerator.is_available():
+        # `accelerate launch` leaves a CPU process one thread unless told otherwise.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        torch.set_num_threads(config.cpu_threads or max(1, cores // processes))
+    folder = config.output_dir or ""
+    return Accelerator(
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        mixed_precision=config.mixed_precision,
+        log_with=None if config.logger == "none" else config.logger,
+        project_config=ProjectConfiguration(project_dir=folder, logging_dir=os.path.join(folder, config.logging_dir)),
+        # Other processes wait while one of them samples.
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))],
+    )
+
+
+def peak_memory_mb() -> float:
+    """The largest memory of this process so far: on the GPU where there is one, else in RAM."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

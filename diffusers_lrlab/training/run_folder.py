@@ -1,0 +1,228 @@
+"""The folder of a run: what it holds, who may write there, and the record of the run in it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError
+from ..files import append_line, write_text
+from .config import TrainingConfig
+
+# What a run writes into its folder, and so what --overwrite_output_dir may remove.
+_OWN = ("model_index.json", "README.md", "lrlab", "unet", "scheduler", "checkpoint-*", ".tmp-*")
+
+# A resumed run may change these; everything else decides the result. The global batch is compared as a whole, so
+# processes, micro-batch and accumulation may be traded against each other.
+_FREE_ON_RESUME = frozenset(
+    "output_dir overwrite_output_dir cache_dir dataloader_num_workers in_memory_limit_mb cpu_threads local_rank "
+    "train_batch_size gradient_accumulation_steps checkpointing_steps checkpoints_total_limit resume_from_checkpoint "
+    "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run eval_batch_size "
+    "save_images_epochs save_model_epochs frechet_samples".split()
+)
+
+
+@dataclass
+class RunFolder:
+    """
+    Paths and records of one run.
+
+    Args:
+        path (`Path`): `--output_dir`.
+        is_writer (`bool`): Whether this process writes; the others read only.
+    """
+
+    path: Path
+    is_writer: bool = True
+
+    @property
+    def lab(self) -> Path:
+        """Where metrics, record and plots are."""
+        return self.path / "lrlab"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One row a logged update, and one a validation."""
+        return self.lab / "metrics.jsonl"
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Adds a row to `metrics.jsonl`."""
+        if self.is_writer:
+            append_line(self.metrics_file, json.dumps(row))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`."""
+        if not self.metrics_file.exists():
+            return []
+        return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
+
+    def rewind_metrics(self, update: int) -> None:
+        """Drops the rows that a killed run wrote after its last checkpoint, which was taken at `update`."""
+        if self.is_writer and self.metrics_file.exists():
+            rows = [
+                row
+                for row in self.read_metrics()
+                if row["update"] < update or (row["update"] == update and "validation_loss" in row)
+            ]
+            write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Writes `run.json`."""
+        if self.is_writer:
+            write_text(self.lab / "run.json", json.dumps(record, indent=2) + "\n")
+
+    def read_record(self) -> dict[str, Any]:
+        """`run.json`, empty if there is none."""
+        file = self.lab / "run.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        found = [path for path in self.path.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+        return sorted(found, key=checkpoint_update)
+
+    def clear(self) -> None:
+        """Removes what a run wrote, and nothing else."""
+        for pattern in _OWN:
+            for path in self.path.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def checkpoint_update(path: Path) -> int:
+    """Updates done before `checkpoint-<update>` was written."""
+    return int(path.name.partition("-")[2])
+
+
+def find_checkpoint(config: TrainingConfig) -> Path | None:
+    """
+    The checkpoint to resume from, and the state of the output folder checked; `None` for a fresh start.
+
+    Raises:
+        LabError: if the folder holds another run or other files, or there is no such checkpoint.
+    """
+    folder = RunFolder(Path(config.output_dir or ""))
+    if config.resume_from_checkpoint is None:
+        _check_fresh(folder, config.overwrite_output_dir)
+        return None
+    checkpoints = folder.checkpoints()
+    if config.resume_from_checkpoint == "latest":
+        if not checkpoints:
+            raise LabError(
+                f"There is no checkpoint to resume from in {str(folder.path)!r}. Leave --resume_from_checkpoint out to "
+                "start a new run, or give the --output_dir of the run to go on with."
+            )
+        return checkpoints[-1]
+    asked = Path(config.resume_from_checkpoint)
+    path = asked if asked.is_dir() else folder.path / asked.name
+    if not (path / "trainer.json").is_file():
+        known = f"Checkpoints there: {', '.join(c.name for c in checkpoints)}." if checkpoints else "There is none there."
+        raise LabError(
+            f"{config.resume_from_checkpoint!r} is not a checkpoint of this script. Give a folder checkpoint-N of "
+            f"{str(folder.path)!r}, or 'latest'. {known}"
+        )
+    if path.resolve().parent != folder.path.resolve():
+        raise LabError(
+            f"The checkpoint {str(path)!r} belongs to the run in {str(path.parent)!r}, not to --output_dir "
+            f"{str(folder.path)!r}. Give --output_dir {path.parent}."
+        )
+    return path
+
+
+def _check_fresh(folder: RunFolder, overwrite: bool) -> None:
+    path = folder.path
+    if path.is_file():
+        raise LabError(f"--output_dir {str(path)!r} is a file. Give the name of a folder.")
+    if not path.is_dir() or next(path.iterdir(), None) is None:
+        return
+    holds_run = bool(folder.read_record()) or bool(folder.checkpoints()) or (path / "model_index.json").exists()
+    if not holds_run:
+        raise LabError(
+            f"--output_dir {str(path)!r} holds other files and no run. Give a new or empty folder; nothing is ever "
+            "overwritten unasked."
+        )
+    if not overwrite:
+        status = folder.read_record().get("run", {}).get("status", "unknown")
+        raise LabError(
+            f"--output_dir {str(path)!r} already holds a run (status: {status}). Go on with it by "
+            "--resume_from_checkpoint latest, replace it by --overwrite_output_dir, or choose another folder."
+        )
+
+
+def check_same_run(config: TrainingConfig, saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
+    """
+    Refuses to go on with a run under another configuration or on other data, and says what differs.
+
+    Args:
+        config ([`TrainingConfig`]): The resolved configuration of this start.
+        saved (`dict`): `trainer.json` of the checkpoint.
+        now (`dict`): The same facts of this start (`global_batch`, `num_updates`, `data`), as far as known.
+        checkpoint (`Path`): Named in the message.
+    """
+    current = json.loads(json.dumps(config.to_dict()))
+    differing = [
+        f"--{name}: {saved['config'].get(name)!r} then, {value!r} now"
+        for name, value in current.items()
+        if name not in _FREE_ON_RESUME and saved["config"].get(name) != value
+    ]
+    differing += [f"{name}: {saved[name]!r} then, {value!r} now" for name, value in now.items() if saved[name] != value]
+    if differing:
+        raise LabError(
+            f"{str(checkpoint)!r} belongs to another run; these differ:\n  "
+            + "\n  ".join(differing)
+            + "\nResume with the arguments of that run, or start a new one in another --output_dir."
+        )
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, source commit and hardware, for the `meta` section of `run.json`."""
+    packages = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "git_commit": git("rev-parse", "HEAD"),
+        "git_dirty": None if status is None else bool(status),
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _processor_name() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        match = None
+    return match.group(1) if match else platform.processor()
+
+
+def launch_command() -> str:
+    """The command that started this process, as one would type it again (without the token)."""
+    import shlex
+
+    arguments: list[str] = []
+    for argument in sys.argv[1:]:
+        hidden = arguments and arguments[-1] in ("--hub_token", "--hub-token")
+        arguments.append("..." if hidden else re.sub(r"^(--hub[_-]token=).*", r"\1...", argument))
+    program = ["accelerate", "launch", os.path.relpath(sys.argv[0])] if sys.argv[0].endswith(".py") else ["python"]
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    if processes > 1:
+        program[2:2] = ["--num_processes", str(processes)]
+    return shlex.join([*program, *arguments])

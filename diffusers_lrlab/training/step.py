@@ -1,0 +1,47 @@
+"""What one forward pass learns from: noise, timesteps, the loss of each image. Shared by training and validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def draw_timesteps(num_images: int, num_train_timesteps: int, generator: torch.Generator) -> torch.Tensor:
+    """Uniform integer timesteps in `[0, num_train_timesteps)`: int64 of shape `(num_images,)`."""
+    return torch.randint(0, num_train_timesteps, (num_images,), generator=generator, device=generator.device)
+
+
+def image_losses(
+    model: Any, noise_scheduler: Any, images: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+) -> torch.Tensor:
+    """
+    The denoising loss of each image.
+
+    Args:
+        model: Called as `model(noisy_images, timesteps).sample`.
+        noise_scheduler: A diffusers scheduler with `add_noise`, whose `prediction_type` says what the model predicts.
+        images (`torch.Tensor`): Clean images `(batch, channels, height, width)` in [-1, 1].
+        noise (`torch.Tensor`): Standard normal, of the same shape.
+        timesteps (`torch.Tensor`): int64 of shape `(batch,)`.
+
+    Returns:
+        `torch.Tensor`: float32 of shape `(batch,)`, means over pixels. For `sample` the squared error is weighted by
+        the signal-to-noise ratio, as diffusers' example does (arXiv 2202.00512, section 4), which makes it the error
+        of the noise that the predicted image implies.
+    """
+    noisy_images = noise_scheduler.add_noise(images, noise, timesteps)
+    prediction = model(noisy_images, timesteps).sample.float()
+    prediction_type = noise_scheduler.config.prediction_type
+    if prediction_type == "epsilon":
+        target = noise
+    elif prediction_type == "sample":
+        target = images
+    else:
+        target = noise_scheduler.get_velocity(images, noise, timesteps)
+    losses = F.mse_loss(prediction, target.float(), reduction="none").mean(dim=tuple(range(1, images.ndim)))
+    if prediction_type == "sample":
+        alphas = noise_scheduler.alphas_cumprod.to(timesteps.device)[timesteps]
+        losses = losses * (alphas / (1 - alphas))
+    return losses
