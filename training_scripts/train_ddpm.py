@@ -11,7 +11,7 @@ Every flag of diffusers' examples/unconditional_image_generation/train_unconditi
 import os
 import sys
 
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.errors import Interrupted, LabError
 from diffusers_lrlab.training.arguments import parse_arguments
 
 
@@ -23,6 +23,12 @@ def main() -> int:
         from diffusers_lrlab.training.run import train
 
         train(config)
+    except Interrupted as interruption:
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(interruption, file=sys.stderr)
+        return 128 + interruption.signal_number
+    except KeyboardInterrupt:
+        return 130
     except LabError as error:
         if int(os.environ.get("RANK", 0)) == 0:
             print(f"error: {error}", file=sys.stderr)

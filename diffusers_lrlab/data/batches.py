@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import LabError
 from ..streams import stream_generator
-from .images import decode
 from .loading import ImageData
 
 
@@ -109,8 +108,17 @@ def iterate_batches(
         generator=torch.Generator(),  # otherwise it draws from, and so disturbs, the global one
     )
     for images, problems in loader:
-        data.skipped += [problem for problem in problems if problem not in data.skipped]
+        if isinstance(images, LabError):
+            raise images
+        _note(data, problems)
         yield images
+
+
+def _note(data: ImageData, problems: list[str]) -> None:
+    """Corrupt images come again every epoch; each is noted once."""
+    for problem in problems:
+        if problem not in data.skipped:
+            data.skipped.append(problem)
 
 
 def _iterate_memory(data: ImageData, layout: BatchLayout, order: RowOrder, updates: range) -> Iterator[torch.Tensor]:
@@ -148,22 +156,25 @@ class _LazyImages(Dataset[Any]):
         self.train, self.column, self.transform = data.train, data.column, data.transform
         self.skip_corrupt = skip_corrupt
 
-    def __getitem__(self, index: tuple[int, int]) -> tuple[torch.Tensor, list[str]]:
+    def __getitem__(self, index: tuple[int, int]) -> tuple[torch.Tensor | LabError, list[str]]:
+        """Pixels and what was skipped for them. Errors are returned: raised in a worker, they arrive as a traceback."""
         row, image_number = index
         problems: list[str] = []
         while True:
             try:
-                pixels = self.transform.resize(decode(self.train[row][self.column]))
+                pixels = self.transform.read(self.train[row][self.column])
                 return self.transform.augment(pixels, image_number), problems
             except LabError as error:
                 problems.append(str(error))
                 if not self.skip_corrupt or len(problems) >= len(self.train):
-                    raise
+                    return error, problems
                 row = (row + 1) % len(self.train)
 
 
-def _collate(items: list[tuple[torch.Tensor, list[str]]]) -> tuple[torch.Tensor, list[str]]:
-    return torch.stack([pixels for pixels, _ in items]), [problem for _, problems in items for problem in problems]
+def _collate(items: list[tuple[torch.Tensor | LabError, list[str]]]) -> tuple[torch.Tensor | LabError, list[str]]:
+    images, problems = zip(*items, strict=True)
+    error = next((image for image in images if isinstance(image, LabError)), None)
+    return error or torch.stack(images), [problem for listed in problems for problem in listed]
 
 
 def _iterate_stream(data: ImageData, layout: BatchLayout, updates: range, skip_corrupt: bool) -> Iterator[torch.Tensor]:
@@ -177,11 +188,11 @@ def _iterate_stream(data: ImageData, layout: BatchLayout, updates: range, skip_c
             cell = next(cells)
             if number in wanted:
                 try:
-                    images[number] = data.transform.augment(data.transform.resize(decode(cell)), number)
+                    images[number] = data.transform.augment(data.transform.read(cell), number)
                 except LabError as error:
                     if not skip_corrupt:
                         raise
-                    data.skipped.append(str(error))
+                    _note(data, [str(error)])
             number += 1
         good = list(images.values())
         if not good:

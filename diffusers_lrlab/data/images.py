@@ -29,25 +29,26 @@ def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
         channels (`int`): 1 (grey, by PIL's luma for colour images) or 3.
 
     Raises:
-        LabError: for a float image with values outside [0, 1], whose scale nobody can know.
+        LabError: for a float or integer image with values whose scale nobody can know.
     """
-    if image.mode.startswith("I"):
+    if image.mode.startswith("I") or image.mode == "F":
         # PIL's own conversion of 16-bit images clips at 255; "I" is what 16-bit files open as in some formats.
-        pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None] / 65535
-    elif image.mode == "F":
+        largest = 1 if image.mode == "F" else 65535
         pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None]
-        if not (pixels.min() >= 0 and pixels.max() <= 1):
+        if not (pixels.min() >= 0 and pixels.max() <= largest):
             raise LabError(
-                f"A float image has values from {pixels.min():g} to {pixels.max():g}; only [0, 1] has a known meaning. "
-                "Rescale it, or store it as an 8- or 16-bit image."
+                f"An image of mode {image.mode!r} has values from {pixels.min():g} to {pixels.max():g}; only "
+                f"[0, {largest}] has a known meaning. Rescale it, or store it as an 8- or 16-bit image."
             )
+        pixels /= largest
     else:
         if image.has_transparency_data:
             from PIL import Image as images
 
             image = image.convert("RGBA")
             image = images.alpha_composite(images.new("RGBA", image.size, "white"), image)
-        array = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
+        image = image.convert("RGB")  # also on the way to grey, which not every mode can be converted to
+        array = np.asarray(image.convert("L") if channels == 1 else image, dtype=np.float32) / 255
         pixels = torch.from_numpy(array)
         pixels = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
     return pixels.expand(channels, -1, -1)
@@ -76,6 +77,21 @@ class ImageTransform:
     random_flip: bool
     eight_bit: bool
     seed: int
+
+    def read(self, cell: Any) -> torch.Tensor:
+        """
+        The image in a cell of an undecoded `datasets.Image` column, resized.
+
+        Raises:
+            LabError: naming the file if it cannot be decoded or its values cannot be understood.
+        """
+        try:
+            return self.resize(decode(cell))
+        except LabError as error:
+            raise LabError(
+                f"The image {_file_name(cell)!r} cannot be read: {error} Replace or remove it, or pass "
+                "--skip_corrupt_images."
+            ) from None
 
     def resize(self, image: Image) -> torch.Tensor:
         """The deterministic part: float32 `(channels, height, width)` in [-1, 1], the shorter side at `resolution`."""
@@ -109,31 +125,36 @@ class ImageTransform:
         return pixels[..., top : top + self.resolution, left : left + self.resolution]
 
 
-def decode(value: Any) -> Image:
+def decode(cell: Any) -> Image:
     """
     The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), wholly read.
 
     Raises:
-        LabError: naming the file if it cannot be decoded.
+        LabError: if there is none or it cannot be decoded.
     """
     import io
 
     from PIL import Image as images
     from PIL import ImageOps
 
-    if isinstance(value, images.Image):
-        return value
+    if not cell or (cell["bytes"] is None and cell["path"] is None):
+        raise LabError("its cell in the dataset is empty.")
+    data, path = cell["bytes"], cell["path"]
     try:
-        if value["bytes"] is None and value["path"] and "://" in value["path"]:
+        if data is None and "://" in path:
             from datasets.utils.file_utils import xopen
 
-            with xopen(value["path"], "rb") as file:
-                value = {**value, "bytes": file.read()}
-        image = images.open(io.BytesIO(value["bytes"]) if value["bytes"] is not None else value["path"])
+            with xopen(path, "rb") as file:
+                data = file.read()
+        image = images.open(path if data is None else io.BytesIO(data))
         image.load()
         return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
-        name = value["path"] or "(embedded bytes)"
-        raise LabError(
-            f"The image {name!r} cannot be decoded ({error}). Replace or remove it, or pass --skip_corrupt_images."
-        ) from None
+    except images.UnidentifiedImageError:  # its text holds a memory address
+        raise LabError("PIL knows no image format like this.") from None
+    # RuntimeError is what the AVIF decoder raises.
+    except (OSError, SyntaxError, ValueError, RuntimeError, images.DecompressionBombError) as error:
+        raise LabError(f"{error}.") from None
+
+
+def _file_name(cell: Any) -> str:
+    return (cell and cell["path"]) or "(embedded bytes)"

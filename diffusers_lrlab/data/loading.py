@@ -12,7 +12,7 @@ import torch
 from ..errors import LabError
 from ..streams import stream_generator, stream_seed
 from .digits import load_digits_dataset
-from .images import ImageTransform, decode
+from .images import ImageTransform
 
 if TYPE_CHECKING:
     import datasets
@@ -75,8 +75,8 @@ def load_image_data(config: TrainingConfig) -> ImageData:
     column = find_image_column(dataset, config.image_column)
     dataset = dataset.cast_column(column, hf_datasets.Image(decode=False)).select_columns([column])
     transform = ImageTransform(
-        resolution=config.resolution or 0,
-        channels=config.image_channels or 0,
+        resolution=config.resolution,
+        channels=config.image_channels,
         center_crop=config.center_crop,
         random_flip=config.random_flip,
         eight_bit=not config.preserve_input_precision,
@@ -112,7 +112,8 @@ def _open(config: TrainingConfig) -> Any:
     hf_datasets.disable_progress_bars() if not sys.stderr.isatty() else None
     try:
         if (folder / "state.json").is_file():
-            return hf_datasets.load_from_disk(str(folder))
+            saved = hf_datasets.load_from_disk(str(folder))
+            return saved.to_iterable_dataset() if config.streaming else saved
         if config.train_data_dir or folder.is_dir():
             _check_has_images(folder)
         # `load_dataset(FOLDER)` finds images, parquet, csv, webdataset shards ... by their endings.
@@ -166,7 +167,7 @@ def _decode_rows(data: ImageData, config: TrainingConfig, dataset: Any, rows: An
     transform = data.transform
     for row in tqdm(rows, desc="decode images", disable=None, leave=False, delay=2):
         try:
-            pixels = transform.resize(decode(dataset[row][data.column]))
+            pixels = transform.read(dataset[row][data.column])
         except LabError as error:
             if not config.skip_corrupt_images:
                 raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from ..files import write_text
+from ..schedules.curves import SCHEDULERS
+from ..schedules.spec import format_spec
+from ..training.checks import local_folder
+from ..training.config import EMBEDDED_DEFAULTS
 
 TEMPLATE = Path(__file__).parent / "model_card.md"
 
@@ -27,46 +30,62 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
     Args:
         folder (`Path`): Of the run.
         record (`dict`): Its `run.json`.
-        location (`str`, *optional*): What the loading example names; the repository's id, or the folder.
+        location (`str`, *optional*): What the loading example names; the repository's id for a run that is pushed, the
+            folder for others.
     """
     from huggingface_hub import ModelCard
 
-    config, train, run = record["config"], record["train"], record["run"]
-    results = train["results"]
+    config, train = record["config"], record["train"]
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
-    schedule = config["lr_scheduler"]
-    deviation = train["largest_relative_lr_deviation"]
     card = ModelCard.from_template(
         card_data=_card_data(record, title),
         template_path=str(TEMPLATE),
         title=title,
         pipeline="DDPMPipeline",
         data=_data_text(config),
-        lr_scheduler=schedule,
-        location=location or config["hub_model_id"] or str(folder),
+        lr_scheduler=config["lr_scheduler"],
+        location=location or (config["hub_model_id"] if config["push_to_hub"] else str(folder)),
         inference_steps=config["ddpm_num_inference_steps"],
-        results=[(name, f"{results[key]:.4g}") for key, name in _METRICS.items() if key in results]
-        + ([("Features of the Fréchet distance", results["frechet_features"])] if "frechet_features" in results else [])
-        + ([("Samples for the Fréchet distance", results["frechet_num_samples"])] if "frechet_features" in results else []),
+        results=_result_rows(train["results"]),
         num_held_out=train["num_held_out_images"],
-        schedule_text=f"`{schedule}` {config['lr_scheduler_kwargs'] or ''} with a peak of {config['learning_rate']:g} after "
-        f"{train['warmup_updates']} updates of warm-up, {train['num_updates']} updates in all. The rate in the optimizer "
-        + (
-            "follows the validation loss."
-            if schedule == "reduce_lr_on_plateau"
-            else f"deviated from the asked one by at most {deviation:.1g} (relative), over every update."
-        ),
-        command=run["command"],
+        schedule_text=_schedule_text(config, train),
+        command=record["run"]["command"],
         facts=_facts(record),
     )
     write_text(folder / "README.md", str(card))
+
+
+def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [(name, f"{results[key]:.4g}") for key, name in _METRICS.items() if key in results]
+    if "frechet_features" in results:
+        rows.append(("Features of the Fréchet distance", results["frechet_features"]))
+        rows.append(("Samples for the Fréchet distance", str(results["frechet_num_samples"])))
+    return rows
+
+
+def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
+    spec = format_spec(config["lr_scheduler"], config["lr_scheduler_kwargs"])
+    text = (
+        f"`{spec}`, with a peak of {config['learning_rate']:g} after {train['warmup_updates']} updates of warm-up, "
+        f"{train['num_updates']} updates in all. "
+    )
+    if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
+        return text + "The rate follows the validation loss."
+    deviation = train["largest_relative_lr_deviation"]
+    return text + f"Checked at every update: the rate in the optimizer was within {deviation:.1g} (relative) of this curve."
 
 
 def _data_text(config: dict[str, Any]) -> str:
     name = config["dataset_name"] or config["train_data_dir"]
     if name == "digits":
         return "scikit-learn's handwritten digits"
-    return f"[{name}](https://huggingface.co/datasets/{name})" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else f"`{name}`"
+    return f"[{name}](https://huggingface.co/datasets/{name})" if _is_on_hub(config) else f"`{name}`"
+
+
+def _is_on_hub(config: dict[str, Any]) -> bool:
+    """Whether the data set is one of the Hub, rather than an embedded one or a folder."""
+    name = config["dataset_name"]
+    return name is not None and name not in EMBEDDED_DEFAULTS and local_folder(name) is None
 
 
 def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -80,7 +99,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
         ("Prediction type", config["prediction_type"]),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
-        ("Peak memory", f"{peak:.0f} MB" if (peak := train.get("peak_memory_mb")) else "see run.json"),
+        ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),
         (
             "Hardware",
             f"{train['num_processes']} process(es) on {train['device']}; {meta['processor']}, {meta['cpu_cores']} cores",
@@ -96,7 +115,7 @@ def _card_data(record: dict[str, Any], title: str) -> Any:
 
     config, results = record["config"], record["train"]["results"]
     name = config["dataset_name"] or config["train_data_dir"]
-    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+    on_hub = _is_on_hub(config)
     evaluations = [
         EvalResult(
             task_type="unconditional-image-generation",

@@ -49,9 +49,8 @@ def default_unet_config(resolution: int, channels: int, num_images: int | None) 
     }
 
 
-def check_resolution(resolution: int | None, num_levels: int) -> None:
+def check_resolution(resolution: int, num_levels: int) -> None:
     """Each level but the last halves the image, so the resolution must be divisible by a power of two."""
-    assert resolution is not None
     factor = 2 ** (num_levels - 1)
     if resolution % factor:
         below, above = resolution // factor * factor, (resolution // factor + 1) * factor

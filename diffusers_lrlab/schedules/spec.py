@@ -51,6 +51,14 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     return name, kwargs
 
 
+def format_spec(name: str, kwargs: dict[str, Any]) -> str:
+    """The spec string that [`parse_spec`] reads back, without the parameters that are left to be derived."""
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    if any(isinstance(value, str) and not re.fullmatch(r"[a-z_]+", value) for value in given.values()):
+        return f"{name}:{json.dumps(given)}"
+    return name + ":" * bool(given) + ",".join(f"{key}={value}" for key, value in given.items())
+
+
 def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
     """A JSON object as a dictionary; `what` names it in the error."""
     try:

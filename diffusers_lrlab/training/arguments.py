@@ -27,7 +27,13 @@ class _Parser(HfArgumentParser):
 
 
 def _make_parser(description: str) -> _Parser:
-    parser = _Parser(CONFIG_GROUPS, description=description, formatter_class=_Formatter, allow_abbrev=False, add_help=True)
+    parser = _Parser(
+        list(CONFIG_GROUPS),
+        usage="%(prog)s [--option value ...]",
+        description=description,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
         if action.help:

@@ -189,6 +189,17 @@ def _check_streaming(config: TrainingConfig) -> None:
         )
 
 
+def check_launch() -> None:
+    """`accelerate launch --cpu --num_processes N` starts one process whatever N is: say so instead of obeying half."""
+    launched = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    if launched and "MASTER_ADDR" in os.environ and not {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & {*os.environ}:
+        raise LabError(
+            "accelerate launch was asked for several processes on the CPU, but it starts only one of them. Write "
+            "`accelerate launch --multi_gpu --num_processes N ...` (it works on CPUs too) or "
+            "`torchrun --nproc_per_node N ...`. If MASTER_ADDR is set in your environment for another reason, unset it."
+        )
+
+
 def check_precision(config: TrainingConfig) -> None:
     """float16 has no use on a CPU: say so instead of training slowly and badly."""
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -204,7 +215,6 @@ def check_model_config(config: TrainingConfig) -> dict[str, Any] | None:
     from ..models.unet import check_resolution, default_down_blocks, load_unet_config
 
     if config.model_config_name_or_path is None:
-        assert config.resolution is not None
         check_resolution(config.resolution, len(default_down_blocks(config.resolution)))
         return None
     unet = load_unet_config(config.model_config_name_or_path, config.cache_dir)

@@ -29,10 +29,10 @@ class DataConfig:
     cache_dir: str | None = _option(None, "Where datasets and models that are downloaded are kept.")
     streaming: bool = _option(False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.")
     image_column: str | None = _option(None, "Column that holds the images; found by its type if there is only one.")
-    resolution: int | None = _option(
+    resolution: int = _option(
         None, "Images are resized to this many pixels on the shorter side and cropped; 64, or 8 for digits."
     )
-    image_channels: Literal[1, 3] | None = _option(None, "1 for grey, 3 for colour; 3, or 1 for digits.")
+    image_channels: Literal[1, 3] = _option(None, "1 for grey, 3 for colour; 3, or 1 for digits.")
     center_crop: bool = _option(False, "Crop at the centre instead of a random place.")
     random_flip: bool = _option(False, "Flip half of the images horizontally.")
     preserve_input_precision: bool = _option(
@@ -84,14 +84,14 @@ class ScheduleConfig:
 
     _argument_group_name = "learning rate"
 
-    learning_rate: float | None = _option(None, "Peak learning rate; 1e-4, or 1e-3 for digits and its small model.")
+    learning_rate: float = _option(None, "Peak learning rate; 1e-4, or 1e-3 for digits and its small model.")
     lr_scheduler: str = _option(
         "cosine", "Name of the schedule, or a spec string NAME:key=value,key=value. Names: {lr_schedulers}."
     )
     lr_scheduler_kwargs: dict[str, Any] | str | None = _option(
         None, """Its parameters as JSON, such as '{"step_size": 500}'."""
     )
-    lr_warmup_steps: float | None = _option(
+    lr_warmup_steps: float = _option(
         None,
         "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05 (upstream 500 updates), "
         "and 0 for schedules without warm-up.",
@@ -129,7 +129,7 @@ class LoopConfig:
 
     num_epochs: int | None = _option(None, "Passes over the data; 100, unless --max_train_steps is given.")
     max_train_steps: int | None = _option(None, "Optimizer updates of the run; excludes --num_epochs.")
-    train_batch_size: int | None = _option(None, "Images per process and micro-batch; 16, or 64 for digits.")
+    train_batch_size: int = _option(None, "Images per process and micro-batch; 16, or 64 for digits.")
     gradient_accumulation_steps: int = _option(1, "Micro-batches per optimizer update.")
     mixed_precision: Literal["no", "fp16", "bf16"] | None = _option(
         None, "Precision of the forward pass; accelerate's setting if not given."
@@ -148,7 +148,7 @@ class OutputConfig:
 
     _argument_group_name = "output"
 
-    output_dir: str | None = _option(None, "Folder of the run; ddpm-DATASET-RESOLUTION.")
+    output_dir: str = _option(None, "Folder of the run; ddpm-DATASET-RESOLUTION.")
     overwrite_output_dir: bool = _option(False, "Replace the run that output_dir holds; other files there stay.")
     logging_steps: int = _option(10, "Updates between rows of lrlab/metrics.jsonl.")
     validation_steps: int | None = _option(None, "Updates between validations; 20 over the run.")
@@ -158,8 +158,8 @@ class OutputConfig:
     save_model_epochs: int | None = _option(
         None, "Epochs between saves of the pipeline; only at the end (upstream every 10 epochs)."
     )
-    eval_batch_size: int = _option(16, "Number of sample images.")
-    frechet_samples: int | None = _option(
+    eval_batch_size: int = _option(None, "Number of sample images; 16, or 40 for digits.")
+    frechet_samples: int = _option(
         None, "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, 0 turns it off."
     )
     checkpointing_steps: int = _option(500, "Updates between checkpoints to resume from.")
@@ -181,17 +181,24 @@ class OutputConfig:
 @dataclass(kw_only=True)
 class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, LoopConfig, OutputConfig):
     """
-    The whole configuration of a run. Fields left at `None` are filled in by [`resolve_config`] as their help says.
+    The whole configuration of a run. Fields left at `None` are filled in by [`resolve_config`] as their help says; those
+    whose type does not name `None` have a value from then on.
 
     Every field is a flag of `training_scripts/train_ddpm.py`, whose `--help` documents them.
     """
+
+    @property
+    def schedule_kwargs(self) -> dict[str, Any]:
+        """The schedule's parameters, once resolved."""
+        assert isinstance(self.lr_scheduler_kwargs, dict)
+        return self.lr_scheduler_kwargs
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as data, without the token."""
         return {key: value for key, value in dataclasses.asdict(self).items() if key != "hub_token"}
 
 
-CONFIG_GROUPS = (DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, LoopConfig, OutputConfig)
+CONFIG_GROUPS: tuple[Any, ...] = (DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, LoopConfig, OutputConfig)
 
 # Defaults that depend on the data: the embedded sets are small, and so is their model.
 GENERAL_DEFAULTS = {
@@ -200,6 +207,7 @@ GENERAL_DEFAULTS = {
     "train_batch_size": 16,
     "learning_rate": 1e-4,
     "frechet_samples": 0,
+    "eval_batch_size": 16,
 }
 EMBEDDED_DEFAULTS = {
     "digits": {
@@ -208,5 +216,6 @@ EMBEDDED_DEFAULTS = {
         "train_batch_size": 64,
         "learning_rate": 1e-3,
         "frechet_samples": 1000,
+        "eval_batch_size": 40,
     }
 }

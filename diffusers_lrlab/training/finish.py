@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..evaluation.frechet import digit_features, frechet_distance
 from .loop import Trainer
+from .run_folder import peak_memory_mb
 from .samples import draw_samples, load_previews, save_preview, to_tensor
 
 
@@ -24,6 +27,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         save_preview(folder.lab / "samples", trainer.update, images)
         record["train"]["training_seconds"] = trainer.training_seconds
         record["train"]["largest_relative_lr_deviation"] = trainer.largest_lr_deviation
+        record["train"]["peak_memory_mb"] = peak_memory_mb()
 
         from ..hub.card import write_model_card
         from .plots import plot_losses, plot_lr, plot_progress, plot_samples
@@ -43,7 +47,6 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
 
 def _frechet_results(trainer: Trainer) -> dict[str, Any]:
     """Samples against held-out images, and what real images score in their place."""
-    assert trainer.config.frechet_samples
     features = digit_features()
     num_samples = trainer.config.frechet_samples
     samples = features(
@@ -54,6 +57,8 @@ def _frechet_results(trainer: Trainer) -> dict[str, Any]:
     held_out = features(trainer.data.held_out)
     assert trainer.data.pixels is not None
     training = features(trainer.data.pixels)
+    # In a random order: neighbours in the data set were written by the same people.
+    training = training[np.random.default_rng(0).permutation(len(training))]
     return {
         "frechet_distance": frechet_distance(samples, held_out),
         "frechet_distance_of_training_images": frechet_distance(training[:num_samples], held_out),
@@ -63,9 +68,7 @@ def _frechet_results(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _halves(training: Any, held_out: Any) -> tuple[Any, Any]:
-    import numpy as np
-
+def _halves(training: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     real = np.concatenate([training, held_out])
     order = np.random.default_rng(0).permutation(len(real))
     return real[order[: len(real) // 2]], real[order[len(real) // 2 :]]

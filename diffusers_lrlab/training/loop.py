@@ -19,13 +19,13 @@ from tqdm.auto import tqdm
 
 from ..data.batches import iterate_batches
 from ..data.loading import ImageData
-from ..errors import LabError
+from ..errors import Interrupted, LabError
 from ..evaluation.validation_loss import ValidationLoss
 from ..schedules.lr import get_scheduler
 from ..schedules.plateau import FeedbackSchedule
 from ..streams import block_randn, stream_generator, stream_seed
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
-from .interrupts import Interrupted, InterruptGuard
+from .interrupts import InterruptGuard
 from .plan import Plan
 from .run_folder import RunFolder
 from .samples import draw_samples, save_pipeline, save_preview
@@ -60,8 +60,6 @@ class Trainer:
             model.enable_xformers_memory_efficient_attention()
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", accelerator.process_index) % 2**32)
-        assert config.learning_rate is not None
-        assert not isinstance(config.lr_scheduler_kwargs, str)
         optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=config.learning_rate,
@@ -74,9 +72,9 @@ class Trainer:
         self.scheduler = get_scheduler(
             config.lr_scheduler,
             optimizer,
-            config.lr_warmup_steps or 0,
+            config.lr_warmup_steps,
             plan.num_updates,
-            config.lr_scheduler_kwargs,
+            config.schedule_kwargs,
         )
         self.ema = _make_ema(model, plan, accelerator.device) if config.use_ema else None
         register_model_format(accelerator)
@@ -146,9 +144,9 @@ class Trainer:
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def updates(self) -> Iterator[int]:
         """
-        Trains from the current update to the end.
+        Trains from the current update to the end, and yields the number of updates done after each of them.
 
         Raises:
             Interrupted: after SIGINT or SIGTERM, with everything saved.
@@ -191,6 +189,7 @@ class Trainer:
                     raise Interrupted(signal_number, self.save())
                 if self.update % config.checkpointing_steps == 0:
                     self.save()
+                yield self.update
                 started = time.perf_counter()
 
     def _log(self, lr: float, bar: tqdm) -> None:
@@ -211,7 +210,7 @@ class Trainer:
             raise self._diverged()
         self.folder.append_metrics(row)
         self.accelerator.log({key: value for key, value in row.items() if key != "update"}, step=self.update)
-        bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}")
+        bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}", refresh=False)
 
     def _diverged(self) -> LabError:
         last = self.folder.checkpoints()

@@ -15,6 +15,7 @@ from ..models.unet import default_unet_config
 from ..progress import resolve_warmup_updates
 from ..schedules.curves import SCHEDULERS
 from ..schedules.lr import lr_curve
+from ..schedules.spec import format_spec
 from .config import TrainingConfig
 
 
@@ -44,7 +45,12 @@ class Plan:
     @property
     def warmup_updates(self) -> int:
         """Updates of warm-up."""
-        return resolve_warmup_updates(self.config.lr_warmup_steps or 0, self.num_updates)
+        return resolve_warmup_updates(self.config.lr_warmup_steps, self.num_updates)
+
+    @property
+    def schedule_spec(self) -> str:
+        """The schedule as a spec string, which `--lr_scheduler` takes."""
+        return format_spec(self.config.lr_scheduler, self.config.schedule_kwargs)
 
     @property
     def follows_metric(self) -> bool:
@@ -96,8 +102,7 @@ class Plan:
             "length": f"{self.num_updates} updates"
             + (f", {self.num_epochs:.4g} epochs" if self.num_epochs else "")
             + f", {self.num_updates * layout.global_batch:,} images seen",
-            "schedule": f"{config.lr_scheduler} {config.lr_scheduler_kwargs or ''}".rstrip()
-            + f", {self.warmup_updates} updates of warm-up"
+            "schedule": f"{self.schedule_spec}, {self.warmup_updates} updates of warm-up"
             + (", then reduced as the validation loss says" if self.follows_metric else ""),
             "learning rate": lrs,
             "output": f"{config.output_dir}/: model_index.json, unet/, scheduler/, README.md, lrlab/metrics.jsonl, "
@@ -115,7 +120,7 @@ def make_plan(
     Raises:
         LabError: for a batch larger than the data, and for a schedule that does not fit the length of the run.
     """
-    layout = BatchLayout(config.train_batch_size or 0, config.gradient_accumulation_steps, num_processes, rank)
+    layout = BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes, rank)
     num_images = data.num_images
     if num_images is not None and layout.global_batch > num_images:
         raise LabError(
@@ -128,15 +133,13 @@ def make_plan(
         assert config.num_epochs is not None
         assert num_images is not None
         num_updates = math.ceil(config.num_epochs * num_images / layout.global_batch)
-    assert config.learning_rate is not None
-    assert not isinstance(config.lr_scheduler_kwargs, str)
     lrs = lr_curve(
         config.lr_scheduler,
         config.learning_rate,
-        config.lr_warmup_steps or 0,
+        config.lr_warmup_steps,
         num_updates,
-        config.lr_scheduler_kwargs,
+        config.schedule_kwargs,
     )
     if unet_config is None:
-        unet_config = default_unet_config(config.resolution or 0, config.image_channels or 0, num_images)
+        unet_config = default_unet_config(config.resolution, config.image_channels, num_images)
     return Plan(config, unet_config, layout, num_images, len(data.held_out), num_updates, lrs)

@@ -69,7 +69,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "as asked"
     axes.plot(plan.lrs, color=BLUE, label=label)
     axes.plot(*zip(*shown, strict=True), "o", color=ORANGE, markersize=3.5, label="as applied")
-    axes.set(xlabel="update", ylabel="learning rate", title=plan.config.lr_scheduler, ylim=(0, None))
+    axes.set(xlabel="update", ylabel="learning rate", title=plan.schedule_spec, ylim=(0, None))
     axes.legend(frameon=False)
     _save(figure, path)
 
@@ -78,8 +78,7 @@ def image_grid(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
     """8-bit images `(num, height, width, channels)` as one, with a gap between them: `(rows', columns', channels)`."""
     num, height, width, channels = images.shape
     rows = math.ceil(num / columns)
-    # Mid-grey separates both dark and light images.
-    grid = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 128, np.uint8)
+    grid = np.zeros((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), np.uint8)
     for index, image in enumerate(images):
         top, left = (gap + (index // columns) * (height + gap), gap + (index % columns) * (width + gap))
         grid[top : top + height, left : left + width] = image
@@ -103,19 +102,20 @@ def plot_samples(images: np.ndarray, path: Path) -> None:
     from PIL import Image
 
     pixels = _enlarge(np.rint(images * 255).astype(np.uint8), 64)
-    grid = image_grid(pixels, columns=math.ceil(math.sqrt(2 * len(images))), gap=4)
+    columns = next(number for number in (10, 9, 8, 7, 6, 5, len(images)) if len(images) % number == 0)
+    grid = image_grid(pixels, columns=columns, gap=pixels.shape[1] // 4)
     with atomic_file(path) as temporary:
         Image.fromarray(grid.squeeze()).save(temporary)
 
 
 def plot_progress(previews: dict[int, np.ndarray], num_updates: int, path: Path) -> None:
     """The same starting noise denoised at several moments of training, side by side."""
-    figure, axes = _new_axes(width=7, height=3)
+    figure, axes = _new_axes(width=7, height=2.8)
     figure.delaxes(axes)
     shown = dict(list(previews.items())[-6:])
     columns = figure.subplots(1, len(shown), squeeze=False)[0]
     for column, (update, images) in zip(columns, shown.items(), strict=True):
-        grid = image_grid(_enlarge(images[:8], 32), columns=2, gap=2)
+        grid = image_grid(_enlarge(images[:8], 32), columns=2, gap=6)
         column.imshow(grid.squeeze(), cmap="gray", vmin=0, vmax=255)
         column.set_title(f"update {update}" if update < num_updates else f"end ({update})", fontsize=8)
         column.axis("off")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LabError
-from .checks import check_model_config, check_precision, resolve_config
+from ..errors import Interrupted, LabError
+from .checks import check_launch, check_model_config, check_precision, resolve_config
 from .config import TrainingConfig
-from .run_folder import RunFolder, describe_environment, find_checkpoint, launch_command
+from .run_folder import RunFolder, describe_environment, find_checkpoint, launch_command, peak_memory_mb
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,6 +36,7 @@ def train(config: TrainingConfig) -> Path | None:
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
     config = resolve_config(config)
+    check_launch()
     # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
     checkpoint = find_checkpoint(config)
     check_precision(config)
@@ -57,7 +57,7 @@ def train(config: TrainingConfig) -> Path | None:
     if config.dry_run:
         return None
 
-    folder = RunFolder(Path(config.output_dir or ""), accelerator.is_main_process)
+    folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)
     previous = folder.read_record() if checkpoint else {}
     if accelerator.is_main_process and not checkpoint and config.overwrite_output_dir:
         folder.clear()
@@ -83,11 +83,11 @@ def train(config: TrainingConfig) -> Path | None:
 def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
     """Runs to the end; `run.json` tells what became of the run, whatever that is."""
     from .finish import finish_run
-    from .interrupts import Interrupted
 
     started = time.perf_counter()
     try:
-        trainer.run()
+        for _ in trainer.updates():
+            pass
         finish_run(trainer, record)
         record["run"]["status"] = "finished"
     except (Interrupted, KeyboardInterrupt):
@@ -147,13 +147,16 @@ def _make_accelerator(config: TrainingConfig) -> Accelerator:
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
-    if not torch.accelerator.is_available():
+    on_cpu = not torch.accelerator.is_available()
+    if on_cpu:
         # `accelerate launch` leaves a CPU process one thread unless told otherwise.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.cpu_threads or max(1, cores // processes))
-    folder = config.output_dir or ""
+    folder = config.output_dir
     return Accelerator(
+        # Without this, accelerate takes several processes on a CPU for so many lonely ones.
+        cpu=on_cpu,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         mixed_precision=config.mixed_precision,
         log_with=None if config.logger == "none" else config.logger,
@@ -161,13 +164,3 @@ def _make_accelerator(config: TrainingConfig) -> Accelerator:
         # Other processes wait while one of them samples.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))],
     )
-
-
-def peak_memory_mb() -> float:
-    """The largest memory of this process so far: on the GPU where there is one, else in RAM."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
     Raises:
         LabError: if the folder holds another run or other files, or there is no such checkpoint.
     """
-    folder = RunFolder(Path(config.output_dir or ""))
+    folder = RunFolder(Path(config.output_dir))
     if config.resume_from_checkpoint is None:
         _check_fresh(folder, config.overwrite_output_dir)
         return None
@@ -221,8 +222,20 @@ def launch_command() -> str:
     for argument in sys.argv[1:]:
         hidden = arguments and arguments[-1] in ("--hub_token", "--hub-token")
         arguments.append("..." if hidden else re.sub(r"^(--hub[_-]token=).*", r"\1...", argument))
-    program = ["accelerate", "launch", os.path.relpath(sys.argv[0])] if sys.argv[0].endswith(".py") else ["python"]
+    script, repository = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
+    inside = script.is_relative_to(repository)
+    program = ["accelerate", "launch", str(script.relative_to(repository)) if inside else os.path.relpath(script)]
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if processes > 1:
-        program[2:2] = ["--num_processes", str(processes)]
+        program[2:2] = ["--multi_gpu", "--num_processes", str(processes)]
     return shlex.join([*program, *arguments])
+
+
+def peak_memory_mb() -> float:
+    """The largest memory of this process so far: on the GPU where there is one, else in RAM."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

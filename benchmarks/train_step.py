@@ -1,0 +1,225 @@
+"""What the training loop costs, and how it compares with diffusers' own script; prints the README's tables.
+
+    python benchmarks/train_step.py                                       # (a) our loop over a bare one
+    python benchmarks/train_step.py --upstream PATH/train_unconditional.py    # (b) and the whole scripts side by side
+
+(a) times an update of `Trainer` with all logging on against a bare loop: the same model, data, optimizer, clipping and
+EMA, nothing else. Both run in this process, taking turns update by update, so that a busy machine hits both alike.
+(b) runs both scripts as commands on the same folder of images, model, batch and number of updates, taking turns.
+It needs torchvision and tensorboard, which upstream's script needs. A torchvision that cannot load its compiled
+operators beside a CPU torch still does, as only its Python transforms are used.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+UNET = {
+    "_class_name": "UNet2DModel",
+    "sample_size": 32,
+    "in_channels": 3,
+    "out_channels": 3,
+    "layers_per_block": 1,
+    "block_out_channels": [32, 64, 64],
+    "norm_num_groups": 8,
+    "down_block_types": ["DownBlock2D", "DownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "UpBlock2D", "UpBlock2D"],
+}
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+
+# Says when each update ends, from inside whatever script runs: every optimizer step of the process passes here.
+STAMPER = """
+import atexit, json, os, sys, time
+_started, _stamps = time.perf_counter(), []
+def _stamp(*_):
+    _stamps.append(time.perf_counter() - _started)
+def _hook():
+    import torch
+    if not hasattr(torch, "library"):
+        return
+    for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                   "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):
+        try:
+            torch.library.define("torchvision::" + schema.split("(")[0], "(" + schema.split("(", 1)[1])
+        except RuntimeError:
+            pass  # a torchvision with compiled operators defines them itself
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    register_optimizer_step_post_hook(_stamp)
+_hook()
+atexit.register(lambda: open(os.environ["STAMPS"], "w").write(json.dumps(_stamps)))
+import runpy
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def machine():
+    """One line about where the figures come from."""
+    import diffusers
+
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+    return (
+        f"{cpu}, {torch.get_num_threads()} threads; Python {platform.python_version()}, torch {torch.__version__}, "
+        f"diffusers {diffusers.__version__}"
+    )
+
+
+# --- (a) our loop over a bare one ------------------------------------------------------------------------------------
+
+
+def make_trainer(folder, arguments):
+    """A `Trainer` on the embedded digits, ready to run updates one by one."""
+    from accelerate import Accelerator
+
+    from diffusers_lrlab.data.loading import load_image_data
+    from diffusers_lrlab.training.arguments import parse_arguments
+    from diffusers_lrlab.training.checks import check_model_config, resolve_config
+    from diffusers_lrlab.training.loop import Trainer
+    from diffusers_lrlab.training.plan import make_plan
+    from diffusers_lrlab.training.run_folder import RunFolder
+
+    config = resolve_config(parse_arguments([*arguments, f"--output_dir={folder}"], ""))
+    data = load_image_data(config)
+    plan = make_plan(config, data, check_model_config(config))
+    return Trainer(plan, data, Accelerator(cpu=True), RunFolder(Path(folder)))
+
+
+def bare_updates(trainer):
+    """A plain loop over the same data: one update for each `next()`."""
+    from diffusers import UNet2DModel
+    from diffusers.training_utils import EMAModel
+
+    config, scheduler = trainer.config, trainer.noise_scheduler
+    torch.manual_seed(0)
+    model = UNet2DModel(**trainer.plan.unet_config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.95, 0.999), fused=True)
+    ema = EMAModel(model.parameters(), use_ema_warmup=True, power=0.75, foreach=True)
+    pixels, batch = trainer.data.pixels, config.train_batch_size
+    while True:
+        for rows in torch.randperm(len(pixels)).split(batch):
+            images = pixels[rows]
+            if len(images) < batch:
+                continue
+            noise = torch.randn_like(images)
+            timesteps = torch.randint(0, config.ddpm_num_steps, (batch,))
+            prediction = model(scheduler.add_noise(images, noise, timesteps), timesteps).sample
+            torch.nn.functional.mse_loss(prediction, noise).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            ema.step(model.parameters())
+            yield
+
+
+def compare_loops(rounds, arguments):
+    """Median milliseconds of an update, ours and bare, taking turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(folder, [*arguments, f"--max_train_steps={rounds + 30}", "--num_validation_images=0"])
+        loops = {"bare": bare_updates(trainer), "ours": trainer.updates()}
+        times = {name: [] for name in loops}
+        for turn in range(rounds + 10):
+            for name in ("bare", "ours") if turn % 2 else ("ours", "bare"):
+                start = time.perf_counter()
+                next(loops[name])
+                if turn >= 10:
+                    times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+# --- (b) the two scripts ---------------------------------------------------------------------------------------------
+
+
+def write_images(folder, count=500):
+    """The first digits as 32x32 RGB files."""
+    from diffusers_lrlab.data.digits import load_digits_dataset
+
+    folder.mkdir()
+    for index, image in enumerate(load_digits_dataset()["image"][:count]):
+        image.convert("RGB").resize((32, 32)).save(folder / f"{index:04d}.png")
+
+
+def run_script(script, arguments, folder):
+    """Seconds of the whole command, and the time of each update in it."""
+    stamps = Path(folder) / "stamps.json"
+    stamper = Path(folder) / "stamper.py"
+    stamper.write_text(STAMPER)
+    environment = {**os.environ, "STAMPS": str(stamps), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, str(stamper), str(script), *arguments], check=True, env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+    times = json.loads(stamps.read_text())
+    return seconds, [1e3 * (after - before) for before, after in zip(times[4:], times[5:], strict=False)]
+
+
+def compare_scripts(upstream, rounds, updates_epochs=2):
+    """Median step and whole command of both scripts, alternating."""
+    with tempfile.TemporaryDirectory() as base:
+        base = Path(base)
+        write_images(base / "images")
+        (base / "unet.json").write_text(json.dumps(UNET))
+        (base / "unet").mkdir()
+        (base / "unet" / "config.json").write_text(json.dumps(UNET))
+        common = [
+            f"--train_data_dir={base / 'images'}", f"--model_config_name_or_path={base / 'unet'}", "--resolution=32",
+            "--train_batch_size=16", f"--num_epochs={updates_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
+            "--use_ema", "--ddpm_num_inference_steps=50", "--eval_batch_size=16", "--checkpointing_steps=500",
+            f"--cache_dir={base / 'cache'}", "--save_images_epochs=10", "--save_model_epochs=10",
+        ]  # fmt: skip
+        # Upstream samples after its first and last epoch; ours is made to do as much. It holds nothing out.
+        ours = ["--num_validation_images=0", "--save_images_epochs=1"]
+        scripts = {"diffusers' script": (upstream, []), "ours": (SCRIPT, ours)}
+        whole, steps = {name: [] for name in scripts}, {name: [] for name in scripts}
+        for turn in range(rounds + 1):
+            for name in scripts if turn % 2 else reversed(scripts):
+                script, more = scripts[name]
+                output = base / f"out-{turn}-{script.stem}"
+                seconds, times = run_script(script, [*common, *more, f"--output_dir={output}"], base)
+                if turn:  # the first turn fills the caches
+                    whole[name].append(seconds)
+                    steps[name] += times
+                print(f"  turn {turn}, {name}: {seconds:.1f} s, median step {statistics.median(times):.1f} ms")
+    return {name: (statistics.median(steps[name]), statistics.median(whole[name]), whole[name]) for name in scripts}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--upstream", type=Path, help="diffusers' train_unconditional.py; without it only (a) is run")
+    parser.add_argument("--rounds", type=int, default=200, help="updates of each loop that are timed in (a)")
+    parser.add_argument("--turns", type=int, default=3, help="times each script is run in (b)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(machine())
+    print("\n(a) an update, median ms\n\n| model and batch | bare loop | ours, all logging on | ratio |\n|---|---|---|---|")
+    for name, arguments in {
+        "digits, 0.7 M parameters, batch 64": [],
+        "the same, batch 16": ["--train_batch_size=16"],
+    }.items():
+        times = compare_loops(options.rounds, arguments)
+        print(f"| {name} | {times['bare']:.2f} | {times['ours']:.2f} | {times['ours'] / times['bare']:.3f} |")
+    if options.upstream:
+        print("\n(b) the same images, model, batch and updates")
+        results = compare_scripts(options.upstream.resolve(), options.turns)
+        print("\n| script | median step, ms | whole command, s (each run) |\n|---|---|---|")
+        for name, (step, whole, each) in results.items():
+            print(f"| {name} | {step:.1f} | {whole:.1f} ({', '.join(f'{seconds:.1f}' for seconds in each)}) |")
+
+
+if __name__ == "__main__":
+    main()

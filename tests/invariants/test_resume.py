@@ -1,0 +1,154 @@
+"""Law 2: a run that was stopped, however it was stopped, ends as if it had not been."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import runs
+import torch
+from safetensors.torch import load_file
+
+NUM_UPDATES = 40
+
+
+def arguments(base, output):
+    """Dropout makes the run depend on the global random state, oblong shares of an epoch on the data order."""
+    return [
+        *runs.tiny_arguments(base, dropout=0.2),
+        f"--output_dir={output}",
+        f"--max_train_steps={NUM_UPDATES}",
+        "--train_batch_size=100",
+        "--lr_scheduler=reduce_lr_on_plateau:patience=0,factor=0.7,threshold=0.05",
+        "--logging_steps=7",
+        "--validation_steps=6",
+        f"--checkpointing_steps={NUM_UPDATES}",
+        "--checkpoints_total_limit=0",
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    base = tmp_path_factory.mktemp("uninterrupted")
+    runs.run(*arguments(base, base / "run"))
+    return base / "run"
+
+
+def assert_same_end(first, second, num_updates=NUM_UPDATES):
+    """Bit for bit: raw and averaged weights, optimizer, schedule, random states, log, and the saved pipeline."""
+    assert (first / "lrlab/metrics.jsonl").read_text() == (second / "lrlab/metrics.jsonl").read_text()
+    checkpoint = f"checkpoint-{num_updates}"
+    weights = "diffusion_pytorch_model.safetensors"
+    for name in (f"{checkpoint}/unet/{weights}", f"{checkpoint}/unet_ema/{weights}", f"unet/{weights}"):
+        expected, found = load_file(first / name), load_file(second / name)
+        assert expected.keys() == found.keys()
+        for key, value in expected.items():
+            assert torch.equal(value, found[key]), f"{name}: {key}"
+    states = [torch.load(folder / checkpoint / "optimizer.bin", weights_only=True) for folder in (first, second)]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    for index, state in states[0]["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, states[1]["state"][index][key]), f"optimizer {index} {key}"
+    trainers = [json.loads((folder / checkpoint / "trainer.json").read_text()) for folder in (first, second)]
+    for key in ("update", "schedule", "sums", "global_batch", "data"):
+        assert trainers[0][key] == trainers[1][key], key
+
+
+def start_and_signal(number, at_update, *args):
+    """Starts a run, sends a signal once its log has reached `at_update`, and returns status and stderr."""
+    folder = next(arg.split("=")[1] for arg in args if arg.startswith("--output_dir="))
+    process = subprocess.Popen(
+        runs.command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=runs.environment()
+    )
+    log = os.path.join(folder, "lrlab", "metrics.jsonl")
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if os.path.exists(log) and len(open(log).readlines()) >= at_update:
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    _, stderr = process.communicate(timeout=120)
+    return process.returncode, stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_at_a_random_update(uninterrupted, tmp_path, number, status):
+    seed = random.randrange(10**6)
+    rows = random.Random(seed).randrange(1, 8)  # of the log, so somewhere in the first three quarters of the run
+    args = arguments(uninterrupted.parent, tmp_path / "run")
+    returned, stderr = start_and_signal(number, rows, *args)
+    assert returned == status, f"seed {seed}: {stderr[-2000:]}"
+    assert "--resume_from_checkpoint latest" in stderr
+    assert "Traceback" not in stderr
+    record = runs.read_record(tmp_path / "run")
+    assert record["run"]["status"] == "cancelled"
+    assert 0 < record["train"]["updates_done"] < NUM_UPDATES
+    assert (tmp_path / "run" / f"checkpoint-{record['train']['updates_done']}").is_dir()
+    runs.run(*args, "--resume_from_checkpoint=latest")
+    assert runs.read_record(tmp_path / "run")["run"]["status"] == "finished"
+    assert_same_end(uninterrupted, tmp_path / "run")
+
+
+def test_killed_after_a_checkpoint(uninterrupted, tmp_path):
+    """SIGKILL leaves rows of the log that no checkpoint knows of; they must not appear twice."""
+    args = arguments(uninterrupted.parent, tmp_path / "run")
+    args = [arg for arg in args if not arg.startswith("--checkpointing_steps")]
+    returned, _ = start_and_signal(signal.SIGKILL, 7, *args, "--checkpointing_steps=10")
+    assert returned == -signal.SIGKILL
+    assert runs.read_record(tmp_path / "run")["run"]["status"] == "running"
+    runs.run(*args, "--checkpointing_steps=10", "--resume_from_checkpoint=latest")
+    assert_same_end(uninterrupted, tmp_path / "run")
+
+
+def test_two_processes_with_accumulation(tmp_path):
+    """The same with two processes, from a checkpoint in the middle; each has random states of its own."""
+    args = [
+        *runs.tiny_arguments(tmp_path, dropout=0.2),
+        "--max_train_steps=8",
+        "--train_batch_size=8",
+        "--gradient_accumulation_steps=2",
+        "--checkpointing_steps=4",
+    ]
+    runs.run(*args, f"--output_dir={tmp_path / 'whole'}", processes=2)
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "checkpoint-8")
+    (tmp_path / "resumed" / "model_index.json").unlink()
+    resume = ["--resume_from_checkpoint=latest", f"--output_dir={tmp_path / 'resumed'}"]
+    runs.run(*args, *resume, processes=2)
+    assert_same_end(tmp_path / "whole", tmp_path / "resumed", 8)
+    message = runs.run(*args, *resume, "--gradient_accumulation_steps=3", processes=1, expect=2)
+    assert "global_batch: 32 then, 24 now" in message
+
+
+def test_stopping_two_processes(tmp_path):
+    """A signal to one process stops both after the same update, with one checkpoint."""
+    args = [*arguments(tmp_path, tmp_path / "run")]
+    args[args.index("--train_batch_size=100")] = "--train_batch_size=50"
+    process = subprocess.Popen(
+        runs.command(*args, processes=2), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=runs.environment(),
+    )  # fmt: skip
+    log = tmp_path / "run" / "lrlab" / "metrics.jsonl"
+    while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= 3):
+        time.sleep(0.01)
+    workers = subprocess.run(["pgrep", "-f", f"train_ddpm.py.*{tmp_path}/run"], capture_output=True, text=True)
+    children = [int(pid) for pid in workers.stdout.split() if int(pid) != process.pid]
+    os.kill(max(children), signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode != 0
+    record = runs.read_record(tmp_path / "run")
+    assert record["run"]["status"] == "cancelled", stderr[-3000:]
+    runs.run(*args, "--resume_from_checkpoint=latest", processes=2)
+    assert runs.read_record(tmp_path / "run")["run"]["status"] == "finished"
+    rows, _ = runs.read_metrics(tmp_path / "run")
+    assert [row["update"] for row in rows] == [6, 13, 20, 27, 34, 39]
+
+
+def test_the_schedule_did_react(uninterrupted):
+    """Otherwise the plateau's state would not have been tested above."""
+    rows, _ = runs.read_metrics(uninterrupted)
+    assert rows[-1]["lr"] < rows[1]["lr"]

@@ -1,0 +1,74 @@
+"""Real training runs, small enough for a test: a UNet of 20,000 parameters with dropout on the embedded digits."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+
+TINY_UNET = {
+    "_class_name": "UNet2DModel",
+    "sample_size": 8,
+    "in_channels": 1,
+    "out_channels": 1,
+    "layers_per_block": 1,
+    "block_out_channels": [8, 16],
+    "norm_num_groups": 4,
+    "dropout": 0.0,
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+}
+
+
+def tiny_arguments(folder, dropout=0.0):
+    """Arguments that make a run small; `folder` gets the model's configuration."""
+    config = Path(folder) / f"tiny-unet-{dropout}.json"
+    config.write_text(json.dumps({**TINY_UNET, "dropout": dropout}))
+    return [
+        f"--model_config_name_or_path={config}",
+        "--frechet_samples=0",
+        "--eval_batch_size=2",
+        "--ddpm_num_inference_steps=2",
+        "--num_validation_images=16",
+        "--logging_steps=1",
+    ]
+
+
+def command(*arguments, processes=1):
+    """The command line of a run; with several processes it is a real `accelerate launch` on the CPU."""
+    if processes == 1:
+        return [sys.executable, str(SCRIPT), *map(str, arguments)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # --multi_gpu is accelerate's word for "several processes"; with --cpu it would start only one.
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}"]
+    return [*launcher, "--main_process_port", str(port), str(SCRIPT), *map(str, arguments)]
+
+
+def run(*arguments, processes=1, expect=0):
+    """Runs to the end and returns stderr; another exit status than `expect` fails the test."""
+    result = subprocess.run(
+        command(*arguments, processes=processes), capture_output=True, text=True, timeout=300, env=environment()
+    )
+    assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stderr
+
+
+def environment():
+    """The environment of a run: nothing of the machine's own configuration."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "ACCELERATE_CONFIG_FILE": os.devnull}
+
+
+def read_metrics(folder):
+    """The rows of a run's log: those of updates, and those of validations."""
+    rows = [json.loads(line) for line in (Path(folder) / "lrlab" / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "loss" in row], [row for row in rows if "validation_loss" in row]
+
+
+def read_record(folder):
+    """A run's `run.json`."""
+    return json.loads((Path(folder) / "lrlab" / "run.json").read_text())

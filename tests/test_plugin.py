@@ -1,0 +1,166 @@
+"""The schedules inside `diffusers.optimization`, in fresh processes: what is imported when decides what can go wrong."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from diffusers_lrlab.schedules.curves import SCHEDULERS
+
+NEW_NAMES = [name for name in SCHEDULERS if "host" not in SCHEDULERS[name].traits]
+
+
+def run_python(code, *arguments):
+    """Runs code in a fresh interpreter and returns what it prints."""
+    command = [sys.executable, "-W", "error", *arguments, "-c", textwrap.dedent(code)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+USE = """
+import torch
+optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+for name in ("step", "exponential", "cosine_annealing", "step:step_size=2,gamma=0.5"):
+    scheduler = get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=5)
+    lrs = []
+    for _ in range(5):
+        lrs.append(optimizer.param_groups[0]["lr"]); optimizer.step(); scheduler.step()
+    optimizer.param_groups[0]["lr"] = 1.0; del optimizer.param_groups[0]["initial_lr"]
+assert lrs == [0.0, 1.0, 1.0, 0.5, 0.5], lrs
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import diffusers_lrlab\nfrom diffusers.optimization import get_scheduler",
+        "from diffusers.optimization import get_scheduler\nimport diffusers_lrlab",
+        "from diffusers import get_scheduler\nimport diffusers_lrlab",
+        "import diffusers_lrlab, importlib\nfrom diffusers.optimization import get_scheduler\n"
+        "importlib.reload(diffusers_lrlab)",
+        "import diffusers_lrlab, importlib\nimportlib.reload(diffusers_lrlab)\n"
+        "from diffusers.optimization import get_scheduler",
+    ],
+    ids=["before", "after", "after, from the top", "twice, around", "twice, before"],
+)
+def test_names_work_whatever_is_imported_first(imports):
+    run_python(imports + USE)
+
+
+def test_the_enum_stays_an_enum():
+    run_python(
+        f"""
+        import copy, pickle
+        import diffusers_lrlab
+        from diffusers.optimization import SchedulerType, TYPE_TO_SCHEDULER_FUNCTION
+        for name in {NEW_NAMES!r}:
+            member = SchedulerType(name)
+            assert member is SchedulerType(name) is getattr(SchedulerType, name.upper()) is SchedulerType[name.upper()]
+            assert (member.name, member.value) == (name.upper(), name)
+            assert member in SchedulerType and member in list(SchedulerType) and member in TYPE_TO_SCHEDULER_FUNCTION
+            assert pickle.loads(pickle.dumps(member)) is member and copy.deepcopy(member) is member
+        assert len(SchedulerType) == 7 + {len(NEW_NAMES)}
+        spec = SchedulerType("step:gamma=0.5")
+        assert spec is SchedulerType("step:gamma=0.5") and pickle.loads(pickle.dumps(spec)) is spec
+        assert len(SchedulerType) == 7 + {len(NEW_NAMES)}, "spec strings are not listed"
+        pickle.dumps(TYPE_TO_SCHEDULER_FUNCTION[spec])
+        """
+    )
+
+
+def test_diffusers_own_seven_are_untouched():
+    run_python(
+        """
+        import diffusers.optimization as o
+        before = {name: o.TYPE_TO_SCHEDULER_FUNCTION[o.SchedulerType(name)] for name in (
+            "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
+            "piecewise_constant")}
+        get_scheduler = o.get_scheduler
+        import diffusers_lrlab
+        assert o.get_scheduler is get_scheduler
+        assert all(o.TYPE_TO_SCHEDULER_FUNCTION[o.SchedulerType(name)] is function for name, function in before.items())
+        """
+    )
+
+
+def test_spec_strings_reach_what_diffusers_hides():
+    run_python(
+        """
+        import torch, diffusers_lrlab
+        from diffusers.optimization import get_scheduler
+        def first_and_last(name, **kwargs):
+            optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+            scheduler = get_scheduler(name, optimizer, num_training_steps=10, **kwargs)
+            lrs = []
+            for _ in range(11):
+                lrs.append(optimizer.param_groups[0]["lr"]); optimizer.step(); scheduler.step()
+            return lrs[0], lrs[10]
+        assert first_and_last("linear:f_min=0.5", num_warmup_steps=0) == (1.0, 0.5)
+        assert first_and_last("polynomial:lr_end=0.25", num_warmup_steps=0) == (1.0, 0.25)
+        assert first_and_last('piecewise_constant:{"step_rules": "1:5,0.1"}', num_warmup_steps=0) == (1.0, 0.1)
+        """
+    )
+
+
+def test_wrong_names_are_explained():
+    run_python(
+        """
+        import torch, diffusers_lrlab
+        from diffusers.optimization import SchedulerType, get_scheduler
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        for name, part in (("cosin", "Did you mean 'cosine'"), ("step:gama=1", "Did you mean 'gamma'"), ("step:", "^")):
+            try:
+                get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=5)
+            except ValueError as error:
+                assert part in str(error), error
+            else:
+                raise AssertionError(name)
+        try:
+            SchedulerType(3)
+        except ValueError as error:
+            assert "3 is not a valid SchedulerType" in str(error)
+        """
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_know_the_names(method, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing
+            import sys
+
+            import diffusers_lrlab
+
+
+            def last_lr(name):
+                import torch
+                from diffusers.optimization import get_scheduler
+
+                optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+                scheduler = get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=4)
+                for _ in range(3):
+                    optimizer.step()
+                    scheduler.step()
+                return optimizer.param_groups[0]["lr"]
+
+
+            if __name__ == "__main__":
+                with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+                    print(pool.map(last_lr, ["step:step_size=1,gamma=0.5"]))
+            """
+        )
+    )
+    result = subprocess.run([sys.executable, script, method], capture_output=True, text=True, timeout=120)
+    assert result.stdout.strip() == "[0.125]", result.stderr
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    loaded = run_python(
+        "import sys, diffusers_lrlab; print(*[m for m in ('torch', 'diffusers', 'transformers') if m in sys.modules])"
+    )
+    assert loaded.split() == []
