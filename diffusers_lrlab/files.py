@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,27 @@ from pathlib import Path
 
 from .errors import LabError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Writers that are not Python's own report a full disk by other exceptions: safetensors, torch and numpy.
+_FULL_TEXT = re.compile(
+    rf"\(os error ({'|'.join(map(str, _FULL))})\)|inline_container\.cc|PytorchStreamWriter|requested and \d+ written"
+)
 
-def _explain(error: OSError, path: Path) -> OSError | LabError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return LabError(
-            f"No room to write {str(path)!r} ({error.strerror}). Nothing half-written was left there. Free some space "
-            "and resume with --resume_from_checkpoint latest."
-        )
-    return error
+
+@contextmanager
+def full_disk_explained(path: Path) -> Iterator[None]:
+    """Turns the errors of a full disk, while `path` is written, into a `LabError`; others pass."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:
+        if getattr(error, "errno", None) not in _FULL and not _FULL_TEXT.search(str(error)):
+            raise
+        raise LabError(
+            f"No room to write {str(path)!r} ({getattr(error, 'strerror', None) or error}). Nothing half-written was left "
+            "there. Free some space and resume with --resume_from_checkpoint latest."
+        ) from error
 
 
 @contextmanager
@@ -28,10 +42,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     # The ending stays, since libraries choose the format by it.
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _explain(error, path) from error
+        with full_disk_explained(path):
+            yield temporary
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -50,17 +63,16 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        if path.exists():
-            old = path.with_name(f".tmp-old-{path.name}")
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(path, old)
-            os.replace(temporary, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
-    except OSError as error:
-        raise _explain(error, path) from error
+        with full_disk_explained(path):
+            yield temporary
+            if path.exists():
+                old = path.with_name(f".tmp-old-{path.name}")
+                shutil.rmtree(old, ignore_errors=True)
+                os.replace(path, old)
+                os.replace(temporary, path)
+                shutil.rmtree(old)
+            else:
+                os.replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -75,9 +87,10 @@ def append_line(path: Path, line: str) -> None:
     """Appends a line, wholly or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = path.stat().st_size if path.exists() else 0
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    except OSError as error:
-        os.truncate(path, size)
-        raise _explain(error, path) from error
+    with full_disk_explained(path):
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError:
+            os.truncate(path, size)
+            raise

@@ -55,6 +55,12 @@ class ImageData:
             return len(self.pixels)
         return len(self.train) if hasattr(self.train, "__len__") else None
 
+    def all_pixels(self) -> torch.Tensor:
+        """The training images, cropped in the middle, as one tensor; decoded anew if they are not in memory."""
+        if self.pixels is not None:
+            return self.transform.fixed(self.pixels)
+        return torch.stack([self.transform.fixed(self.transform.read(row[self.column])) for row in self.train])
+
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Shape of one training image."""

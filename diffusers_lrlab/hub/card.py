@@ -105,7 +105,12 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
             f"{train['num_processes']} process(es) on {train['device']}; {meta['processor']}, {meta['cpu_cores']} cores",
         ),
         ("Versions", versions),
-        ("Commit", f"{meta['git_commit']}{' with local changes' if meta['git_dirty'] else ''}"),
+        # An installed package has no commit.
+        *(
+            [("Commit", meta["git_commit"] + (" with local changes" if meta["git_dirty"] else ""))]
+            if meta["git_commit"]
+            else []
+        ),
     ]
 
 

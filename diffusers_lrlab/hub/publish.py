@@ -85,5 +85,7 @@ def push_run(folder: Path, config: TrainingConfig, message: str) -> str:
     except (HTTPError, OSError) as error:
         patterns = [*(f"--include={pattern}" for pattern in UPLOADED), *(f"--exclude={pattern}" for pattern in KEPT_BACK)]
         command = shlex.join(["hf", "upload", config.hub_model_id, str(folder), ".", *patterns])
-        raise LabError(f"The upload failed: {error}\nThe run is safe in {str(folder)!r}. Upload it by `{command}`") from None
+        raise LabError(
+            f"The upload failed: {error}\nWhat the run has saved is in {str(folder)!r}. Upload it by `{command}`"
+        ) from None
     return str(commit)

@@ -79,7 +79,22 @@ def load_unet_config(name_or_path: str, cache_dir: str | None) -> dict[str, Any]
     kind = config.get("_class_name", "UNet2DModel")
     if kind != "UNet2DModel":
         raise LabError(f"{name_or_path!r} is the configuration of a {kind}; this script trains a UNet2DModel.")
-    return _with_defaults(UNet2DModel, config)
+    config = _with_defaults(UNet2DModel, config)
+    _check_can_be_built(UNet2DModel, config, name_or_path)
+    return config
+
+
+def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: str) -> None:
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model_class(**config)
+    except Exception as error:  # diffusers and torch check only a part of this, and each in its own way
+        raise LabError(
+            f"--model_config_name_or_path {name_or_path!r} describes no UNet2DModel that can be built: {error} "
+            "Correct its config.json."
+        ) from error
 
 
 def _with_defaults(model_class: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LabError
-from ..files import atomic_folder, write_text
+from ..files import atomic_folder, full_disk_explained, write_text
 from .run_folder import RunFolder, check_same_run
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def save_checkpoint(
     if accelerator.is_main_process:
         with atomic_folder(path, shared=True) as temporary:
             accelerator.wait_for_everyone()
-            _write(accelerator, temporary)
+            accelerator.save_state(str(temporary))
             if ema is not None:
                 ema.save_pretrained(temporary / "unet_ema")
             write_text(temporary / "trainer.json", json.dumps({"update": update, **state}, indent=2))
@@ -69,18 +69,11 @@ def save_checkpoint(
             shutil.rmtree(old)
     else:
         accelerator.wait_for_everyone()
-        _write(accelerator, path.with_name(f".tmp-{path.name}"))
+        with full_disk_explained(path):
+            accelerator.save_state(str(path.with_name(f".tmp-{path.name}")))
         accelerator.wait_for_everyone()
     accelerator.wait_for_everyone()
     return path
-
-
-def _write(accelerator: Accelerator, path: Path) -> None:
-    try:
-        accelerator.save_state(str(path))
-    except RuntimeError as error:
-        # torch's zip writer turns a full disk into a RuntimeError without errno.
-        raise OSError(28, "no space left on device, as far as torch can tell", str(path)) from error
 
 
 def load_checkpoint(

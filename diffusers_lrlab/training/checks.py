@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ _AT_LEAST_ZERO = (
 )  # fmt: skip
 
 
+# Options that would be ignored unless something else is asked for: (options, what they need, whether it is there).
+_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...] = (
+    (("hub_token", "hub_model_id", "hub_private_repo"), "--push_to_hub", lambda config: config.push_to_hub),
+    (("ema_inv_gamma", "ema_power", "ema_max_decay"), "--use_ema", lambda config: config.use_ema),
+    (("logging_dir",), "--logger tensorboard or wandb", lambda config: config.logger != "none"),
+    (("stream_shuffle_buffer",), "--streaming", lambda config: config.streaming),
+    (("in_memory_limit_mb", "dataloader_num_workers"), "no --streaming", lambda config: not config.streaming),
+    (("validation_steps",), "--num_validation_images above 0", lambda config: config.num_validation_images > 0),
+    (("image_column",), "other data than digits", lambda config: config.dataset_name != "digits"),
+    (("dataset_config_name", "dataset_split"), "other data than digits", lambda config: config.dataset_name != "digits"),
+)
+
+
 def resolve_config(config: TrainingConfig) -> TrainingConfig:
     """
     Fills in the fields left at `None` and checks everything that can be checked without data, model or network.
@@ -43,6 +57,9 @@ def resolve_config(config: TrainingConfig) -> TrainingConfig:
     _check_numbers(config)
     _resolve_schedule(config)
     _check_combinations(config)
+    resumed = Path(config.resume_from_checkpoint or "")
+    if config.output_dir is None and (resumed / "trainer.json").is_file():
+        config.output_dir = str(resumed.parent)
     if config.output_dir is None:
         name = Path(config.dataset_name or config.train_data_dir or "").name
         config.output_dir = f"ddpm-{name}-{config.resolution}"
@@ -142,6 +159,11 @@ def _resolve_schedule(config: TrainingConfig) -> None:
 
 
 def _check_combinations(config: TrainingConfig) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for names, need, is_there in _NEEDS:
+        for name in names:
+            if getattr(config, name) != defaults[name] and not is_there(config):
+                raise LabError(f"--{name} has no effect here; it needs {need}. Add that or leave --{name} out.")
     if config.num_epochs is not None and config.max_train_steps is not None:
         raise LabError(
             f"--num_epochs {config.num_epochs} and --max_train_steps {config.max_train_steps} both set the length of "
@@ -182,11 +204,6 @@ def _check_streaming(config: TrainingConfig) -> None:
     for name in ("save_images_epochs", "save_model_epochs"):
         if getattr(config, name) is not None:
             raise LabError(f"--{name} counts epochs, which a stream does not have. Leave it out.")
-    if config.dataloader_num_workers:
-        raise LabError(
-            "--dataloader_num_workers would change the order of a stream. Leave it out with --streaming, or train on "
-            "the downloaded dataset without --streaming."
-        )
 
 
 def check_launch() -> None:
@@ -225,4 +242,10 @@ def check_model_config(config: TrainingConfig) -> dict[str, Any] | None:
                 f"The model {config.model_config_name_or_path!r} has {key}={unet[key]}, the images have "
                 f"{config.image_channels} channels. Give --image_channels {unet[key]} or another model."
             )
-    return unet
+    size = unet["sample_size"]
+    if size not in (None, config.resolution, [config.resolution] * 2):
+        raise LabError(
+            f"The model {config.model_config_name_or_path!r} has sample_size={size} and would draw samples of that size, "
+            f"not of --resolution {config.resolution}. Give --resolution {size} or another model."
+        )
+    return {**unet, "sample_size": config.resolution}

@@ -37,10 +37,6 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         plot_progress(load_previews(folder.lab / "samples"), trainer.plan.num_updates, folder.lab / "progress.png")
         plot_samples(images, folder.lab / "samples.png")
         write_model_card(folder.path, record)
-        if config.push_to_hub:
-            from ..hub.publish import push_run
-
-            push_run(folder.path, config, f"{record['train']['num_updates']} updates: {record['run']['command']}")
         accelerator.print(f"Finished: DDPMPipeline.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
     accelerator.wait_for_everyone()
 
@@ -55,8 +51,7 @@ def _frechet_results(trainer: Trainer) -> dict[str, Any]:
         )
     )
     held_out = features(trainer.data.held_out)
-    assert trainer.data.pixels is not None
-    training = features(trainer.data.pixels)
+    training = features(trainer.data.all_pixels())
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
     return {

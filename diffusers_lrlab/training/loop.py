@@ -312,7 +312,11 @@ class Trainer:
             if self.config.push_to_hub and self.update < self.plan.num_updates:
                 from ..hub.publish import push_run
 
-                push_run(self.folder.path, self.config, f"Update {self.update}")
+                try:
+                    push_run(self.folder.path, self.config, f"Update {self.update}")
+                except LabError as error:
+                    # The one at the end uploads everything anyway; a Hub that is away now must not cost the run.
+                    tqdm.write(f"warning: {error}", file=sys.stderr)
 
 
 def _make_ema(model: UNet2DModel, plan: Plan, device: torch.device) -> EMAModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ def train(config: TrainingConfig) -> Path | None:
     checkpoint = find_checkpoint(config)
     check_precision(config)
     unet_config = check_model_config(config)
-    if config.push_to_hub:
+    if config.push_to_hub and int(os.environ.get("RANK", 0)) == 0:
         from ..hub.publish import check_can_push
 
         check_can_push(config)
@@ -63,20 +63,25 @@ def train(config: TrainingConfig) -> Path | None:
         folder.clear()
     accelerator.wait_for_everyone()
     record = _start_record(plan, accelerator, previous)
-    folder.write_record(record)
 
     from .loop import Trainer
 
-    if config.logger != "none" and accelerator.is_main_process:
-        (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
-        flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
-        accelerator.init_trackers("diffusers_lrlab", config=flat)
     trainer = Trainer(plan, data, accelerator, folder)
     if checkpoint:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
+    # Only now is it certain that the folder is this run's.
+    folder.write_record(record)
+    if config.logger != "none" and accelerator.is_main_process:
+        (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
+        flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
+        accelerator.init_trackers("diffusers_lrlab", config=flat)
     _run_recorded(trainer, record)
     accelerator.end_training()
+    if config.push_to_hub and accelerator.is_main_process:
+        from ..hub.publish import push_run
+
+        push_run(folder.path, config, f"{plan.num_updates} updates: {record['run']['command']}")
     return folder.path
 
 
@@ -98,7 +103,7 @@ def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
         record["run"]["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        record["run"]["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record["run"]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
         record["run"]["seconds"] += time.perf_counter() - started
         record["train"]["updates_done"] = trainer.update
         record["train"]["training_seconds"] = trainer.training_seconds
@@ -114,7 +119,7 @@ def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
 
 
 def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     before = previous.get("run", {})
     return {
         "run": {

@@ -19,8 +19,8 @@ from ..errors import LabError
 from ..files import append_line, write_text
 from .config import TrainingConfig
 
-# What a run writes into its folder, and so what --overwrite_output_dir may remove.
-_OWN = ("model_index.json", "README.md", "lrlab", "unet", "scheduler", "checkpoint-*", ".tmp-*")
+# What a run writes into its folder besides checkpoints, and so what --overwrite_output_dir may remove.
+_OWN = ("model_index.json", "README.md", "lrlab", "unet", "scheduler", ".tmp-*")
 
 # A resumed run may change these; everything else decides the result. The global batch is compared as a whole, so
 # processes, micro-batch and accumulation may be traded against each other.
@@ -93,9 +93,8 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a run wrote, and nothing else."""
-        for pattern in _OWN:
-            for path in self.path.glob(pattern):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in [*self.checkpoints(), *(path for pattern in _OWN for path in self.path.glob(pattern))]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def checkpoint_update(path: Path) -> int:
@@ -142,6 +141,9 @@ def _check_fresh(folder: RunFolder, overwrite: bool) -> None:
     path = folder.path
     if path.is_file():
         raise LabError(f"--output_dir {str(path)!r} is a file. Give the name of a folder.")
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise LabError(f"--output_dir {str(path)!r} cannot be written: {str(existing)!r} is no folder you may write to.")
     if not path.is_dir() or next(path.iterdir(), None) is None:
         return
     holds_run = bool(folder.read_record()) or bool(folder.checkpoints()) or (path / "model_index.json").exists()
@@ -188,8 +190,12 @@ def describe_environment() -> dict[str, Any]:
     packages = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
     versions = {name: importlib.metadata.version(name) for name in packages}
 
+    repository = Path(__file__).parents[2]
+
     def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        if not (repository / "pyproject.toml").exists():
+            return None  # installed: a repository around the environment is not the source's
+        command = ["git", "-C", str(repository), *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
         except (OSError, subprocess.SubprocessError):

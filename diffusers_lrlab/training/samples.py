@@ -83,7 +83,7 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
 def save_pipeline(unet: Any, noise_scheduler: Any, folder: Path) -> None:
     """Writes a pipeline that `DDPMPipeline.from_pretrained` loads; each part appears whole."""
     pipeline = DDPMPipeline(unet=unet, scheduler=noise_scheduler)
-    with atomic_folder(folder / "pipeline") as temporary:
+    with atomic_folder(folder / ".tmp-pipeline") as temporary:
         pipeline.save_pretrained(temporary)
         for part in ("unet", "scheduler"):
             old = folder / f".tmp-old-{part}"
@@ -93,4 +93,4 @@ def save_pipeline(unet: Any, noise_scheduler: Any, folder: Path) -> None:
             os.replace(temporary / part, folder / part)
             shutil.rmtree(old, ignore_errors=True)
         os.replace(temporary / "model_index.json", folder / "model_index.json")
-    shutil.rmtree(folder / "pipeline")
+    shutil.rmtree(folder / ".tmp-pipeline")

@@ -1,0 +1,50 @@
+"""What importing costs: each line in fresh interpreters, the median of several, in seconds.
+
+python benchmarks/import_time.py
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from train_step import machine
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+ROUNDS = 5
+
+COMMANDS = {
+    "python -c pass": ["-c", "pass"],
+    "import torch": ["-c", "import torch"],
+    "import diffusers.optimization": ["-c", "import diffusers.optimization"],
+    "from diffusers import DDPMPipeline": ["-c", "from diffusers import DDPMPipeline"],
+    "import diffusers_lrlab": ["-c", "import diffusers_lrlab"],
+    "import diffusers_lrlab, diffusers.optimization": ["-c", "import diffusers_lrlab, diffusers.optimization"],
+    "train_ddpm.py --help": [str(SCRIPT), "--help"],
+    "train_ddpm.py --dry_run --lr_scheduler cosin (an error)": [str(SCRIPT), "--dry_run", "--lr_scheduler", "cosin"],
+}
+
+
+def seconds(arguments):
+    """Wall time of one interpreter."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return time.perf_counter() - start
+
+
+def main():
+    times = {name: [] for name in COMMANDS}
+    for turn in range(ROUNDS + 1):
+        for name, arguments in COMMANDS.items():
+            elapsed = seconds(arguments)
+            if turn:  # the first turn fills the disk cache
+                times[name].append(elapsed)
+    print(machine())
+    print("\n| | s, median of 5 |\n|---|---|")
+    for name, values in times.items():
+        print(f"| `{name}` | {statistics.median(values):.2f} |")
+
+
+if __name__ == "__main__":
+    main()

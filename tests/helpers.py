@@ -1,0 +1,40 @@
+"""Folders of small images whose pixels are known, and configurations that read them."""
+
+import numpy as np
+from PIL import Image
+
+from diffusers_lrlab.data.loading import load_image_data
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.config import TrainingConfig
+
+
+def numbered_image(number, size=(4, 4)):
+    """A grey image of one level, by which it is known again."""
+    return Image.new("L", size, number)
+
+
+def image_folder(folder, count=20, size=(4, 4)):
+    """`count` PNGs of the levels 0, 1, 2, ..., spread over two subfolders that datasets takes for classes."""
+    for number in range(count):
+        path = folder / ("even" if number % 2 == 0 else "odd") / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        numbered_image(number, size).save(path)
+    return folder
+
+
+def config(folder=None, **options):
+    """A resolved configuration for small grey images; `folder` is where they are and a cache may be."""
+    if folder is not None:
+        small = {"resolution": 4, "image_channels": 1, "train_batch_size": 4, "num_validation_images": 0}
+        options = {"train_data_dir": str(folder), "cache_dir": str(folder.parent / "cache"), **small, **options}
+    return resolve_config(TrainingConfig(**options))
+
+
+def load(folder=None, **options):
+    """The data of [`config`]."""
+    return load_image_data(config(folder, **options))
+
+
+def levels(images):
+    """The levels (0 to 255) of images in [-1, 1], read at their first pixel."""
+    return np.rint((images[:, 0, 0, 0].numpy() + 1) * 127.5).astype(int).tolist()

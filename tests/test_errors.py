@@ -1,0 +1,498 @@
+"""What the command line says when something cannot be done: short, with the value, what is allowed and the remedy."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from helpers import image_folder
+from runs import SCRIPT, TINY_UNET, environment
+
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.models.unet import check_resolution, default_down_blocks
+from diffusers_lrlab.training.arguments import parse_arguments
+
+SMALL = (
+    "--max_train_steps=3 --train_batch_size=4 --frechet_samples=0 --eval_batch_size=2 --ddpm_num_inference_steps=2 "
+    "--num_validation_images=8 --checkpointing_steps=2"
+).split()
+
+
+@dataclass
+class Outcome:
+    status: int
+    stdout: str
+    stderr: str
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("train_ddpm", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """Calls the script's `main` in this process, which spares the seconds of starting another."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            status = load_script().main()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        return Outcome(status, stdout.getvalue(), stderr.getvalue())
+
+    return run
+
+
+def start(*arguments, **options):
+    """Runs the script as a user does."""
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), **options)
+    return Outcome(result.returncode, result.stdout, result.stderr)
+
+
+def assert_told(outcome, *parts):
+    """One message that a person can act on, and nothing besides."""
+    assert outcome.status == 2, outcome
+    assert "Traceback" not in outcome.stderr
+    assert len(outcome.stderr.splitlines()) < 25
+    message = outcome.stderr[outcome.stderr.index("error: ") :]
+    for part in parts:
+        assert part in message
+
+
+def substitute(texts, folder):
+    """Texts of the tables below with the folder of the test in the place of TMP."""
+    return [text.replace("TMP", str(folder)) for text in texts]
+
+
+def contents(folder):
+    """Every file of a folder with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+# name -> (arguments, what the message must contain)
+OPTIONS = {
+    "unknown schedule": (["--lr_scheduler=cosin"], ["'cosin'", "Did you mean 'cosine'?", "Known: ", "exponential"]),
+    "unlike any schedule": (["--lr_scheduler=zzz"], ["'zzz'", "Known: ", "polynomial"]),
+    "unknown kwarg": (
+        ["--lr_scheduler=step:stepsize=5"],
+        ["'step' does not take 'stepsize'", "step_size, gamma", "Did you mean 'step_size'?"],
+    ),
+    "kwarg of the wrong type": (["--lr_scheduler=step:step_size=2.5"], ["'step'", "step_size=2.5", "int in [1, inf)"]),
+    "kwarg out of range": (["--lr_scheduler=step:gamma=2"], ["'step'", "gamma=2", "float in (0, 1]", "factor at each drop"]),
+    "kwarg without meaning": (["--lr_scheduler=cosine", "--lr_power=2"], ["'cosine' does not take 'power'", "num_cycles"]),
+    "kwarg of a schedule without any": (
+        ["--lr_scheduler=constant", "--lr_num_cycles=2"],
+        ["'constant' does not take 'num_cycles'", "no arguments"],
+    ),
+    "bad JSON": (
+        ["--lr_scheduler_kwargs={gamma: 1}"],
+        ["--lr_scheduler_kwargs", "{gamma: 1}", "not valid JSON", "character 1", """'{"gamma": 0.5}'"""],
+    ),
+    "JSON, but no object": (["--lr_scheduler_kwargs=[1, 2]"], ["--lr_scheduler_kwargs", "[1, 2]", "must be a JSON object"]),
+    "kwarg twice in a spec": (["--lr_scheduler=step:gamma=0.5,gamma=0.1"], ["'gamma' is given twice", "NAME:key=value"]),
+    "kwarg in spec and JSON": (
+        ["--lr_scheduler=step:gamma=0.5", '--lr_scheduler_kwargs={"gamma": 0.1}'],
+        ["'gamma' of the schedule 'step' is given twice", "0.5", "0.1", "Drop one"],
+    ),
+    "kwarg in spec and flag": (
+        ["--lr_scheduler=cosine:num_cycles=1", "--lr_num_cycles=2"],
+        ["'num_cycles' of the schedule 'cosine' is given twice", "Drop one"],
+    ),
+    "warm-up longer than the run": (
+        ["--max_train_steps=5", "--lr_warmup_steps=10"],
+        ["Warm-up of 10 updates", "run of 5 updates", "Use at most 4", "0.05"],
+    ),
+    "warm-up as long as the run": (
+        ["--max_train_steps=5", "--lr_warmup_steps=5"],
+        ["Warm-up of 5 updates", "run of 5 updates", "Use at most 4"],
+    ),
+    "warm-up longer than the epochs": (
+        ["--num_epochs=1", "--lr_warmup_steps=500"],
+        ["Warm-up of 500 updates", "run of 25 updates", "Use at most 24"],
+    ),
+    "negative warm-up": (["--lr_warmup_steps=-1"], ["-1", "use 0 or more"]),
+    "warm-up of one and a half updates": (["--lr_warmup_steps=1.5"], ["1.5", "whole number of updates", "fraction"]),
+    "warm-up with constant": (
+        ["--lr_scheduler=constant", "--lr_warmup_steps=10"],
+        ["--lr_warmup_steps 10", "'constant'", "use --lr_scheduler constant_with_warmup"],
+    ),
+    "learning rate 0": (["--learning_rate=0"], ["--learning_rate 0", "above 0", "1e-4"]),
+    "negative learning rate": (["--learning_rate=-1"], ["--learning_rate -1", "above 0"]),
+    "learning rate nan": (["--learning_rate=nan"], ["--learning_rate nan", "above 0"]),
+    "infinite learning rate": (["--learning_rate=inf"], ["--learning_rate inf", "above 0"]),
+    "learning rate in words": (["--learning_rate=fast"], ["--learning_rate", "'fast'", "--help"]),
+    "batch of nothing": (["--train_batch_size=0"], ["--train_batch_size 0", "use 1 or more"]),
+    "negative validation": (["--num_validation_images=-1"], ["--num_validation_images -1", "use 0 or more"]),
+    "more inference steps than steps": (
+        ["--ddpm_num_steps=10", "--ddpm_num_inference_steps=20"],
+        ["--ddpm_num_inference_steps 20", "--ddpm_num_steps 10", "at most as many"],
+    ),
+    "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "Use 28 or 32"]),
+    "batch larger than the data": (
+        ["--train_batch_size=1542"],
+        ["batch of 1542", "training set of 1541", "Use at most --train_batch_size 1541"],
+    ),
+    "accumulated batch larger than the data": (
+        ["--train_batch_size=1000", "--gradient_accumulation_steps=2"],
+        ["batch of 2000", "2 micro-batches", "Use at most --train_batch_size 770"],
+    ),
+    "both lengths": (
+        ["--num_epochs=1", "--max_train_steps=3"],
+        ["--num_epochs 1", "--max_train_steps 3", "give one of them"],
+    ),
+    "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
+    "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
+    "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder that holds images"]),
+    "stream without a length": (
+        ["--dataset_name=user/name", "--streaming"],
+        ["--max_train_steps", "instead of --num_epochs"],
+    ),
+    "stream of digits": (["--streaming", "--max_train_steps=3"], ["'digits'", "--streaming", "Leave the flag out"]),
+    "rank by hand": (["--local_rank=0"], ["--local_rank 0", "accelerate launch --num_processes N"]),
+    "plateau without validation": (
+        ["--lr_scheduler=reduce_lr_on_plateau", "--num_validation_images=0"],
+        ["'reduce_lr_on_plateau'", "validation loss", "--num_validation_images 0"],
+    ),
+    "unknown flag": (["--learning_rat=1"], ["'--learning_rat=1'", "the command line", "Did you mean '--learning_rate'?"]),
+    "abbreviated flag": (["--overwrite"], ["'--overwrite'", "Did you mean '--overwrite_output_dir'?"]),
+    "unlike any flag": (["--zzz"], ["'--zzz'", "--help"]),
+    "flag without a value": (["--learning_rate"], ["--learning_rate", "expected one argument", "--help"]),
+    "not one of the choices": (["--mixed_precision=fp8"], ["--mixed_precision", "'fp8'", "fp16", "bf16"]),
+    "missing model": (["--model_config_name_or_path=TMP/none"], ["TMP/none", "cannot be read", "config.json"]),
+    "missing YAML": (["--config=TMP/none.yaml"], ["TMP/none.yaml", "Give the path of a YAML file"]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_that_cannot_be_done_is_explained(call, tmp_path, name):
+    arguments, parts = (substitute(texts, tmp_path) for texts in OPTIONS[name])
+    assert_told(call(*arguments, f"--output_dir={tmp_path / 'run'}"), *parts)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "column"),
+    [("step:gamma", 10), ("step:gamma=0.5,,", 15), ("step:gamma=", 11), ("step:=5", 5), (":gamma=1", 0)],
+)
+def test_a_malformed_spec_string_is_pointed_at(call, tmp_path, spec, column):
+    outcome = call(f"--lr_scheduler={spec}", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, "Cannot read the spec string", "expected NAME, NAME:key=value,key=value")
+    assert outcome.stderr.splitlines()[-2:] == ["  " + spec, "  " + " " * column + "^"]
+
+
+def test_precision_that_the_cpu_cannot_do(call, tmp_path):
+    if torch.accelerator.is_available():
+        pytest.skip("fp16 works here")
+    outcome = call("--mixed_precision=fp16", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, "fp16 needs a GPU", "Use --mixed_precision bf16 or no")
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_logger_that_is_not_installed(call, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)  # which is how Python notes a package as missing
+    outcome = call(f"--logger={package}", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, f"'{package}'", "not installed", f"pip install {package}", "leave --logger out")
+
+
+@pytest.mark.parametrize("resolution", range(1, 200))
+def test_the_resolutions_that_are_proposed_work(resolution):
+    def check(size):
+        check_resolution(size, len(default_down_blocks(size)))
+
+    try:
+        check(resolution)
+    except LabError as error:
+        proposed = re.search(r"Use ([\d or]+)\.", str(error))
+        for size in proposed[1].split(" or "):
+            check(int(size))
+
+
+# --- YAML ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("lr_shedular: cosine", ["'--lr_shedular=cosine'", "run.yaml", "Did you mean '--lr_scheduler'?"]),
+        ("lr_scheduler: cosin", ["'cosin'", "Did you mean 'cosine'?"]),
+        ("learning_rate: fast", ["--learning_rate", "'fast'"]),
+        ("- lr_scheduler", ["run.yaml", "mapping of options", "lr_scheduler: cosine"]),
+        ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
+    ],
+)
+def test_a_wrong_yaml_file_is_named(call, yaml_file, tmp_path, text, parts):
+    assert_told(call(f"--config={yaml_file(text)}", f"--output_dir={tmp_path / 'run'}"), *parts)
+
+
+def test_the_command_line_overrides_yaml(yaml_file):
+    path = yaml_file("lr_scheduler: step\nlr_scheduler_kwargs: {gamma: 0.5}\nseed: 3\ncenter_crop: true\nuse_ema: false\n")
+    config = parse_arguments(["--seed=4", f"--config={path}", "--use_ema"], "")
+    assert (config.lr_scheduler, json.loads(config.lr_scheduler_kwargs)) == ("step", {"gamma": 0.5})
+    assert (config.seed, config.center_crop, config.use_ema) == (4, True, True)
+    assert config.learning_rate is None
+
+
+# --- data and models -------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_folder(call, tmp_path):
+    (tmp_path / "images").mkdir()
+    outcome = call(f"--train_data_dir={tmp_path / 'images'}", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, str(tmp_path / "images"), "is empty", "It should hold images")
+
+
+def test_data_without_images(call, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").write_text("text,number\na,1\n")
+    outcome = call(
+        f"--train_data_dir={tmp_path / 'data'}", f"--cache_dir={tmp_path / 'cache'}", f"--output_dir={tmp_path / 'run'}"
+    )
+    assert_told(outcome, "no column of images", "text (", "number (", "Use a dataset with an Image column")
+
+
+def test_a_corrupt_image(call, tmp_path):
+    folder = image_folder(tmp_path / "images")
+    (folder / "odd" / "005.png").write_bytes(b"no image")
+    arguments = ["--resolution=8", "--image_channels=1", *SMALL, f"--cache_dir={tmp_path / 'cache'}"]
+    outcome = call(f"--train_data_dir={folder}", *arguments, f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, str(folder / "odd" / "005.png"), "cannot be read", "--skip_corrupt_images")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "parts"),
+    [
+        ({"block_out_channels": [8] * 4}, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "Use 8 or 16"]),
+        ({"in_channels": 3}, [], ["in_channels=3", "1 channels", "--image_channels 3"]),
+        ({"out_channels": 2}, [], ["out_channels=2", "1 channels"]),
+        ({"sample_size": 32}, [], ["sample_size=32", "--resolution 8", "Give --resolution 32"]),
+        ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
+        ({"no_such_option": 1}, [], ["UNet2DModel does not take 'no_such_option'"]),
+        ({"down_block_types": ["NoSuchBlock", "DownBlock2D"]}, [], ["no UNet2DModel that can be built", "NoSuchBlock"]),
+        ({"norm_num_groups": 5}, [], ["no UNet2DModel that can be built", "divisible by num_groups (5)"]),
+        ({"down_block_types": ["DownBlock2D"]}, [], ["no UNet2DModel that can be built", "down_block_types"]),
+    ],
+)
+def test_a_model_that_does_not_fit(call, tmp_path, change, arguments, parts):
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**TINY_UNET, **change}))
+    outcome = call(f"--model_config_name_or_path={path}", *arguments, f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, *parts)
+
+
+# --- the output folder -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """A run of three updates with a checkpoint at the second; tests copy it or leave it as it is."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    outcome = start(*SMALL, f"--output_dir={folder}")
+    assert outcome.status == 0, outcome.stderr
+    return folder
+
+
+def test_another_run_is_not_touched(call, finished_run):
+    before = contents(finished_run)
+    outcome = call(*SMALL, f"--output_dir={finished_run}")
+    remedies = ["--resume_from_checkpoint latest", "--overwrite_output_dir", "choose another folder"]
+    assert_told(outcome, str(finished_run), "already holds a run (status: finished)", *remedies)
+    assert contents(finished_run) == before
+
+
+@pytest.mark.parametrize("flags", [[], ["--overwrite_output_dir"]])
+def test_other_files_are_not_touched(call, tmp_path, flags):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.txt").write_text("mine")
+    outcome = call(*SMALL, *flags, f"--output_dir={tmp_path / 'work'}")
+    assert_told(outcome, str(tmp_path / "work"), "holds other files and no run", "new or empty folder")
+    assert contents(tmp_path / "work") == {"notes.txt": b"mine"}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "notes.txt/run"])
+def test_a_file_is_no_output_folder(call, tmp_path, name):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert_told(call(*SMALL, f"--output_dir={tmp_path / name}"), str(tmp_path / name), "folder")
+    assert contents(tmp_path) == {"notes.txt": b"mine"}
+
+
+FOREIGN = {"notes.txt": b"mine", "checkpoint-of-mine/a.bin": b"mine", "pipeline/b.bin": b"mine", "images/c.png": b"mine"}
+
+
+@pytest.fixture
+def run_with_foreign_files(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+    for name, data in FOREIGN.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
+    folder = run_with_foreign_files
+    (folder / "lrlab" / "left-over.txt").write_text("of the old run")
+    arguments = ["--seed=1", "--checkpointing_steps=5", "--overwrite_output_dir", f"--output_dir={folder}"]
+    outcome = start(*SMALL, *arguments)
+    assert outcome.status == 0, outcome.stderr
+    after = contents(folder)
+    assert {name: after.get(name) for name in FOREIGN} == FOREIGN
+    assert "lrlab/left-over.txt" not in after
+    assert not (folder / "checkpoint-2").exists()
+    assert json.loads(after["lrlab/run.json"])["config"]["seed"] == 1
+    assert len(after["lrlab/metrics.jsonl"].splitlines()) == 1 + 3
+
+
+def test_a_run_is_not_replaced_by_one_that_cannot_start(call, run_with_foreign_files):
+    before = contents(run_with_foreign_files)
+    outcome = call("--train_batch_size=5000", "--overwrite_output_dir", f"--output_dir={run_with_foreign_files}")
+    assert_told(outcome, "batch of 5000")
+    assert contents(run_with_foreign_files) == before
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resume", ["latest", "checkpoint-7"])
+def test_a_folder_without_checkpoint(call, tmp_path, resume):
+    outcome = call(*SMALL, f"--resume_from_checkpoint={resume}", f"--output_dir={tmp_path / 'run'}")
+    parts = ["no checkpoint to resume from"] if resume == "latest" else ["'checkpoint-7' is not a checkpoint", "none there"]
+    assert_told(outcome, str(tmp_path / "run"), *parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_checkpoints_that_there_are_get_listed(call, finished_run):
+    outcome = call(*SMALL, "--resume_from_checkpoint=checkpoint-7", f"--output_dir={finished_run}")
+    assert_told(outcome, "'checkpoint-7' is not a checkpoint", "Checkpoints there: checkpoint-2.", "'latest'")
+
+
+def test_a_checkpoint_of_another_folder(call, finished_run, tmp_path):
+    checkpoint = finished_run / "checkpoint-2"
+    outcome = call(*SMALL, f"--resume_from_checkpoint={checkpoint}", f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, str(checkpoint), str(tmp_path / "run"), f"Give --output_dir {finished_run}")
+
+
+# name -> (arguments, what the message must contain)
+CHANGES = {
+    "schedule": (["--lr_scheduler=linear"], ["--lr_scheduler: 'cosine' then, 'linear' now"]),
+    "learning rate": (["--learning_rate=0.5"], ["--learning_rate: 0.001 then, 0.5 now"]),
+    "length": (["--max_train_steps=9"], ["--max_train_steps: 3 then, 9 now", "num_updates: 3 then, 9 now"]),
+    "batch": (["--train_batch_size=8"], ["global_batch: 4 then, 8 now"]),
+    "data set": (
+        ["--train_data_dir=TMP/images", "--resolution=8", "--image_channels=1"],
+        ["--dataset_name: 'digits' then, None now", "TMP/images", "data: "],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_resuming_another_run_says_what_differs_and_changes_nothing(call, finished_run, tmp_path, name):
+    image_folder(tmp_path / "images")
+    change, parts = (substitute(texts, tmp_path) for texts in CHANGES[name])
+    before = contents(finished_run)
+    outcome = call(
+        *SMALL, *change, f"--cache_dir={tmp_path}", "--resume_from_checkpoint=latest", f"--output_dir={finished_run}"
+    )
+    assert_told(outcome, str(finished_run / "checkpoint-2"), *parts, "Resume with the arguments of that run")
+    assert contents(finished_run) == before
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+def limit_files(num_bytes):
+    """Makes every file longer than this fail to be written, which to the writer is like a full disk."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+    return limit
+
+
+# The weights have 2.7 MiB, the optimizer's state twice that: safetensors fails at the one, torch at the other.
+@pytest.mark.parametrize("mebibytes", [1, 4])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, mebibytes):
+    folder = tmp_path / "run"
+    outcome = start(*SMALL, f"--output_dir={folder}", preexec_fn=limit_files(mebibytes * 2**20))
+    assert_told(outcome, "No room to write", "checkpoint-2", "Free some space", "--resume_from_checkpoint latest")
+    assert {path.name for path in folder.iterdir()} == {"lrlab"}
+    assert not list(folder.rglob(".tmp*"))
+    assert json.loads((folder / "lrlab" / "run.json").read_text())["run"]["status"] == "failed"
+    rows = [json.loads(line) for line in (folder / "lrlab" / "metrics.jsonl").read_text().splitlines()]
+    assert {row["update"] for row in rows} == {1, 2}
+
+
+def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+    before = contents(folder)
+    outcome = start(*SMALL, "--resume_from_checkpoint=latest", f"--output_dir={folder}", preexec_fn=limit_files(2**20))
+    assert_told(outcome, "No room to write", "Free some space")
+    after = contents(folder)
+    assert after.keys() == before.keys()
+    assert {name for name in before if before[name] != after[name]} <= {"lrlab/run.json", "lrlab/metrics.jsonl"}
+    assert json.loads(after["lrlab/run.json"])["run"]["status"] == "failed"
+
+
+# --- real command lines ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--lr_scheduler=cosin"], ["'cosin'", "Did you mean 'cosine'?"]),
+        (["--train_batch_size=5000"], ["batch of 5000", "Use at most --train_batch_size 1541"]),
+        (["--dataset_name=/nowhere/at/all"], ["/nowhere/at/all", "does not exist"]),
+    ],
+)
+def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts):
+    outcome = start(*arguments, f"--output_dir={tmp_path / 'run'}")
+    assert_told(outcome, *parts)
+    assert outcome.stderr.startswith("error: ")
+    assert outcome.stdout == ""
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--lr_scheduler=cosin"], 2), (["--zzz"], 2), (["--help"], 0)])
+def test_a_typing_error_does_not_wait_for_torch(arguments, status):
+    code = f"""
+import runpy, sys
+sys.argv = [{str(SCRIPT)!r}, *{arguments!r}]
+try:
+    runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+except SystemExit as end:
+    print("status", end.code)
+print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.modules))
+"""
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=True)
+    assert result.stdout.splitlines()[-2:] == [f"status {status}", "loaded set()"]

@@ -1,0 +1,263 @@
+"""Uploading a run and loading it again: the real scripts and clients, in processes of their own, against `hub_server`."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_server import HubServer
+from huggingface_hub import ModelCard
+
+from diffusers_lrlab.hub.card import write_model_card
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+TOKEN = "hf_nobodyMayReadThis"
+TINY = (
+    "--max_train_steps 3 --train_batch_size 4 --num_validation_images 8 --frechet_samples 0 --eval_batch_size 2 "
+    "--ddpm_num_inference_steps 2 --checkpointing_steps 2 --logger tensorboard"
+).split()
+
+
+def run(*command, env, cwd, status=0):
+    """Runs Python with these arguments, and expects this exit status."""
+    result = subprocess.run([sys.executable, *command], env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result
+
+
+def paths_below(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def example_in(card):
+    """The code under "Use", which a reader would copy."""
+    return re.search(r"```python\n(.*?)```", card, re.DOTALL).group(1)
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    """A finished run in `run`, its repository on `hub`, and what the command printed."""
+    folder = tmp_path_factory.mktemp("pushed")
+    with HubServer(folder / "hf_home", {TOKEN: "user"}) as hub:
+        push = ["--push_to_hub", "--hub_model_id", "user/digits", "--hub_private_repo", "--hub_token", TOKEN]
+        env = hub.env_without("HF_TOKEN")
+        result = run(SCRIPT, *TINY, *push, "--output_dir", folder / "run", env=env, cwd=folder)
+        yield folder / "run", hub, result
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The folder in which a run called `runs/digits` was made and not pushed."""
+    folder = tmp_path_factory.mktemp("kept")
+    with HubServer(folder / "hf_home") as hub:
+        run(SCRIPT, *TINY, "--output_dir", "runs/digits", env=hub.env, cwd=folder)
+        assert hub.requests == []
+    return folder
+
+
+def test_pushes_what_a_user_needs_and_nothing_else(pushed):
+    folder, hub, _ = pushed
+    repo = hub.model("user/digits")
+    assert repo.private
+    assert set(repo.files) == {
+        ".gitattributes",
+        "README.md",
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "unet/config.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        *(f"lrlab/{name}" for name in ("loss.png", "lr.png", "progress.png", "samples.png", "metrics.jsonl", "run.json")),
+    }
+    # The rest exists, or leaving it out would be no achievement.
+    left = " ".join(paths_below(folder) - set(repo.files))
+    for name in ("checkpoint-2/", "optimizer", "random_states", ".npy", "logs/"):
+        assert name in left
+    for path in set(repo.files) - {".gitattributes"}:
+        assert repo.files[path] == (folder / path).read_bytes(), path
+
+
+def test_pushes_the_record_of_a_finished_run(pushed):
+    folder, hub, _ = pushed
+    record = json.loads(hub.model("user/digits").files["lrlab/run.json"])
+    assert record["run"]["status"] == "finished"
+    assert record == json.loads((folder / "lrlab" / "run.json").read_text())
+
+
+def test_loads_by_its_id_without_this_package(pushed, tmp_path):
+    folder, hub, _ = pushed
+    code = """
+import sys
+import numpy as np, torch
+from diffusers import DDPMPipeline
+
+images = []
+for source in sys.argv[1:]:
+    pipeline = DDPMPipeline.from_pretrained(source)
+    generator = torch.Generator().manual_seed(7)
+    images.append(pipeline(batch_size=3, generator=generator, num_inference_steps=2, output_type="np").images)
+assert "diffusers_lrlab" not in sys.modules
+assert images[0].shape == (3, 8, 8, 1) and images[0].std() > 0
+assert np.array_equal(*images)
+"""
+    run("-c", code, "user/digits", folder, env=hub.env, cwd=tmp_path)
+    assert ("GET", f"/user/digits/resolve/{hub.model('user/digits').head}/model_index.json") in hub.requests
+
+
+def test_a_private_run_is_hidden_from_others(pushed, tmp_path):
+    _, hub, _ = pushed
+    env = hub.env_without("HF_TOKEN") | {"HF_HOME": str(tmp_path)}
+    code = "from huggingface_hub import hf_hub_download; hf_hub_download('user/digits', 'README.md')"
+    assert "RepositoryNotFoundError" in run("-c", code, env=env, cwd=tmp_path, status=1).stderr
+
+
+def test_the_token_is_written_nowhere(pushed):
+    folder, hub, result = pushed
+    texts = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} | hub.model("user/digits").files
+    texts |= {"stdout": result.stdout.encode(), "stderr": result.stderr.encode()}
+    assert [str(name) for name, text in texts.items() if TOKEN.encode() in text] == []
+    assert b"--hub_token ..." in texts["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "message"),
+    [
+        ({"HF_TOKEN": ""}, [], "needs a token with the right to write. Run `hf auth login`"),
+        ({"HF_TOKEN": "hf_wrong"}, [], "Invalid user token"),
+        ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),
+        ({"HF_HUB_OFFLINE": "1"}, [], "cannot be reached"),
+        ({}, ["--hub_model_id", "a/b/c"], "'a/b/c' is not a valid id"),
+        ({}, ["--hub_model_id", "somebody/else"], "Check --hub_model_id"),
+    ],
+    ids=["no-token", "wrong-token", "wrong-hub_token", "unreachable", "offline", "invalid-id", "foreign-id"],
+)
+def test_refuses_before_training(hub, tmp_path, env, arguments, message):
+    output = tmp_path / "run"
+    command = [SCRIPT, *TINY, "--push_to_hub", "--hub_model_id", "user/digits", *arguments, "--output_dir", output]
+    result = run(*command, env=hub.env | env, cwd=tmp_path, status=2)
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert "--push_to_hub" in result.stderr or "--hub_model_id" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "hf_wrong" not in result.stdout + result.stderr
+    assert not output.exists()
+    assert hub.repos == {}
+    if "somebody/else" not in arguments:
+        assert ("POST", "/api/repos/create") not in hub.requests
+
+
+def test_a_dry_run_checks_the_token_and_creates_nothing(hub, tmp_path):
+    run(SCRIPT, *TINY, "--push_to_hub", "--dry_run", "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path)
+    assert hub.requests == [("GET", "/api/whoami-v2")]
+
+
+PUSH_AGAIN = """
+import sys
+from pathlib import Path
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.hub.publish import check_can_push, push_run
+from diffusers_lrlab.training.config import TrainingConfig
+
+config = TrainingConfig(output_dir="digits", push_to_hub=True)
+check_can_push(config)
+try:
+    push_run(Path(sys.argv[1]), config, "again")
+except LabError as error:
+    sys.exit(str(error))
+print(config.hub_model_id)
+"""
+
+
+def test_completes_the_id_and_uses_a_repository_that_exists(pushed, hub, tmp_path):
+    for _ in range(2):
+        assert run("-c", PUSH_AGAIN, pushed[0], env=hub.env, cwd=tmp_path).stdout.strip() == "user/digits"
+    repo = hub.model("user/digits")
+    assert not repo.private
+    # Nothing had changed, so the second upload was no commit.
+    assert repo.messages == ["initial commit", "again"]
+
+
+def test_a_failed_upload_tells_how_to_repeat_it(pushed, hub, tmp_path):
+    shutil.copytree(pushed[0], tmp_path / "a run")
+    hub.broken.add("commit")
+    error = run("-c", PUSH_AGAIN, "a run", env=hub.env, cwd=tmp_path, status=1).stderr
+    assert "Traceback" not in error
+    assert set(hub.model("user/digits").files) == {".gitattributes"}
+
+    hub.broken.clear()
+    program, *arguments = shlex.split(re.search(r"`(.*)`", error).group(1))
+    assert program == "hf"
+    run("-m", "huggingface_hub.cli.hf", *arguments, env=hub.env, cwd=tmp_path)
+    assert set(hub.model("user/digits").files) == set(pushed[1].model("user/digits").files)
+
+
+def test_the_card_is_valid_and_complete(pushed, tmp_path):
+    folder, hub, _ = pushed
+    code = "import sys; from huggingface_hub import ModelCard; ModelCard.load(sys.argv[1]).validate()"
+    before = hub.requests.count(("POST", "/api/validate-yaml"))
+    for source in ("user/digits", folder / "README.md"):
+        run("-c", code, source, env=hub.env, cwd=tmp_path)
+    assert hub.requests.count(("POST", "/api/validate-yaml")) == before + 2
+
+    card = ModelCard.load(folder / "README.md")
+    assert "{{" not in card.text
+    assert "{%" not in card.text
+    assert "None" not in card.text
+    assert card.data.library_name == "diffusers"
+    assert card.data.pipeline_tag == "unconditional-image-generation"
+    assert {"diffusers", "diffusers_lrlab", "cosine"} <= set(card.data.tags)
+    files = hub.model("user/digits").files
+    for image in re.findall(r"!\[.*?\]\((.*?)\)", card.text):
+        assert files[image].startswith(b"\x89PNG")
+
+
+def test_the_cards_results_are_those_of_the_run(pushed):
+    folder, _, _ = pushed
+    results = json.loads((folder / "lrlab" / "run.json").read_text())["train"]["results"]
+    evaluations = ModelCard.load(folder / "README.md").data.eval_results
+    assert {each.metric_type: each.metric_value for each in evaluations} == {
+        key: results[key] for key in ("validation_loss_ema", "validation_loss")
+    }
+    assert {(each.task_type, each.dataset_type) for each in evaluations} == {("unconditional-image-generation", "digits")}
+
+
+def test_an_invalid_card_is_refused(hub, tmp_path):
+    """The server's side of `validate`: without this, a card that passes would prove nothing."""
+    code = "from huggingface_hub import ModelCard; ModelCard('# no metadata').validate()"
+    assert "ValueError" in run("-c", code, env=hub.env, cwd=tmp_path, status=1).stderr
+
+
+def test_the_cards_example_runs(pushed, tmp_path):
+    _, hub, _ = pushed
+    example = example_in(hub.model("user/digits").files["README.md"].decode())
+    assert '"user/digits"' in example
+    run("-c", f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)", env=hub.env, cwd=tmp_path)
+
+
+def test_the_cards_example_runs_for_a_run_that_stayed_here(kept, hub):
+    example = example_in((kept / "runs" / "digits" / "README.md").read_text())
+    run("-c", f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)", env=hub.env, cwd=kept)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("data", "is_on_hub"),
+    [
+        ({"dataset_name": "huggan/flowers"}, True),
+        ({"dataset_name": "data/photos"}, False),
+        ({"dataset_name": None, "train_data_dir": "data/photos"}, False),
+    ],
+)
+def test_the_card_links_to_a_data_set_only_where_there_is_one(kept, tmp_path, monkeypatch, data, is_on_hub):
+    monkeypatch.chdir(tmp_path)
+    Path("data/photos").mkdir(parents=True)
+    record = json.loads((kept / "runs" / "digits" / "lrlab" / "run.json").read_text())
+    record["config"] |= data
+    write_model_card(tmp_path, record)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.datasets == (["huggan/flowers"] if is_on_hub else None)
+    assert ("https://huggingface.co/datasets/" in card.text) == is_on_hub

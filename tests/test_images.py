@@ -1,0 +1,268 @@
+"""From image files of every kind to tensors in [-1, 1]: exact values, crops, flips, and files that are broken."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+
+from diffusers_lrlab.data.images import ImageTransform, decode, to_unit_tensor
+from diffusers_lrlab.errors import LabError
+
+RED, GREY_OF_RED = (255, 0, 0), 76 / 255  # PIL's luma: 0.299 of 255, rounded
+
+
+def transform(resolution=8, channels=1, center_crop=True, random_flip=False, eight_bit=False, seed=0):
+    return ImageTransform(resolution, channels, center_crop, random_flip, eight_bit, seed)
+
+
+def one_pixel(mode, value):
+    return Image.new(mode, (1, 1), value)
+
+
+def palette_image(transparency=None):
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 0, 0, 0, 0, 255])
+    image.putpixel((1, 0), 1)
+    if transparency is not None:
+        image.info["transparency"] = transparency
+    return image
+
+
+def encoded(image, **save):
+    file = io.BytesIO()
+    image.save(file, **{"format": "png", **save})
+    return {"bytes": file.getvalue(), "path": "folder/picture.png"}
+
+
+COLOURS = {
+    "1": (one_pixel("1", 1), (1, 1, 1), 1),
+    "L": (one_pixel("L", 51), (0.2, 0.2, 0.2), 0.2),
+    "LA": (one_pixel("LA", (51, 255)), (0.2, 0.2, 0.2), 0.2),
+    "LA, transparent": (one_pixel("LA", (51, 0)), (1, 1, 1), 1),
+    "P": (palette_image().crop((0, 0, 1, 1)), (1, 0, 0), GREY_OF_RED),
+    "P, transparent": (palette_image(transparency=0).crop((0, 0, 1, 1)), (1, 1, 1), 1),
+    "P, another colour transparent": (palette_image(transparency=1).crop((0, 0, 1, 1)), (1, 0, 0), GREY_OF_RED),
+    "RGB": (one_pixel("RGB", RED), (1, 0, 0), GREY_OF_RED),
+    "RGBA": (one_pixel("RGBA", (*RED, 255)), (1, 0, 0), GREY_OF_RED),
+    "RGBA, a fifth": (one_pixel("RGBA", (*RED, 51)), (1, 0.8, 0.8), 219 / 255),
+    "CMYK": (one_pixel("CMYK", (0, 255, 255, 0)), (1, 0, 0), GREY_OF_RED),
+    "I;16, 0": (one_pixel("I;16", 0), (0, 0, 0), 0),
+    "I;16, middle": (one_pixel("I;16", 32768), (32768 / 65535,) * 3, 32768 / 65535),
+    "I;16, largest": (one_pixel("I;16", 65535), (1, 1, 1), 1),
+    "I": (one_pixel("I", 32768), (32768 / 65535,) * 3, 32768 / 65535),
+    "F": (one_pixel("F", 0.3), (0.3, 0.3, 0.3), 0.3),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", COLOURS)
+def test_every_mode_has_its_colour(name, channels):
+    image, colour, grey = COLOURS[name]
+    pixels = to_unit_tensor(image, channels)
+    assert pixels.dtype == torch.float32
+    assert pixels.shape == (channels, 1, 1)
+    torch.testing.assert_close(pixels.flatten(), torch.tensor([grey] if channels == 1 else colour, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I;16B", "I", "F"]
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_result_is_in_minus_one_to_one(mode, channels):
+    image = Image.effect_noise((13, 9), 90)
+    noise = Image.fromarray(np.asarray(image) / np.float32(255)) if mode == "F" else image.convert(mode)
+    pixels = transform(channels=channels).resize(noise)
+    assert pixels.shape == (channels, 8, 12)
+    assert pixels.min() >= -1
+    assert pixels.max() <= 1
+    assert pixels.min() < pixels.max()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_full_range_ends_at_minus_one_and_one(channels):
+    checks = Image.fromarray(np.indices((8, 8)).sum(0).astype(np.uint8) % 2 * 255)
+    assert set(transform(channels=channels).resize(checks).unique().tolist()) == {-1.0, 1.0}
+
+
+def test_a_16_bit_png_keeps_its_precision():
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040
+    pixels = transform().read(encoded(Image.fromarray(values)))
+    torch.testing.assert_close(pixels[0], torch.from_numpy(values.astype(np.float32)) / 65535 * 2 - 1, rtol=0, atol=1e-6)
+
+
+def test_eight_bit_rounds_to_256_levels():
+    values = np.array([[0, 128, 129, 32768], [256, 257, 65534, 65535]] * 2, np.uint16)
+    pixels = transform(resolution=4, eight_bit=True).resize(Image.fromarray(values))
+    levels = torch.tensor([[0, 0, 1, 128], [1, 1, 255, 255]] * 2)
+    torch.testing.assert_close(pixels[0], levels / 255 * 2 - 1)
+
+
+def test_eight_bit_changes_nothing_on_8_bit_images():
+    image = Image.effect_noise((8, 8), 60)
+    assert torch.equal(transform(eight_bit=True).resize(image), transform().resize(image))
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "named"),
+    [
+        ("F", [0.0, 255.0], ["from 0 to 255", "[0, 1]"]),
+        ("F", [-0.5, 1.0], ["from -0.5 to 1", "[0, 1]"]),
+        ("F", [0.0, float("nan")], ["nan", "[0, 1]"]),
+        ("I", [0, 65536], ["from 0 to 65536", "[0, 65535]"]),
+        ("I", [-1, 65535], ["from -1 to 65535", "[0, 65535]"]),
+    ],
+)
+def test_values_of_unknown_scale_are_an_error(mode, values, named):
+    image = Image.new(mode, (2, 1))
+    for column, value in enumerate(values):
+        image.putpixel((column, 0), value)
+    with pytest.raises(LabError) as caught:
+        to_unit_tensor(image, 1)
+    assert all(part in str(caught.value) for part in [repr(mode), *named, "Rescale it"])
+
+
+# --- resize, crop, flip ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [
+        ((8, 8), (8, 8)),
+        ((16, 16), (8, 8)),
+        ((4, 4), (8, 8)),
+        ((16, 32), (16, 8)),
+        ((30, 10), (8, 24)),
+        ((100, 9), (8, 89)),
+        ((1, 5), (40, 8)),
+    ],
+)
+def test_the_shorter_side_becomes_the_resolution(size, resized):
+    width, height = size
+    assert transform().resize(Image.new("L", (width, height))).shape == (1, *resized)
+
+
+def test_resizing_is_antialiased():
+    # Stripes of one pixel vanish in the mean; without antialiasing they would survive or alias.
+    stripes = np.zeros((32, 32), np.uint8)
+    stripes[:, ::2] = 255
+    inner = transform().resize(Image.fromarray(stripes))[0, :, 1:-1]
+    assert inner.abs().max() < 0.1
+
+
+def rising(height, width):
+    """An image that tells every pixel apart, as a tensor that is resized already."""
+    return torch.arange(height * width, dtype=torch.float32).reshape(1, height, width)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "top", "left"), [(8, 8, 0, 0), (8, 13, 0, 2), (13, 8, 2, 0), (8, 9, 0, 0), (10, 8, 1, 0)]
+)
+def test_centre_crop_takes_the_middle(height, width, top, left):
+    image = rising(height, width)
+    expected = image[:, top : top + 8, left : left + 8]
+    assert torch.equal(transform().augment(image, 3), expected)
+    assert torch.equal(transform(center_crop=False, random_flip=True).fixed(image), expected)
+
+
+@given(height=st.integers(8, 30), width=st.integers(8, 30), number=st.integers(0, 10**9))
+def test_random_crops_are_squares_out_of_the_image_and_belong_to_the_image_number(height, width, number):
+    image = rising(height, width)
+    crop = transform(center_crop=False).augment(image, number)
+    first = int(crop[0, 0, 0])
+    top, left = divmod(first, width)
+    assert torch.equal(crop, image[:, top : top + 8, left : left + 8])
+    assert crop.shape == (1, 8, 8)
+    assert torch.equal(crop, transform(center_crop=False).augment(image, number))
+
+
+def test_random_crops_reach_every_place():
+    crops = [transform(center_crop=False).augment(rising(8, 12), number) for number in range(200)]
+    assert {int(crop[0, 0, 0]) for crop in crops} == {0, 1, 2, 3, 4}
+
+
+def test_half_of_the_images_are_flipped_the_same_ones_each_time():
+    image = rising(8, 8)
+    flips = []
+    for number in range(1000):
+        pixels = transform(random_flip=True).augment(image, number)
+        flips.append(torch.equal(pixels, image.flip(-1)))
+        assert flips[-1] or torch.equal(pixels, image)
+        assert torch.equal(pixels, transform(random_flip=True).augment(image, number))
+    assert 450 < sum(flips) < 550
+
+
+def test_another_seed_flips_and_crops_others():
+    def views(seed):
+        made = transform(center_crop=False, random_flip=True, seed=seed)
+        return torch.stack([made.augment(rising(8, 12), number) for number in range(50)])
+
+    assert torch.equal(views(0), views(0))
+    assert not torch.equal(views(0), views(1))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_rotation_of_a_camera_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the first row of the file is the right side of the picture
+    assert decode(encoded(Image.new("L", (4, 2)), format="jpeg", exif=exif)).size == (2, 4)
+
+
+def test_images_are_read_from_paths_and_from_bytes(tmp_path):
+    image = Image.effect_noise((8, 8), 60)
+    image.save(tmp_path / "a.png")
+    from_path = transform().read({"bytes": None, "path": str(tmp_path / "a.png")})
+    assert torch.equal(from_path, transform().read(encoded(image)))
+    assert torch.equal(from_path, transform().resize(image))
+
+
+PNG = encoded(Image.effect_noise((16, 16), 60))["bytes"]
+BROKEN = {
+    "truncated": {"bytes": PNG[: len(PNG) // 2], "path": "a/half.png"},
+    "corrupt": {"bytes": PNG[:60] + b"\0" * (len(PNG) - 60), "path": "a/zeros.png"},
+    "empty file": {"bytes": b"", "path": "a/empty.png"},
+    "text": {"bytes": b"not an image at all", "path": "a/text.png"},
+    "missing file": {"bytes": None, "path": "/nowhere/missing.png"},
+    "unknown scale": {**encoded(Image.new("F", (2, 2), 7.0), format="tiff"), "path": "a/float.tiff"},
+    "bytes alone": {"bytes": PNG[:99], "path": None},
+    "no bytes and no path": {"bytes": None, "path": None},
+    "empty cell": None,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_image_that_cannot_be_read_is_named_with_the_remedy(name):
+    cell = BROKEN[name]
+    with pytest.raises(LabError) as caught:
+        transform().read(cell)
+    message = str(caught.value)
+    assert repr((cell and cell["path"]) or "(embedded bytes)") in message
+    assert "--skip_corrupt_images" in message
+
+
+@pytest.mark.filterwarnings("ignore")  # PIL warns of broken metadata in its own words
+@pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "bmp", "tiff", "webp"])
+@settings(deadline=None)
+@given(cut=st.floats(0, 1), damage=st.dictionaries(st.integers(0, 300), st.integers(0, 255), max_size=4))
+def test_no_damage_to_a_file_gets_past_the_error_for_users(kind, cut, damage):
+    cell = encoded(Image.effect_noise((16, 12), 60).convert("RGB"), format=kind)
+    damaged = bytearray(cell["bytes"][: int(cut * len(cell["bytes"]))])
+    for place, value in damage.items():
+        damaged[place : place + 1] = bytes([value])
+    try:
+        pixels = transform(channels=3).read({**cell, "bytes": bytes(damaged)})
+    except LabError:
+        return
+    assert pixels.abs().max() <= 1
+
+
+@given(arrays(np.uint16, (8, 8)))
+def test_16_bit_values_are_kept_in_order(values):
+    pixels = transform().resize(Image.fromarray(values))[0]
+    assert torch.equal(torch.from_numpy(values.astype(np.int64)), ((pixels.double() + 1) / 2 * 65535).round().long())

@@ -1,0 +1,319 @@
+"""From a name or a folder to images: everything that can be read, how it is split, and what is said when it cannot be."""
+
+import io
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from helpers import image_folder, levels, load, numbered_image
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from diffusers_lrlab.data.batches import BatchLayout, iterate_batches
+from diffusers_lrlab.data.digits import load_digits_dataset
+from diffusers_lrlab.errors import LabError
+
+LAZY = {"in_memory_limit_mb": 0}
+
+
+def all_levels(data, **options):
+    """The levels of the training images of one epoch, by reading batches of one."""
+    batches = iterate_batches(data, BatchLayout(1), 0, range(data.num_images), **options)
+    return sorted(level for images in batches for level in levels(images))
+
+
+def write_parquet(folder, count=20, **columns):
+    """A folder with one parquet file, as the Hub has them."""
+    folder.mkdir()
+    rows = {"image": [numbered_image(number) for number in range(count)], **columns}
+    kinds = {name: datasets.Image() for name, values in rows.items() if isinstance(values[0], Image.Image)}
+    dataset = datasets.Dataset.from_dict(rows)
+    for name, kind in kinds.items():
+        dataset = dataset.cast_column(name, kind)
+    dataset.to_parquet(folder / "train-00000-of-00001.parquet")
+    return folder
+
+
+def save_to_disk(folder, count=20):
+    rows = {"picture": [numbered_image(number) for number in range(count)], "caption": ["text"] * count}
+    datasets.Dataset.from_dict(rows).cast_column("picture", datasets.Image()).save_to_disk(folder)
+    return folder
+
+
+# --- digits ----------------------------------------------------------------------------------------------------------
+
+
+def test_digits_are_those_of_scikit_learn():
+    dataset, original = load_digits_dataset(), load_digits()
+    assert len(dataset) == 1797
+    assert dataset["label"][:] == original.target.tolist()
+    for row in range(0, 1797, 50):
+        expected = np.rint(original.images[row] * (255 / 16)).astype(np.uint8)
+        np.testing.assert_array_equal(np.asarray(dataset[row]["image"]), expected)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load()
+
+
+def test_digits_become_tensors_without_loss(digits):
+    """Every image is in exactly one of the two parts, with the values of scikit-learn."""
+    original = np.rint(load_digits().images * (255 / 16)).astype(int)
+    everything = torch.cat([digits.pixels, digits.held_out])[:, 0]
+    restored = np.rint((everything.numpy() + 1) * 127.5).astype(int)
+    np.testing.assert_allclose(everything, restored / 127.5 - 1, atol=1e-6)
+    assert sorted(restored.reshape(-1, 64).tolist()) == sorted(original.reshape(-1, 64).tolist())
+
+
+def test_digits_are_split_into_1541_and_256(digits):
+    assert digits.pixels.shape == (1541, 1, 8, 8)
+    assert digits.held_out.shape == (256, 1, 8, 8)
+    assert digits.num_images == len(digits.train) == 1541
+    assert digits.fingerprint == "digits"
+
+
+def test_every_seed_holds_out_the_same_images(digits):
+    other = load(seed=1, random_flip=True)
+    assert torch.equal(other.held_out, digits.held_out)
+    assert torch.equal(other.pixels, digits.pixels)
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1024, 0])
+def test_a_folder_of_images_is_read_with_its_subfolders(tmp_path, limit):
+    data = load(image_folder(tmp_path / "images"), in_memory_limit_mb=limit)
+    assert data.column == "image"
+    assert data.num_images == 20
+    assert (data.pixels is None) == (limit == 0)
+    assert all_levels(data) == list(range(20))
+
+
+def test_a_flat_folder_is_read_too(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(5):
+        numbered_image(number).save(folder / f"{number}.png")
+    assert all_levels(load(folder)) == list(range(5))
+
+
+def test_a_folder_of_parquet_is_read(tmp_path):
+    assert all_levels(load(write_parquet(tmp_path / "parquet", label=[0, 1] * 10))) == list(range(20))
+
+
+def test_a_dataset_saved_to_disk_is_read(tmp_path):
+    data = load(save_to_disk(tmp_path / "saved"))
+    assert data.column == "picture"
+    assert all_levels(data) == list(range(20))
+
+
+def test_a_folder_can_be_given_as_dataset_name(tmp_path):
+    folder = image_folder(tmp_path / "images")
+    assert all_levels(load(folder, train_data_dir=None, dataset_name=str(folder))) == list(range(20))
+
+
+@pytest.mark.parametrize("limit", [1024, 0])
+@pytest.mark.parametrize(("asked", "held_out"), [(0, 0), (3, 3), (4, 4), (256, 4)])
+def test_at_most_a_fifth_is_held_out_and_never_trained_on(tmp_path, asked, held_out, limit):
+    data = load(image_folder(tmp_path / "images"), num_validation_images=asked, in_memory_limit_mb=limit)
+    assert len(data.held_out) == held_out
+    assert data.num_images == 20 - held_out
+    assert sorted(all_levels(data) + levels(data.held_out)) == list(range(20))
+
+
+def test_the_fingerprint_follows_the_data(tmp_path):
+    first = load(image_folder(tmp_path / "a" / "images")).fingerprint
+    assert load(tmp_path / "a" / "images").fingerprint == first
+    assert load(image_folder(tmp_path / "b" / "images", count=21)).fingerprint != first
+
+
+@pytest.mark.parametrize("limit", [1024, 0])
+def test_a_folder_of_16_bit_images_keeps_its_precision(tmp_path, limit):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    values = np.arange(16, dtype=np.uint16).reshape(4, 4) + 30_000
+    Image.fromarray(values).save(folder / "deep.png")
+    (images,) = iterate_batches(load(folder, in_memory_limit_mb=limit), BatchLayout(1), 0, range(1))
+    np.testing.assert_array_equal(np.rint((images[0, 0].double().numpy() + 1) / 2 * 65535), values)
+    rounded = load(folder, in_memory_limit_mb=limit, preserve_input_precision=False)
+    (images,) = iterate_batches(rounded, BatchLayout(1), 0, range(1))
+    assert images.unique().numel() == 1
+
+
+def test_oblong_images_stay_in_memory_whole_for_random_crops(tmp_path):
+    folder = image_folder(tmp_path / "images", size=(6, 4))
+    assert load(folder).pixels.shape == (20, 1, 4, 6)
+    assert load(folder, center_crop=True).pixels.shape == (20, 1, 4, 4)
+    numbered_image(20, size=(7, 4)).save(folder / "even" / "020.png")
+    assert load(folder).pixels is None
+    assert load(folder, center_crop=True).pixels.shape == (21, 1, 4, 4)
+
+
+# --- what cannot be read ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_column_of_images_the_columns_are_listed(tmp_path):
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    datasets.Dataset.from_dict({"text": ["a"], "number": [1]}).to_parquet(folder / "train.parquet")
+    with pytest.raises(LabError, match=r"no column of images\. Columns: text \(string\), number \(int64\)"):
+        load(folder)
+
+
+def test_two_columns_of_images_need_a_choice(tmp_path):
+    folder = write_parquet(tmp_path / "parquet", mask=[numbered_image(100 + number) for number in range(20)])
+    with pytest.raises(LabError, match=r"several columns of images: image, mask\. Choose by --image_column"):
+        load(folder)
+    assert all_levels(load(folder, image_column="mask")) == list(range(100, 120))
+
+
+@pytest.mark.parametrize("wrong", ["label", "picture"])
+def test_a_wrong_image_column_is_named_with_the_columns(tmp_path, wrong):
+    folder = write_parquet(tmp_path / "parquet", label=[0] * 20)
+    with pytest.raises(
+        LabError, match=f"--image_column '{wrong}' is not a column of images. Columns: image .*, label .int64"
+    ):
+        load(folder, image_column=wrong)
+
+
+def test_an_empty_folder_is_an_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LabError, match="empty' is empty. It should hold images"):
+        load(tmp_path / "empty")
+
+
+def test_a_folder_without_images_is_an_error(tmp_path):
+    (tmp_path / "notes" / "more").mkdir(parents=True)
+    (tmp_path / "notes" / "more" / "readme.txt").write_text("no images here")
+    with pytest.raises(LabError, match="notes' holds no images and no dataset files"):
+        load(tmp_path / "notes")
+
+
+def test_an_unknown_split_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(LabError, match=r"Cannot load the dataset .*split 'test'.*train"):
+        load(image_folder(tmp_path / "images"), dataset_split="test")
+
+
+# --- corrupt images --------------------------------------------------------------------------------------------------
+
+CORRUPT = {"even/004.png", "odd/007.png"}
+GOOD = [number for number in range(20) if number not in (4, 7)]
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    folder = image_folder(tmp_path / "images")
+    for name in CORRUPT:
+        (folder / name).write_bytes((folder / name).read_bytes()[:40])
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_corrupt_image_is_named_when_it_is_met(damaged, workers):
+    expected = r"^The image '\S*0(04|07)\.png' cannot be read: .*--skip_corrupt_images\.$"
+    with pytest.raises(LabError, match=expected):
+        load(damaged)
+    data = load(damaged, **LAZY)
+    with pytest.raises(LabError, match=expected):
+        all_levels(data, num_workers=workers)
+
+
+def assert_reported_once(data, names=CORRUPT):
+    assert len(data.skipped) == len(names)
+    assert all(sum(name in problem for problem in data.skipped) == 1 for name in names)
+
+
+def test_corrupt_images_are_left_out_of_memory_and_reported(damaged):
+    data = load(damaged, skip_corrupt_images=True)
+    assert data.num_images == 18
+    assert_reported_once(data)
+    assert all_levels(data) == GOOD
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_corrupt_images_are_replaced_when_read_lazily_and_reported_once(damaged, workers):
+    data = load(damaged, skip_corrupt_images=True, **LAZY)
+    batches = list(iterate_batches(data, BatchLayout(10), 0, range(6), workers, skip_corrupt=True))
+    assert_reported_once(data)
+    for epoch in range(3):
+        seen = sorted(levels(torch.cat(batches[2 * epoch : 2 * epoch + 2])))
+        # The next row takes the place of a corrupt one.
+        assert set(seen) == set(GOOD)
+        assert len(seen) == 20
+
+
+def test_corrupt_images_of_a_stream_are_replaced_and_reported_once(damaged):
+    data = load(damaged, skip_corrupt_images=True, streaming=True, max_train_steps=6)
+    seen = levels(torch.cat(list(iterate_batches(data, BatchLayout(10), 0, range(6), skip_corrupt=True))))
+    assert_reported_once(data)
+    assert set(seen) == set(GOOD)
+    assert len(seen) == 60
+
+
+def test_a_corrupt_image_among_the_held_out_ones_is_left_out(tmp_path):
+    folder = image_folder(tmp_path / "images")
+    held_out = levels(load(folder, num_validation_images=4).held_out)
+    number = held_out[0]
+    next(folder.rglob(f"{number:03}.png")).write_bytes(b"")
+    with pytest.raises(LabError, match=f"{number:03}.png"):
+        load(folder, num_validation_images=4)
+    data = load(folder, num_validation_images=4, skip_corrupt_images=True)
+    assert levels(data.held_out) == held_out[1:]
+    assert_reported_once(data, [f"{number:03}.png"])
+
+
+@pytest.mark.parametrize("limit", [1024, 0])
+def test_nothing_but_corrupt_images_is_an_error(tmp_path, limit):
+    folder = image_folder(tmp_path / "images", count=3)
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(LabError, match=r"no images to train on|cannot be read"):
+        all_levels(load(folder, skip_corrupt_images=True, in_memory_limit_mb=limit), skip_corrupt=True)
+
+
+@pytest.mark.parametrize("options", [{}, LAZY, {"streaming": True, "max_train_steps": 6}], ids=["memory", "lazy", "stream"])
+@pytest.mark.parametrize(
+    ("bad_cell", "problem"),
+    [(None, "its cell in the dataset is empty"), ({"bytes": b"text", "path": None}, "PIL knows no image format like this")],
+    ids=["empty", "text"],
+)
+def test_a_bad_cell_is_reported_once_in_all_epochs(tmp_path, bad_cell, problem, options):
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    file = io.BytesIO()
+    numbered_image(9).save(file, format="png")
+    cells = [{"bytes": file.getvalue(), "path": None}, bad_cell]
+    kind = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": cells}, features=kind).to_parquet(folder / "train.parquet")
+    data = load(folder, skip_corrupt_images=True, **options)
+    batches = list(iterate_batches(data, BatchLayout(data.num_images or 2), 0, range(3), skip_corrupt=True))
+    assert set(levels(torch.cat(batches))) == {9}
+    assert len(data.skipped) == 1
+    assert problem in data.skipped[0]
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [write_parquet, image_folder, save_to_disk], ids=["parquet", "images", "saved to disk"])
+def test_a_local_folder_can_be_streamed(tmp_path, write):
+    data = load(write(tmp_path / "data"), streaming=True, max_train_steps=4, num_validation_images=4)
+    assert data.num_images is None
+    assert data.pixels is None
+    assert len(data.held_out) == 4
+    seen = levels(torch.cat(list(iterate_batches(data, BatchLayout(4), 0, range(4)))))
+    assert sorted(seen + levels(data.held_out)) == list(range(20))
+    assert seen != sorted(seen)
+
+
+def test_the_seed_of_a_stream_sets_its_order_but_not_what_is_held_out(tmp_path):
+    folder = write_parquet(tmp_path / "data")
+    first, again, other = (
+        load(folder, streaming=True, max_train_steps=4, num_validation_images=4, seed=seed) for seed in (0, 0, 1)
+    )
+    orders = [levels(torch.cat(list(iterate_batches(data, BatchLayout(4), 0, range(4))))) for data in (first, again, other)]
+    assert orders[0] == orders[1] != orders[2]
+    assert torch.equal(first.held_out, other.held_out)

@@ -1,0 +1,245 @@
+"""The parts of a training run, with a model small enough to look into."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import runs
+import torch
+from diffusers import DDPMScheduler
+
+from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
+from diffusers_lrlab.training.step import draw_timesteps, image_losses
+
+
+class Recorder(torch.nn.Module):
+    """Predicts a constant image and remembers what it was shown."""
+
+    def __init__(self, prediction):
+        super().__init__()
+        self.prediction = prediction
+
+    def forward(self, noisy_images, timesteps):
+        self.seen = noisy_images, timesteps
+        return type("Output", (), {"sample": self.prediction.expand_as(noisy_images)})
+
+
+@pytest.mark.parametrize("prediction_type", ["epsilon", "sample", "v_prediction"])
+def test_losses_against_the_definitions(prediction_type):
+    scheduler = DDPMScheduler(num_train_timesteps=1000, prediction_type=prediction_type)
+    generator = torch.Generator().manual_seed(0)
+    images, noise = torch.randn(2, 5, 1, 4, 4, generator=generator).unbind()
+    prediction = torch.randn(1, 1, 4, 4, generator=generator)
+    timesteps = torch.tensor([0, 1, 300, 700, 999])
+    losses = image_losses(Recorder(prediction), scheduler, images, noise, timesteps)
+
+    betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
+    alpha = torch.cumprod(1 - betas, 0)[timesteps].view(-1, 1, 1, 1)
+    if prediction_type == "epsilon":
+        expected = (prediction - noise) ** 2
+    elif prediction_type == "sample":
+        # The noise implied by a predicted image is wrong by sqrt(SNR) times the image's error.
+        noisy = alpha.sqrt() * images + (1 - alpha).sqrt() * noise
+        expected = ((noisy - alpha.sqrt() * prediction) / (1 - alpha).sqrt() - noise) ** 2
+    else:
+        expected = (prediction - (alpha.sqrt() * noise - (1 - alpha).sqrt() * images)) ** 2
+    torch.testing.assert_close(losses.double(), expected.double().mean(dim=(1, 2, 3)), rtol=2e-4, atol=1e-7)
+
+
+def test_timesteps_are_integers_over_the_whole_range():
+    timesteps = draw_timesteps(20_000, 50, torch.Generator().manual_seed(0))
+    assert timesteps.dtype == torch.int64
+    counts = torch.bincount(timesteps, minlength=50)
+    assert len(counts) == 50
+    # Chi-square with 49 degrees of freedom exceeds 94 once in 10,000 times.
+    assert ((counts - 400) ** 2 / 400).sum() < 94
+
+
+class TestValidationLoss:
+    scheduler = DDPMScheduler(num_train_timesteps=100)
+    images = torch.rand(10, 1, 4, 4) * 2 - 1
+
+    def make(self, batch_size=4):
+        return ValidationLoss(self.images, self.scheduler, batch_size, torch.device("cpu"))
+
+    def test_it_is_a_function_of_the_model(self):
+        model = Recorder(torch.zeros(1)).train()
+        state = torch.random.get_rng_state()
+        first, second = self.make()(model), self.make(batch_size=3)(model)
+        assert first == pytest.approx(second, rel=1e-6)
+        assert model.training
+        assert torch.equal(torch.random.get_rng_state(), state)
+        # Predicting no noise at all is wrong by the noise's variance.
+        assert first == pytest.approx(1, abs=0.3)
+
+    def test_timesteps_cover_the_range_evenly(self):
+        assert sorted(self.make().timesteps.tolist()) == [5, 15, 25, 35, 45, 55, 65, 75, 85, 95]
+
+
+def train_tiny(folder, *arguments):
+    runs.run(*runs.tiny_arguments(folder), "--max_train_steps=4", "--train_batch_size=8", *arguments)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One small finished run that several tests look into."""
+    base = tmp_path_factory.mktemp("finished")
+    train_tiny(base, f"--output_dir={base / 'run'}", "--validation_steps=2", "--checkpointing_steps=2", "--seed=3")
+    return base / "run"
+
+
+def test_the_folder_holds_what_the_readme_says(finished):
+    for name in (
+        "model_index.json",
+        "unet/diffusion_pytorch_model.safetensors",
+        "scheduler/scheduler_config.json",
+        "README.md",
+        "lrlab/metrics.jsonl",
+        "lrlab/run.json",
+        "lrlab/loss.png",
+        "lrlab/lr.png",
+        "lrlab/samples.png",
+        "lrlab/progress.png",
+        "checkpoint-2/unet/diffusion_pytorch_model.safetensors",
+        "checkpoint-2/unet_ema/diffusion_pytorch_model.safetensors",
+        "checkpoint-2/trainer.json",
+    ):
+        assert (finished / name).stat().st_size > 0, name
+    assert not list(finished.rglob(".tmp-*"))
+
+
+def test_the_record(finished):
+    record = runs.read_record(finished)
+    assert list(record) == ["run", "train", "config", "meta"]
+    assert record["run"]["status"] == "finished"
+    assert record["run"]["command"].startswith("accelerate launch training_scripts/train_ddpm.py ")
+    assert record["config"]["seed"] == 3
+    assert record["config"]["lr_scheduler_kwargs"] == {"num_cycles": 0.5}
+    assert 0 < record["train"]["training_seconds"] < record["run"]["seconds"]
+    assert record["train"]["peak_memory_mb"] > 50
+    assert record["meta"]["versions"]["torch"] == torch.__version__
+
+
+def test_the_log(finished):
+    updates, validations = runs.read_metrics(finished)
+    assert [row["update"] for row in updates] == [0, 1, 2, 3]
+    assert [row["update"] for row in validations] == [2, 4]
+    assert all(math.isfinite(value) for row in updates + validations for value in row.values())
+    assert updates[0]["beta1"] == 0.95
+    # A fresh model predicts about nothing, which is wrong by the noise's variance; the norm is that before clipping.
+    assert updates[0]["loss"] == pytest.approx(1, abs=0.6)
+    assert max(row["grad_norm"] for row in updates) > 1
+
+
+def test_the_saved_weights_are_the_averaged_ones(finished):
+    from safetensors.torch import load_file
+
+    name = "diffusion_pytorch_model.safetensors"
+    saved, raw, averaged = (
+        load_file(finished / part / name) for part in ("unet", "checkpoint-4/unet", "checkpoint-4/unet_ema")
+    )
+    assert all(torch.equal(saved[key], averaged[key]) for key in saved)
+    assert not all(torch.equal(saved[key], raw[key]) for key in saved)
+
+
+def test_plain_diffusers_loads_the_result(finished):
+    import subprocess
+    import sys
+
+    code = f"""
+import sys, torch
+from diffusers import DDPMPipeline
+pipeline = DDPMPipeline.from_pretrained({str(finished)!r})
+image = pipeline(batch_size=1, num_inference_steps=2, generator=torch.Generator().manual_seed(0)).images[0]
+assert image.size == (8, 8), image.size
+assert not [name for name in sys.modules if name.startswith("diffusers_lrlab")]
+"""
+    # Isolated: the package is not even on the path by accident.
+    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=120, env=runs.environment())
+
+
+def test_validation_and_sampling_do_not_disturb_training(finished, tmp_path):
+    more = ["--validation_steps=1", "--save_images_epochs=1", "--eval_batch_size=3", "--checkpointing_steps=1"]
+    train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--seed=3", *more)
+    assert runs.read_metrics(tmp_path / "run")[0] == runs.read_metrics(finished)[0]
+
+
+def test_another_seed_is_another_run_on_the_same_held_out_images(finished, tmp_path):
+    train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--seed=4", "--validation_steps=2")
+    ours, theirs = runs.read_metrics(tmp_path / "run"), runs.read_metrics(finished)
+    assert ours[0][0]["loss"] != theirs[0][0]["loss"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--prediction_type=sample", "--no_use_ema"],
+        ["--prediction_type=v_prediction", "--mixed_precision=bf16"],
+        ["--random_flip", "--num_validation_images=0", "--max_grad_norm=0", "--in_memory_limit_mb=0"],
+        ["--logger=tensorboard", "--save_model_epochs=1", "--train_batch_size=1024", "--frechet_samples=8"],
+        ["--ddpm_beta_schedule=squaredcos_cap_v2", "--ddpm_num_steps=50", "--lr_scheduler=reduce_lr_on_plateau"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_other_choices_run_and_are_recorded(tmp_path, arguments):
+    output = tmp_path / "run"
+    train_tiny(tmp_path, f"--output_dir={output}", *arguments)
+    config = runs.read_record(output)["config"]
+    for argument in arguments:
+        name, _, value = argument.lstrip("-").partition("=")
+        if value:
+            assert str(config[name]).removesuffix(".0") == value
+    saved = json.loads((output / "scheduler" / "scheduler_config.json").read_text())
+    assert saved["prediction_type"] == config["prediction_type"]
+    assert saved["num_train_timesteps"] == config["ddpm_num_steps"]
+    if config["logger"] == "tensorboard":
+        assert list((output / "logs").rglob("events.*"))
+        assert math.isfinite(runs.read_record(output)["train"]["results"]["frechet_distance"])
+
+
+def test_divergence_is_told_and_recorded(tmp_path):
+    message = runs.run(
+        *runs.tiny_arguments(tmp_path),
+        f"--output_dir={tmp_path / 'run'}",
+        "--max_train_steps=40",
+        "--train_batch_size=8",
+        "--lr_scheduler=constant",
+        "--learning_rate=1e30",
+        expect=2,
+    )
+    assert "The loss is not finite around update" in message
+    assert "Lower --learning_rate" in message
+    assert runs.read_record(tmp_path / "run")["run"]["status"] == "failed"
+
+
+def test_the_plan_trains_nothing(tmp_path):
+    import subprocess
+
+    arguments = [*runs.tiny_arguments(tmp_path), f"--output_dir={tmp_path / 'run'}", "--dry_run", "--num_epochs=3"]
+    result = subprocess.run(runs.command(*arguments), capture_output=True, text=True, check=True, env=runs.environment())
+    plan = result.stdout
+    for part in (
+        "digits: 1781 training images, 16 held out, 1 x 8 x 8",
+        "44,969 parameters",
+        "84 updates, 3.019 epochs",
+        "4 updates of warm-up",
+        "0 (0 %), 0.000893 (25 %), 0.000539 (50 %), 0.000161 (75 %), 3.85e-07 (100 %)",
+        str(tmp_path / "run"),
+    ):
+        assert part in plan, plan
+    assert not (tmp_path / "run").exists()
+
+
+def test_frechet_distance_of_gaussians():
+    """Closed form for independent coordinates: squared difference of means plus that of standard deviations."""
+    from diffusers_lrlab.evaluation.frechet import frechet_distance
+
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((4000, 3))
+    base = (base - base.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(base.T))).T  # exactly mean 0, covariance 1
+    first, second = base * [1, 2, 3] + [0, 1, 0], base * [2, 2, 1] + [0, 0, 2]
+    assert frechet_distance(first, second) == pytest.approx(1 + 4 + 1 + 0 + 4, rel=1e-9)
+    assert frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ValueError, match=r"got \(1, 3\)"):
+        frechet_distance(first[:1], second)
