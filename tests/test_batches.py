@@ -198,11 +198,21 @@ def test_a_stream_without_images_is_an_error(stream_folder):
 )
 def test_the_global_random_generators_are_left_alone(oblong_folder, options, workers):
     resolved = config(oblong_folder, random_flip=True, num_validation_images=2, **options)
-    torch.manual_seed(3), np.random.seed(3), random.seed(3)
-    expected = torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
-    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    seed_all()
+    expected = draw_all()
+    seed_all()
     list(iterate_batches(load_image_data(resolved), BatchLayout(4), 0, range(6), workers))
-    assert (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()) == expected
+    assert draw_all() == expected
+
+
+def seed_all():
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+
+
+def draw_all():
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
 
 
 # --- streams of random numbers ---------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from helpers import image_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runs import SCRIPT, TINY_UNET, environment
 
 from diffusers_lrlab.errors import LabError
@@ -213,7 +215,8 @@ def test_a_logger_that_is_not_installed(call, tmp_path, monkeypatch, package):
     assert_told(outcome, f"'{package}'", "not installed", f"pip install {package}", "leave --logger out")
 
 
-@pytest.mark.parametrize("resolution", range(1, 200))
+@settings(deadline=None)
+@given(resolution=st.integers(1, 2000))
 def test_the_resolutions_that_are_proposed_work(resolution):
     def check(size):
         check_resolution(size, len(default_down_blocks(size)))
@@ -288,14 +291,31 @@ def test_a_corrupt_image(call, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_plateau_on_too_few_images_to_hold_any_out(call, tmp_path):
+    folder = image_folder(tmp_path / "images", count=4)
+    arguments = ["--resolution=8", "--image_channels=1", *SMALL, f"--cache_dir={tmp_path / 'cache'}"]
+    outcome = call(
+        "--lr_scheduler=reduce_lr_on_plateau", f"--train_data_dir={folder}", *arguments, f"--output_dir={tmp_path / 'run'}"
+    )
+    assert_told(outcome, "'reduce_lr_on_plateau'", "validation loss", "none to hold out", "more images")
+
+
+FOUR_LEVELS = {
+    "block_out_channels": [8] * 4,
+    "down_block_types": ["DownBlock2D"] * 4,
+    "up_block_types": ["UpBlock2D"] * 4,
+}
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "parts"),
     [
-        ({"block_out_channels": [8] * 4}, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "Use 8 or 16"]),
+        (FOUR_LEVELS, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "Use 8 or 16"]),
         ({"in_channels": 3}, [], ["in_channels=3", "1 channels", "--image_channels 3"]),
         ({"out_channels": 2}, [], ["out_channels=2", "1 channels"]),
         ({"sample_size": 32}, [], ["sample_size=32", "--resolution 8", "Give --resolution 32"]),
         ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
+        ({"num_class_embeds": 10}, [], ["wants class labels", "num_class_embeds"]),
         ({"no_such_option": 1}, [], ["UNet2DModel does not take 'no_such_option'"]),
         ({"down_block_types": ["NoSuchBlock", "DownBlock2D"]}, [], ["no UNet2DModel that can be built", "NoSuchBlock"]),
         ({"norm_num_groups": 5}, [], ["no UNet2DModel that can be built", "divisible by num_groups (5)"]),

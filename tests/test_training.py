@@ -78,14 +78,22 @@ class TestValidationLoss:
 
 
 def train_tiny(folder, *arguments):
-    runs.run(*runs.tiny_arguments(folder), "--max_train_steps=4", "--train_batch_size=8", *arguments)
+    # With dropout, so that whatever disturbs the global random state shows.
+    runs.run(*runs.tiny_arguments(folder, dropout=0.2), "--max_train_steps=4", "--train_batch_size=8", *arguments)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """One small finished run that several tests look into."""
     base = tmp_path_factory.mktemp("finished")
-    train_tiny(base, f"--output_dir={base / 'run'}", "--validation_steps=2", "--checkpointing_steps=2", "--seed=3")
+    train_tiny(
+        base,
+        f"--output_dir={base / 'run'}",
+        "--validation_steps=2",
+        "--checkpointing_steps=2",
+        "--seed=3",
+        "--save_images_epochs=9",
+    )
     return base / "run"
 
 

@@ -105,9 +105,10 @@ def load_checkpoint(
             f"{str(path)!r} was written by fewer than {accelerator.num_processes} processes, and their random states "
             "(used by dropout) are missing. Resume with the number of processes of the run."
         )
-    accelerator.load_state(str(path))
     if ema is not None:
         saved = EMAModel.from_pretrained(str(path / "unet_ema"), UNet2DModel, foreach=ema.foreach)
         ema.load_state_dict(saved.state_dict())
         ema.to(accelerator.device)
+    # Last, since building the model for the EMA above draws from the random states that this restores.
+    accelerator.load_state(str(path))
     return state

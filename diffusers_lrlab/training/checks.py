@@ -242,6 +242,11 @@ def check_model_config(config: TrainingConfig) -> dict[str, Any] | None:
                 f"The model {config.model_config_name_or_path!r} has {key}={unet[key]}, the images have "
                 f"{config.image_channels} channels. Give --image_channels {unet[key]} or another model."
             )
+    if unet["class_embed_type"] is not None or unet["num_class_embeds"] is not None:
+        raise LabError(
+            f"The model {config.model_config_name_or_path!r} wants class labels; this script trains without. Remove "
+            "class_embed_type and num_class_embeds from its configuration."
+        )
     size = unet["sample_size"]
     if size not in (None, config.resolution, [config.resolution] * 2):
         raise LabError(

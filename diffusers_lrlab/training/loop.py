@@ -91,6 +91,11 @@ class Trainer:
         self.sums = torch.zeros(3, device=accelerator.device)
 
     @property
+    def _devices(self) -> list[torch.device]:
+        """Devices other than the CPU whose random state training uses."""
+        return [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+
+    @property
     def unet(self) -> UNet2DModel:
         """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
@@ -184,11 +189,14 @@ class Trainer:
                 if self.update % config.logging_steps == 0 or self.update == plan.num_updates:
                     self._log(lr, bar)
                 self.training_seconds += time.perf_counter() - started
-                self._at_boundary()
+                # Building a model, as diffusers does to save an EMA, draws random numbers that dropout would miss.
+                with torch.random.fork_rng(self._devices):
+                    self._at_boundary()
                 if signal_number := guard.received():
                     raise Interrupted(signal_number, self.save())
                 if self.update % config.checkpointing_steps == 0:
-                    self.save()
+                    with torch.random.fork_rng(self._devices):
+                        self.save()
                 yield self.update
                 started = time.perf_counter()
 

@@ -128,6 +128,11 @@ def make_plan(
             f"{layout.accumulation} micro-batches x {num_processes} processes) is larger than the training set of "
             f"{num_images}. Use at most --train_batch_size {num_images // (layout.global_batch // layout.micro_batch)}."
         )
+    if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not len(data.held_out):
+        raise LabError(
+            f"{config.lr_scheduler!r} follows the validation loss, but a fifth of these images is none to hold out. Use "
+            "another --lr_scheduler or more images."
+        )
     num_updates = config.max_train_steps
     if num_updates is None:
         assert config.num_epochs is not None

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import runs
@@ -23,7 +24,7 @@ def arguments(base, output):
         f"--output_dir={output}",
         f"--max_train_steps={NUM_UPDATES}",
         "--train_batch_size=100",
-        "--lr_scheduler=reduce_lr_on_plateau:patience=0,factor=0.7,threshold=0.05",
+        "--lr_scheduler=reduce_lr_on_plateau:patience=0,factor=0.7,threshold=0.3",
         "--logging_steps=7",
         "--validation_steps=6",
         f"--checkpointing_steps={NUM_UPDATES}",
@@ -58,16 +59,16 @@ def assert_same_end(first, second, num_updates=NUM_UPDATES):
         assert trainers[0][key] == trainers[1][key], key
 
 
-def start_and_signal(number, at_update, *args):
-    """Starts a run, sends a signal once its log has reached `at_update`, and returns status and stderr."""
+def start_and_signal(number, rows, *args):
+    """Starts a run, sends a signal once its log has as many rows, and returns status and stderr."""
     folder = next(arg.split("=")[1] for arg in args if arg.startswith("--output_dir="))
     process = subprocess.Popen(
         runs.command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=runs.environment()
     )
-    log = os.path.join(folder, "lrlab", "metrics.jsonl")
+    log = Path(folder, "lrlab", "metrics.jsonl")
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        if os.path.exists(log) and len(open(log).readlines()) >= at_update:
+        if log.exists() and len(log.read_text().splitlines()) >= rows:
             process.send_signal(number)
             break
         time.sleep(0.002)
