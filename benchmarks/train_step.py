@@ -6,8 +6,9 @@
 (a) times an update of `Trainer` with all logging on against a bare loop: the same model, data, optimizer, clipping and
 EMA, nothing else. Both run in this process, taking turns update by update, so that a busy machine hits both alike.
 (b) runs both scripts as commands on the same folder of images, model, batch and number of updates, taking turns.
-It needs torchvision and tensorboard, which upstream's script needs. A torchvision that cannot load its compiled
-operators beside a CPU torch still does, as only its Python transforms are used.
+Upstream's script needs torchvision and tensorboard. If torchvision lies in a folder of its own (`pip install --no-deps
+--target DIR torchvision`), name it by --torchvision DIR; one that cannot load its compiled operators beside a CPU torch
+still does, as only its Python transforms are used.
 """
 
 import argparse
@@ -151,12 +152,14 @@ def write_images(folder, count=500):
         image.convert("RGB").resize((32, 32)).save(folder / f"{index:04d}.png")
 
 
-def run_script(script, arguments, folder):
+def run_script(script, arguments, folder, path=None):
     """Seconds of the whole command, and the time of each update in it."""
     stamps = Path(folder) / "stamps.json"
     stamper = Path(folder) / "stamper.py"
     stamper.write_text(STAMPER)
     environment = {**os.environ, "STAMPS": str(stamps), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    if path:
+        environment["PYTHONPATH"] = str(path)
     start = time.perf_counter()
     subprocess.run(
         [sys.executable, str(stamper), str(script), *arguments], check=True, env=environment,
@@ -167,7 +170,7 @@ def run_script(script, arguments, folder):
     return seconds, [1e3 * (after - before) for before, after in zip(times[4:], times[5:], strict=False)]
 
 
-def compare_scripts(upstream, rounds, updates_epochs=2):
+def compare_scripts(upstream, rounds, torchvision, updates_epochs=2):
     """Median step and whole command of both scripts, alternating."""
     with tempfile.TemporaryDirectory() as base:
         base = Path(base)
@@ -183,13 +186,13 @@ def compare_scripts(upstream, rounds, updates_epochs=2):
         ]  # fmt: skip
         # Upstream samples after its first and last epoch; ours is made to do as much. It holds nothing out.
         ours = ["--num_validation_images=0", "--save_images_epochs=1"]
-        scripts = {"diffusers' script": (upstream, []), "ours": (SCRIPT, ours)}
+        scripts = {"diffusers' script": (upstream, [], torchvision), "ours": (SCRIPT, ours, None)}
         whole, steps = {name: [] for name in scripts}, {name: [] for name in scripts}
         for turn in range(rounds + 1):
             for name in scripts if turn % 2 else reversed(scripts):
-                script, more = scripts[name]
+                script, more, path = scripts[name]
                 output = base / f"out-{turn}-{script.stem}"
-                seconds, times = run_script(script, [*common, *more, f"--output_dir={output}"], base)
+                seconds, times = run_script(script, [*common, *more, f"--output_dir={output}"], base, path)
                 if turn:  # the first turn fills the caches
                     whole[name].append(seconds)
                     steps[name] += times
@@ -200,6 +203,7 @@ def compare_scripts(upstream, rounds, updates_epochs=2):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--upstream", type=Path, help="diffusers' train_unconditional.py; without it only (a) is run")
+    parser.add_argument("--torchvision", type=Path, help="folder that holds torchvision, if it is not installed")
     parser.add_argument("--rounds", type=int, default=200, help="updates of each loop that are timed in (a)")
     parser.add_argument("--turns", type=int, default=3, help="times each script is run in (b)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -215,7 +219,7 @@ def main():
         print(f"| {name} | {times['bare']:.2f} | {times['ours']:.2f} | {times['ours'] / times['bare']:.3f} |")
     if options.upstream:
         print("\n(b) the same images, model, batch and updates")
-        results = compare_scripts(options.upstream.resolve(), options.turns)
+        results = compare_scripts(options.upstream.resolve(), options.turns, options.torchvision)
         print("\n| script | median step, ms | whole command, s (each run) |\n|---|---|---|")
         for name, (step, whole, each) in results.items():
             print(f"| {name} | {step:.1f} | {whole:.1f} ({', '.join(f'{seconds:.1f}' for seconds in each)}) |")

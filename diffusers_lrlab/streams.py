@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 # Noise is drawn in blocks of images, so that a process draws (almost) only what its own images need.
-NOISE_BLOCK_IMAGES = 64
+NOISE_BLOCK_IMAGES = 16
 
 
 def stream_seed(seed: int, purpose: str, *counters: int) -> int:

@@ -34,6 +34,7 @@ def tiny_arguments(folder, dropout=0.0):
         "--ddpm_num_inference_steps=2",
         "--num_validation_images=16",
         "--logging_steps=1",
+        "--cpu_threads=1",
     ]
 
 

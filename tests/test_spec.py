@@ -26,7 +26,7 @@ def test_forms(text, expected):
     ("text", "position", "problem"),
     [
         ("", 0, "no name"),
-        ("step size:gamma=1", 9, "unexpected character"),
+        ("step size:gamma=1", 4, "unexpected character"),
         ("step:", 5, "key=value is missing"),
         ("step:gamma", 10, "key=value is missing"),
         ("step:gamma=0.5,", 15, "key=value is missing"),
@@ -68,3 +68,8 @@ def test_both_forms_carry_any_scalars(kwargs):
 def test_bad_json_says_how_to_write_it(text):
     with pytest.raises(LabError, match=r"--lr_scheduler_kwargs .*\{\"gamma\": 0.5\}"):
         parse_json_kwargs(text, "--lr_scheduler_kwargs")
+
+
+def test_json_with_a_repeated_key_is_refused():
+    with pytest.raises(LabError, match="'gamma' twice"):
+        parse_spec('step:{"gamma": 0.5, "gamma": 0.1}')

@@ -31,7 +31,8 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, colon, rest = text.partition(":")
     if not re.fullmatch(r"\w+", name):
-        raise _fail(text, len(name), "the name ends at an unexpected character" if name else "there is no name")
+        end = re.match(r"\w*", name).end()  # type: ignore[union-attr]  # it always matches
+        raise _fail(text, end, "the name ends at an unexpected character" if name else "there is no name")
     if not colon:
         return name, {}
     if rest.lstrip().startswith("{"):
@@ -61,8 +62,15 @@ def format_spec(name: str, kwargs: dict[str, Any]) -> str:
 
 def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
     """A JSON object as a dictionary; `what` names it in the error."""
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for index, (key, _) in enumerate(pairs):
+            if key in dict(pairs[:index]):
+                raise LabError(f"{what} hold {key!r} twice: {text!r}. Drop one.")
+        return dict(pairs)
+
     try:
-        kwargs = json.loads(text)
+        kwargs = json.loads(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
         raise LabError(
             f"{what} is not valid JSON: {error.msg} at character {error.pos} of {text!r}. "

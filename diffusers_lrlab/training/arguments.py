@@ -56,6 +56,8 @@ def _yaml_arguments(path: str) -> list[str]:
         raise LabError(f"--config {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
     arguments: list[str] = []
     for key, value in options.items():
+        if key == "mixed_precision" and value is False:
+            value = "no"  # what YAML makes of an unquoted no
         if value is not None:
             arguments.append(f"--{key}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
     return arguments

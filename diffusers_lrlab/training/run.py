@@ -54,6 +54,8 @@ def train(config: TrainingConfig) -> Path | None:
         data = load_image_data(config)
     plan = make_plan(config, data, unet_config, accelerator.num_processes, accelerator.process_index)
     accelerator.print(plan.describe())
+    if data.skipped:
+        accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
     if config.dry_run:
         return None
 

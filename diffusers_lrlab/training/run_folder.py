@@ -93,6 +93,9 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a run wrote, and nothing else."""
+        config = self.read_record().get("config", {})
+        if config.get("logger", "none") != "none":
+            shutil.rmtree(self.path / config["logging_dir"], ignore_errors=True)
         for path in [*self.checkpoints(), *(path for pattern in _OWN for path in self.path.glob(pattern))]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
