@@ -170,7 +170,7 @@ def run_script(script, arguments, folder, path=None):
     return seconds, [1e3 * (after - before) for before, after in zip(times[4:], times[5:], strict=False)]
 
 
-def compare_scripts(upstream, rounds, torchvision, updates_epochs=2):
+def compare_scripts(upstream, rounds, torchvision, num_epochs=4):
     """Median step and whole command of both scripts, alternating."""
     with tempfile.TemporaryDirectory() as base:
         base = Path(base)
@@ -180,7 +180,7 @@ def compare_scripts(upstream, rounds, torchvision, updates_epochs=2):
         (base / "unet" / "config.json").write_text(json.dumps(UNET))
         common = [
             f"--train_data_dir={base / 'images'}", f"--model_config_name_or_path={base / 'unet'}", "--resolution=32",
-            "--train_batch_size=16", f"--num_epochs={updates_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
+            "--train_batch_size=16", f"--num_epochs={num_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
             "--use_ema", "--ddpm_num_inference_steps=50", "--eval_batch_size=16", "--checkpointing_steps=500",
             f"--cache_dir={base / 'cache'}", "--save_images_epochs=10", "--save_model_epochs=10",
         ]  # fmt: skip

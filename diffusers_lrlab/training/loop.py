@@ -91,11 +91,6 @@ class Trainer:
         self.sums = torch.zeros(3, device=accelerator.device)
 
     @property
-    def _devices(self) -> list[torch.device]:
-        """Devices other than the CPU whose random state training uses."""
-        return [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-
-    @property
     def unet(self) -> UNet2DModel:
         """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
@@ -108,6 +103,8 @@ class Trainer:
         layout = plan.layout
         generator = stream_generator(seed, "timesteps", self.update, device=device)
         timesteps = draw_timesteps(layout.global_batch, self.config.ddpm_num_steps, generator)
+        if device.type == "cuda":
+            images = images.pin_memory()  # only from pinned memory does the copy run beside the host
         images = images.to(device, non_blocking=True)
         loss = torch.zeros((), device=device)
         for step, positions in enumerate(layout.positions()):
@@ -189,14 +186,11 @@ class Trainer:
                 if self.update % config.logging_steps == 0 or self.update == plan.num_updates:
                     self._log(lr, bar)
                 self.training_seconds += time.perf_counter() - started
-                # Building a model, as diffusers does to save an EMA, draws random numbers that dropout would miss.
-                with torch.random.fork_rng(self._devices):
-                    self._at_boundary()
+                self._at_boundary()
                 if signal_number := guard.received():
                     raise Interrupted(signal_number, self.save())
                 if self.update % config.checkpointing_steps == 0:
-                    with torch.random.fork_rng(self._devices):
-                        self.save()
+                    self.save()
                 yield self.update
                 started = time.perf_counter()
 
@@ -295,9 +289,10 @@ class Trainer:
             "training_seconds": self.training_seconds,
             "largest_lr_deviation": self.largest_lr_deviation,
         }
-        return save_checkpoint(
-            self.accelerator, self.folder, self.update, self.ema, state, self.config.checkpoints_total_limit or 0
-        )
+        keep = self.config.checkpoints_total_limit or 0
+        # diffusers builds a model to save an EMA, which draws random numbers that dropout would miss.
+        with torch.random.fork_rng(devices=[]):
+            return save_checkpoint(self.accelerator, self.folder, self.update, self.ema, state, keep)
 
     def _local_sums(self) -> list[list[float]]:
         return self.accelerator.gather(self.sums[None]).tolist()
