@@ -182,10 +182,10 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs=4):
             f"--train_data_dir={base / 'images'}", f"--model_config_name_or_path={base / 'unet'}", "--resolution=32",
             "--train_batch_size=16", f"--num_epochs={num_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
             "--use_ema", "--ddpm_num_inference_steps=50", "--eval_batch_size=16", "--checkpointing_steps=500",
-            f"--cache_dir={base / 'cache'}", "--save_images_epochs=10", "--save_model_epochs=10",
+            f"--cache_dir={base / 'cache'}", "--save_model_epochs=10",
         ]  # fmt: skip
-        # Upstream samples after its first and last epoch; ours is made to do as much. It holds nothing out.
-        ours = ["--num_validation_images=0", "--save_images_epochs=1"]
+        # Upstream samples after its first and last epoch, so twice; ours is made to do as much. It holds nothing out.
+        ours = ["--num_validation_images=0", f"--save_images_epochs={num_epochs - 1}"]
         scripts = {"diffusers' script": (upstream, [], torchvision), "ours": (SCRIPT, ours, None)}
         whole, steps = {name: [] for name in scripts}, {name: [] for name in scripts}
         for turn in range(rounds + 1):

@@ -171,6 +171,8 @@ def test_validation_and_sampling_do_not_disturb_training(finished, tmp_path):
     more = ["--validation_steps=1", "--save_images_epochs=1", "--eval_batch_size=3", "--checkpointing_steps=1"]
     train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--seed=3", *more)
     assert runs.read_metrics(tmp_path / "run")[0] == runs.read_metrics(finished)[0]
+    # The three newest are kept unless told otherwise.
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 3, 4)]
 
 
 def test_another_seed_is_another_run_on_the_same_held_out_images(finished, tmp_path):

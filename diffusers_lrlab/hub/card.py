@@ -72,7 +72,8 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
         return text + "The rate follows the validation loss."
     deviation = train["largest_relative_lr_deviation"]
-    return text + f"Checked at every update: the rate in the optimizer was within {deviation:.1g} (relative) of this curve."
+    exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} (relative) of this curve"
+    return text + f"Checked at every update: the rate in the optimizer was {exact}."
 
 
 def _data_text(config: dict[str, Any]) -> str:

@@ -110,7 +110,7 @@ def plot_samples(images: np.ndarray, path: Path) -> None:
 
 def plot_progress(previews: dict[int, np.ndarray], num_updates: int, path: Path) -> None:
     """The same starting noise denoised at several moments of training, side by side."""
-    figure, axes = _new_axes(width=7, height=2.8)
+    figure, axes = _new_axes(width=7, height=2.9)
     figure.delaxes(axes)
     shown = dict(list(previews.items())[-6:])
     columns = figure.subplots(1, len(shown), squeeze=False)[0]
