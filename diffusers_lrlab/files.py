@@ -31,7 +31,8 @@ def full_disk_explained(path: Path) -> Iterator[None]:
             raise
         raise LabError(
             f"No room to write {str(path)!r} ({getattr(error, 'strerror', None) or error}). Nothing half-written was left "
-            "there. Free some space and resume with --resume_from_checkpoint latest."
+            "there. Free some space; then go on by --resume_from_checkpoint latest if there is a checkpoint, or start again "
+            "by --overwrite_output_dir."
         ) from error
 
 

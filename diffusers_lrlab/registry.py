@@ -46,8 +46,10 @@ class Parameter:
             return None
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         fits = isinstance(value, str) if self.kind is str else is_number
-        if self.kind is int and fits:
-            fits = float(value).is_integer()
+        if self.kind is int and isinstance(value, float):
+            fits = value.is_integer()
+        elif self.kind is float and isinstance(value, int):
+            fits = fits and abs(value) < 2**53
         if not fits or not self._contains(value):
             raise LabError(f"{owner} got {self.name}={value!r}; allowed: {self.allowed}. ({self.help})")
         return self.kind(value)

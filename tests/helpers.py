@@ -25,7 +25,7 @@ def image_folder(folder, count=20, size=(4, 4)):
 def config(folder=None, **options):
     """A resolved configuration for small grey images; `folder` is where they are and a cache may be."""
     if folder is not None:
-        small = {"resolution": 4, "image_channels": 1, "train_batch_size": 4, "num_validation_images": 0}
+        small = {"resolution": 4, "image_channels": 1, "train_batch_size": 1, "num_validation_images": 0}
         options = {"train_data_dir": str(folder), "cache_dir": str(folder.parent / "cache"), **small, **options}
     return resolve_config(TrainingConfig(**options))
 

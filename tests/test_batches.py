@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from diffusers_lrlab.data.batches import BatchLayout, RowOrder, iterate_batches
+from diffusers_lrlab.data.batches import RowOrder, iterate_batches
 from diffusers_lrlab.data.images import ImageTransform
+from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import ImageData, load_image_data
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.streams import NOISE_BLOCK_IMAGES, block_randn, stream_generator, stream_seed, stream_uniform
@@ -174,7 +175,7 @@ def test_an_image_is_augmented_anew_in_every_epoch(oblong_folder):
 def test_a_batch_larger_than_the_data_is_an_error(tmp_path, limit):
     data = load(image_folder(tmp_path / "images", count=7), in_memory_limit_mb=limit)
     with pytest.raises(
-        LabError, match=r"batch of 8 images .* larger than the training set of 7\. Use a smaller --train_batch_size"
+        LabError, match=r"batch of 8 images .* larger than the training set of 7\. Use at most --train_batch_size 1"
     ):
         next(iterate_batches(data, BatchLayout(2, accumulation=2, num_processes=2), 0, range(1)))
     assert sorted(levels(next(iterate_batches(data, BatchLayout(7), 0, range(1))))) == list(range(7))

@@ -10,8 +10,9 @@ from helpers import image_folder, levels, load, numbered_image
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from diffusers_lrlab.data.batches import BatchLayout, iterate_batches
+from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.digits import load_digits_dataset
+from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.errors import LabError
 
 LAZY = {"in_memory_limit_mb": 0}
@@ -316,3 +317,11 @@ def test_the_seed_of_a_stream_sets_its_order_but_not_what_is_held_out(tmp_path):
     orders = [levels(torch.cat(list(iterate_batches(data, BatchLayout(4), 0, range(4))))) for data in (first, again, other)]
     assert orders[0] == orders[1] != orders[2]
     assert torch.equal(first.held_out, other.held_out)
+
+
+def test_captions_beside_the_images_do_not_matter(tmp_path):
+    """As many text files as images: `load_dataset` alone would take the folder for one of texts."""
+    folder = image_folder(tmp_path / "images", count=6)
+    for path in list(folder.rglob("*.png")):
+        path.with_suffix(".txt").write_text("a grey square")
+    assert load(folder).num_images == 6

@@ -8,7 +8,6 @@ update has the same number of images, and resuming is a matter of starting at an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,39 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import LabError
 from ..streams import stream_generator
+from .layout import BatchLayout
 from .loading import ImageData
-
-
-@dataclass(frozen=True)
-class BatchLayout:
-    """
-    How the images of one update are shared out.
-
-    Args:
-        micro_batch (`int`): Images per process and forward pass.
-        accumulation (`int`): Forward passes per update.
-        num_processes (`int`), rank (`int`): Of the launch.
-    """
-
-    micro_batch: int
-    accumulation: int = 1
-    num_processes: int = 1
-    rank: int = 0
-
-    @property
-    def global_batch(self) -> int:
-        """Images per update, over all processes and micro-batches."""
-        return self.micro_batch * self.accumulation * self.num_processes
-
-    def positions(self) -> list[range]:
-        """Places in the global batch that this process takes, one range per micro-batch."""
-        starts = [(step * self.num_processes + self.rank) * self.micro_batch for step in range(self.accumulation)]
-        return [range(start, start + self.micro_batch) for start in starts]
-
-    def image_numbers(self, update: int) -> list[int]:
-        """Numbers, in the run's long row of images, of those that this process sees in an update."""
-        first = update * self.global_batch
-        return [first + place for positions in self.positions() for place in positions]
 
 
 class RowOrder:
@@ -91,11 +59,7 @@ def iterate_batches(
     if data.num_images is None:
         yield from _iterate_stream(data, layout, updates, skip_corrupt)
         return
-    if data.num_images < layout.global_batch:
-        raise LabError(
-            f"A batch of {layout.global_batch} images (over processes and accumulation) is larger than the training "
-            f"set of {data.num_images}. Use a smaller --train_batch_size."
-        )
+    layout.check_fits(data.num_images)
     order = RowOrder(data.num_images, seed)
     if data.pixels is not None:
         yield from _iterate_memory(data, layout, order, updates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from ..errors import LabError
 from ..streams import stream_generator, stream_seed
 from .digits import load_digits_dataset
 from .images import ImageTransform
+from .layout import BatchLayout
 
 if TYPE_CHECKING:
     import datasets
@@ -67,7 +67,7 @@ class ImageData:
         return (self.transform.channels, self.transform.resolution, self.transform.resolution)
 
 
-def load_image_data(config: TrainingConfig) -> ImageData:
+def load_image_data(config: TrainingConfig, num_processes: int = 1) -> ImageData:
     """
     Loads the dataset of a resolved configuration, holds out validation images, and decodes what fits into memory.
 
@@ -101,6 +101,8 @@ def load_image_data(config: TrainingConfig) -> ImageData:
     data.held_out = held_out
     if num_held_out:
         data.train = dataset.select(sorted(order[num_held_out:]))
+    layout = BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes)
+    layout.check_fits(len(data.train))
     if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
         data.pixels = _decode_rows(data, config, data.train, range(len(data.train)), fixed=config.center_crop)
     if not data.num_images:
@@ -115,17 +117,23 @@ def _open(config: TrainingConfig) -> Any:
         return load_digits_dataset()
     name = config.train_data_dir or config.dataset_name or ""
     folder = Path(name).expanduser()
-    hf_datasets.disable_progress_bars() if not sys.stderr.isatty() else None
     try:
         if (folder / "state.json").is_file():
+            if config.dataset_config_name is not None or config.dataset_split != "train":
+                raise LabError(
+                    f"{name!r} was written by save_to_disk and has neither configurations nor splits to choose from. "
+                    "Leave --dataset_config_name and --dataset_split out."
+                )
             saved = hf_datasets.load_from_disk(str(folder))
             return saved.to_iterable_dataset() if config.streaming else saved
-        if config.train_data_dir or folder.is_dir():
-            _check_has_images(folder)
-        # `load_dataset(FOLDER)` finds images, parquet, csv, webdataset shards ... by their endings.
+        source = {"path": name}
+        if folder.is_dir():
+            # By itself, `load_dataset` takes a folder for what most of its files are: captions beside images, say.
+            images = _holds_images(folder)
+            source = {"path": "imagefolder", "data_dir": str(folder)} if images else {"path": str(folder)}
         return hf_datasets.load_dataset(
-            str(folder) if folder.is_dir() else name,
-            config.dataset_config_name,
+            **source,
+            name=config.dataset_config_name,
             split=config.dataset_split,
             cache_dir=config.cache_dir,
             streaming=config.streaming,
@@ -136,13 +144,18 @@ def _open(config: TrainingConfig) -> Any:
         raise LabError(f"Cannot load the dataset {name!r} (split {config.dataset_split!r}): {error}") from error
 
 
-def _check_has_images(folder: Path) -> None:
-    readable = {".parquet", ".arrow", ".csv", ".json", ".jsonl", ".tar", ".zip"}
+def _holds_images(folder: Path) -> bool:
+    """Whether a folder is one of image files (`True`) or of data sets (`False`); neither is an error."""
     from PIL import Image
 
-    readable |= set(Image.registered_extensions())
-    if not any(path.suffix.lower() in readable for path in folder.rglob("*") if path.is_file()):
-        raise LabError(f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...).")
+    endings = {path.suffix.lower() for path in folder.rglob("*") if path.is_file()}
+    if endings & {".parquet", ".arrow", ".tar"}:
+        return False
+    if endings & set(Image.registered_extensions()):
+        return True
+    if endings & {".csv", ".json", ".jsonl", ".zip"}:
+        return False
+    raise LabError(f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...).")
 
 
 def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ..loss import image_losses
 from ..streams import block_randn, stream_generator
-from ..training.step import image_losses
 
 # Fixed for every run, whatever its seed: validation losses of different runs are of the same images, timesteps, noise.
 VALIDATION_SEED = 0

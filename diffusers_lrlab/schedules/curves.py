@@ -2,7 +2,8 @@
 
 A curve is a pure function `lr = f(progress, base_lr, **parameters)` of the clock. It describes the part after warm-up;
 `lr_at` puts linear warm-up in front of it. Entries with the trait `"host"` belong to diffusers and are called there,
-untouched; `"feedback"` marks the ones that also react to a metric, and `"no_warmup"` those that cannot warm up.
+untouched; `"feedback"` marks the ones that also react to a metric, registered as `"module:Class"` since torch is not
+imported here; `"no_warmup"` those that cannot warm up.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import LabError
 from ..progress import Progress
 from ..registry import Parameter, Registry
+from .spec import parse_spec
 
 SCHEDULERS = Registry("learning-rate schedule")
 
@@ -24,6 +27,17 @@ TORCH = "torch.optim.lr_scheduler"
 def lr_at(name: str, progress: Progress, base_lr: float, kwargs: dict[str, Any]) -> Any:
     """The learning rate of a curve at a reading of the clock; an array when `progress.update` is one."""
     return progress.warmup_fraction * SCHEDULERS[name].factory(progress, base_lr, **kwargs)
+
+
+def merge_spec(spec: str, kwargs: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """Name and parameters from a spec string and a dictionary; a parameter given in both is an error."""
+    name, from_spec = parse_spec(spec)
+    given = dict(kwargs or {})
+    for key in from_spec.keys() & given.keys():
+        raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
+    given |= from_spec
+    SCHEDULERS[name].resolve(given)
+    return name, given
 
 
 # --- diffusers' own seven --------------------------------------------------------------------------------------------
@@ -152,4 +166,4 @@ SCHEDULERS.register(
         Parameter("eps", float, 1e-8, "changes of the learning rate below this are not made", "[0, inf)"),
     ),
     traits=("feedback",),
-)("diffusers_lrlab.schedules.plateau")
+)("diffusers_lrlab.schedules.plateau:PlateauWithWarmup")

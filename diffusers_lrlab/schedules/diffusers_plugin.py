@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from ..errors import LabError
-from .curves import SCHEDULERS
+from .curves import SCHEDULERS, merge_spec
 
 HOST = "diffusers.optimization"
 
@@ -37,14 +36,15 @@ class _RegisterOnImport(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != HOST:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
                 _register_into(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
 
             spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
@@ -83,8 +83,6 @@ def _schedule_function(name: str, **kwargs: Any) -> Any:
 
 def _missing(optimization: Any, kinds: Any, value: object) -> Any:
     """Understands spec strings: the member is made once and kept, so identity, pickling and `in` hold for it."""
-    from .lr import merge_spec
-
     if not isinstance(value, str):
         return None
     name, kwargs = merge_spec(value, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import Any, cast
 
 import numpy as np
@@ -12,9 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..errors import LabError
 from ..progress import Progress, resolve_warmup_updates
-from .curves import SCHEDULERS, lr_at
-from .plateau import PlateauWithWarmup
-from .spec import parse_spec
+from .curves import SCHEDULERS, lr_at, merge_spec
 
 
 def list_schedulers() -> list[str]:
@@ -116,17 +115,6 @@ def get_scheduler(
     return build(name, optimizer, num_warmup_steps, num_training_steps or 1, last_epoch, **kwargs)
 
 
-def merge_spec(spec: str, kwargs: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Name and parameters from a spec string and a dictionary; a parameter given in both is an error."""
-    name, from_spec = parse_spec(spec)
-    given = dict(kwargs or {})
-    for key in from_spec.keys() & given.keys():
-        raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
-    given |= from_spec
-    SCHEDULERS[name].resolve(given)
-    return name, given
-
-
 def build(
     name: str,
     optimizer: Optimizer,
@@ -150,7 +138,9 @@ def build(
     if "host" in entry.traits:
         return _build_host(entry.factory, optimizer, warmup, num_training_steps, last_epoch, arguments)
     if "feedback" in entry.traits:
-        return cast(LRScheduler, PlateauWithWarmup(optimizer, warmup, **arguments))
+        if last_epoch != -1:
+            raise LabError(f"{name!r} has more state than a count of updates: restore it by load_state_dict.")
+        return cast(LRScheduler, pkgutil.resolve_name(entry.factory)(optimizer, warmup, **arguments))
     return CurveLR(optimizer, name, warmup, num_training_steps, arguments, last_epoch)
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..errors import LabError, did_you_mean
@@ -41,13 +42,22 @@ def _make_parser(description: str) -> _Parser:
     return parser
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML takes the last of several equal keys in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _yaml_arguments(path: str) -> list[str]:
     """A YAML file as command-line arguments, so that both are checked by the same rules."""
-    import yaml
-
     try:
         with open(path, encoding="utf-8") as file:
-            options = yaml.safe_load(file) or {}
+            options = yaml.load(file, _UniqueKeyLoader) or {}  # a SafeLoader
     except OSError as error:
         raise LabError(f"Cannot read --config {path!r}: {error.strerror}. Give the path of a YAML file.") from None
     except yaml.YAMLError as error:
@@ -56,10 +66,12 @@ def _yaml_arguments(path: str) -> list[str]:
         raise LabError(f"--config {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
     arguments: list[str] = []
     for key, value in options.items():
+        if key == "config" or value is None:
+            remedy = "A file cannot name another one." if key == "config" else "Leave the line out for the default."
+            raise LabError(f"--config {path!r} has {key}: {value}. {remedy}")
         if key == "mixed_precision" and value is False:
             value = "no"  # what YAML makes of an unquoted no
-        if value is not None:
-            arguments.append(f"--{key}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
+        arguments.append(f"--{key}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
     return arguments
 
 

@@ -12,16 +12,30 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LabError
 from ..files import atomic_folder, full_disk_explained, write_text
-from .run_folder import RunFolder, check_same_run
+from .run_folder import RunFolder, check_same_run, read_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from diffusers.training_utils import EMAModel
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Diffusers takes what an EMA keeps in its config.json for misspelt arguments of the model, and says so."""
+    from diffusers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def register_model_format(accelerator: Accelerator) -> None:
@@ -35,7 +49,8 @@ def register_model_format(accelerator: Accelerator) -> None:
             accelerator.unwrap_model(models[0]).save_pretrained(Path(folder) / "unet")
 
     def load(models: list[Any], folder: str) -> None:
-        saved = UNet2DModel.from_pretrained(folder, subfolder="unet")
+        with _quiet():
+            saved = UNet2DModel.from_pretrained(folder, subfolder="unet")
         accelerator.unwrap_model(models.pop()).load_state_dict(saved.state_dict())
 
     accelerator.register_save_state_pre_hook(save)
@@ -76,9 +91,7 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(
-    accelerator: Accelerator, path: Path, ema: EMAModel | None, config: Any, facts: dict[str, Any]
-) -> dict[str, Any]:
+def load_checkpoint(accelerator: Accelerator, path: Path, ema: EMAModel | None, facts: dict[str, Any]) -> dict[str, Any]:
     """
     Puts model, optimizer, EMA and random states back.
 
@@ -86,29 +99,26 @@ def load_checkpoint(
         accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
         path (`Path`): The checkpoint.
         ema (`EMAModel` or `None`): Gets its weights back.
-        config ([`TrainingConfig`]): Of this start; must be that of the checkpoint.
-        facts (`dict`): `global_batch`, `num_updates` and `data` of this start, which must be those of the checkpoint.
+        facts (`dict`): What this start must have in common with the checkpoint, besides its configuration.
 
     Returns:
         `dict`: `trainer.json`.
 
     Raises:
-        LabError: if the checkpoint is of another run or for another number of processes.
+        LabError: if the checkpoint is of another run.
     """
     from diffusers import UNet2DModel
     from diffusers.training_utils import EMAModel
 
-    state = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
-    check_same_run(config, state, facts, path)
-    if not (path / f"random_states_{accelerator.num_processes - 1}.pkl").exists():
-        raise LabError(
-            f"{str(path)!r} was written by fewer than {accelerator.num_processes} processes, and their random states "
-            "(used by dropout) are missing. Resume with the number of processes of the run."
-        )
+    state = read_state(path)
+    check_same_run(state, facts, path)
     if ema is not None:
-        saved = EMAModel.from_pretrained(str(path / "unet_ema"), UNet2DModel, foreach=ema.foreach)
+        with _quiet():
+            saved = EMAModel.from_pretrained(str(path / "unet_ema"), UNet2DModel, foreach=ema.foreach)
         ema.load_state_dict(saved.state_dict())
         ema.to(accelerator.device)
     # Last, since building the model for the EMA above draws from the random states that this restores.
     accelerator.load_state(str(path))
+    # It also restores a count of micro-batches; a checkpoint lies between updates, whatever the accumulation was.
+    accelerator.step = 0
     return state

@@ -9,15 +9,15 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import LabError, did_you_mean
 from ..progress import resolve_warmup_updates
-from ..schedules.curves import SCHEDULERS
-from ..schedules.spec import parse_json_kwargs, parse_spec
+from ..schedules.curves import SCHEDULERS, merge_spec
+from ..schedules.spec import format_spec, parse_json_kwargs
 from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, TrainingConfig
 
-# name -> lowest allowed value; every one of them is a whole number unless None.
 _AT_LEAST_ONE = (
     "resolution", "train_batch_size", "gradient_accumulation_steps", "num_epochs", "max_train_steps", "ddpm_num_steps",
     "ddpm_num_inference_steps", "logging_steps", "validation_steps", "save_images_epochs", "save_model_epochs",
@@ -53,17 +53,34 @@ def resolve_config(config: TrainingConfig) -> TrainingConfig:
         LabError: for the first thing that cannot be done as asked.
     """
     config = dataclasses.replace(config)
+    _check_types(config)
     _resolve_data(config)
     _check_numbers(config)
     _resolve_schedule(config)
     _check_combinations(config)
-    resumed = Path(config.resume_from_checkpoint or "")
+    resumed = Path(config.resume_from_checkpoint or "latest")
     if config.output_dir is None and (resumed / "trainer.json").is_file():
         config.output_dir = str(resumed.parent)
     if config.output_dir is None:
-        name = Path(config.dataset_name or config.train_data_dir or "").name
+        name = Path(config.dataset_name or config.train_data_dir or "").resolve().name
         config.output_dir = f"ddpm-{name}-{config.resolution}"
     return config
+
+
+def _check_types(config: TrainingConfig) -> None:
+    """What the command line's parser makes sure of, for configurations made in Python."""
+    for name, hint in get_type_hints(TrainingConfig).items():
+        value = getattr(config, name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        plain = tuple(get_origin(kind) or kind for kind in kinds if get_origin(kind) is not Literal)
+        if value is None or (choices and value in choices):
+            continue
+        if choices:
+            raise LabError(f"{name}={value!r} is not allowed; choose from {', '.join(map(repr, choices))}.")
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not (isinstance(value, plain) or (float in plain and is_number)) or (int in plain and isinstance(value, bool)):
+            raise LabError(f"{name}={value!r} is not allowed; give {' or '.join(kind.__name__ for kind in plain)}.")
 
 
 def _resolve_data(config: TrainingConfig) -> None:
@@ -74,6 +91,7 @@ def _resolve_data(config: TrainingConfig) -> None:
         )
     if config.train_data_dir is None and config.dataset_name is None:
         config.dataset_name = "digits"
+    asked_for_frechet = config.frechet_samples is not None
     defaults = GENERAL_DEFAULTS | EMBEDDED_DEFAULTS.get(config.dataset_name or "", {})
     for name, value in defaults.items():
         if getattr(config, name) is None:
@@ -81,6 +99,13 @@ def _resolve_data(config: TrainingConfig) -> None:
     folder = config.train_data_dir or local_folder(config.dataset_name or "")
     if folder is not None:
         _check_folder(folder)
+    if config.num_validation_images < 2 and not asked_for_frechet:
+        config.frechet_samples = 0
+    if config.frechet_samples == 1 or (config.frechet_samples and config.num_validation_images < 2):
+        raise LabError(
+            f"--frechet_samples {config.frechet_samples} against {config.num_validation_images} held-out images: both "
+            "sets need 2 at least. Raise --num_validation_images, or leave --frechet_samples out."
+        )
     if config.frechet_samples and config.dataset_name not in EMBEDDED_DEFAULTS:
         raise LabError(
             f"--frechet_samples {config.frechet_samples} needs features that suit the data; they exist for: "
@@ -128,20 +153,19 @@ def _check_numbers(config: TrainingConfig) -> None:
 
 def _resolve_schedule(config: TrainingConfig) -> None:
     """Splits name and parameters, fills in defaults, and settles warm-up as far as the length of the run is known."""
-    name, kwargs = parse_spec(config.lr_scheduler)
-    entry = SCHEDULERS[name]
     given = config.lr_scheduler_kwargs or {}
     if isinstance(given, str):
         given = parse_json_kwargs(given, "--lr_scheduler_kwargs")
+    name, kwargs = merge_spec(config.lr_scheduler, given)
     flags = {"num_cycles": config.lr_num_cycles, "power": config.lr_power}
-    for more in (given, {key: value for key, value in flags.items() if value is not None}):
-        for key, value in more.items():
-            if kwargs.get(key, value) != value:
-                raise LabError(
-                    f"{key!r} of the schedule {name!r} is given twice, as {kwargs[key]!r} and {value!r}. Drop one."
-                )
-            kwargs[key] = value
+    for key, value in flags.items():
+        if value is not None:
+            name, kwargs = merge_spec(format_spec(name, kwargs), {key: value})
+    entry = SCHEDULERS[name]
     config.lr_scheduler, config.lr_scheduler_kwargs = name, entry.resolve(kwargs)
+    for key in ("eta_min", "min_lr", "lr_end"):
+        if (floor := config.lr_scheduler_kwargs.get(key, 0.0)) > config.learning_rate:
+            raise LabError(f"{key}={floor:g} of {name!r} is above --learning_rate {config.learning_rate:g}. Lower it.")
     config.lr_num_cycles = config.lr_power = None
 
     if "no_warmup" in entry.traits:
@@ -173,10 +197,16 @@ def _check_combinations(config: TrainingConfig) -> None:
         _check_streaming(config)
     elif config.num_epochs is None and config.max_train_steps is None:
         config.num_epochs = 100
+    if config.ddpm_num_inference_steps is None:
+        config.ddpm_num_inference_steps = min(100, config.ddpm_num_steps)
     if config.ddpm_num_inference_steps > config.ddpm_num_steps:
         raise LabError(
             f"--ddpm_num_inference_steps {config.ddpm_num_inference_steps} is more than --ddpm_num_steps "
             f"{config.ddpm_num_steps}; use at most as many."
+        )
+    if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(("lrlab", "unet", "checkpoint")):
+        raise LabError(
+            f"--logging_dir {config.logging_dir!r} must be a name for a folder of its own inside --output_dir, such as logs."
         )
     for package, wanted, remedy in (
         ("tensorboard", config.logger == "tensorboard", "pip install tensorboard, or leave --logger out"),
@@ -204,6 +234,14 @@ def _check_streaming(config: TrainingConfig) -> None:
     for name in ("save_images_epochs", "save_model_epochs"):
         if getattr(config, name) is not None:
             raise LabError(f"--{name} counts epochs, which a stream does not have. Leave it out.")
+
+
+def check_schedule(config: TrainingConfig) -> None:
+    """Builds the schedule once, for what only its own code can refuse; the real length may not be known yet."""
+    from ..schedules.lr import lr_curve
+
+    length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
+    lr_curve(config.lr_scheduler, config.learning_rate, config.lr_warmup_steps, length, config.schedule_kwargs)
 
 
 def check_launch() -> None:

@@ -50,7 +50,9 @@ class DataConfig:
         1024, "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read."
     )
     stream_shuffle_buffer: int = _option(1000, "Images in the shuffle buffer of a stream.")
-    dataloader_num_workers: int = _option(0, "Worker processes that decode images; 0 decodes in the main process.")
+    dataloader_num_workers: int = _option(
+        0, "Worker processes that decode images which are not in memory; 0 decodes in the main process."
+    )
 
 
 @dataclass(kw_only=True)
@@ -68,9 +70,9 @@ class ModelConfig:
     )
     ddpm_num_steps: int = _option(1000, "Timesteps of the diffusion process.")
     ddpm_num_inference_steps: int = _option(
-        100, "Denoising steps for samples during and after training (upstream 1000, at ten times the cost)."
+        None, "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost)."
     )
-    ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid"] = _option(
+    ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] = _option(
         "linear", "Noise schedule."
     )
     enable_xformers_memory_efficient_attention: bool = _option(
@@ -93,8 +95,8 @@ class ScheduleConfig:
     )
     lr_warmup_steps: float = _option(
         None,
-        "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05 (upstream 500 updates), "
-        "and 0 for schedules without warm-up.",
+        "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05, which suits runs of any length "
+        "(upstream 500 updates), and 0 for schedules without warm-up.",
     )
     lr_num_cycles: float | None = _option(None, "num_cycles of the schedules that take it.")
     lr_power: float | None = _option(None, "power of the schedules that take it.")
@@ -113,7 +115,7 @@ class OptimizerConfig:
     max_grad_norm: float = _option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.")
     use_ema: bool = _option(
         True,
-        "Keep an exponential moving average of the weights, for samples and the saved model "
+        "Keep an exponential moving average of the weights, for samples and the saved model: raw weights sample worse "
         "(off upstream; here --no_use_ema turns it off).",
     )
     ema_inv_gamma: float = _option(1.0, "Inverse gamma of the EMA's warm-up.")
@@ -137,7 +139,7 @@ class LoopConfig:
     seed: int = _option(0, "Seed of the initial weights, data order, timesteps and noise.")
     cpu_threads: int = _option(
         0,
-        "Threads per process on a CPU; 0 shares the cores among the processes (accelerate launch leaves one thread).",
+        "Threads per process, without a GPU; 0 shares the cores among the processes (accelerate launch leaves one thread).",
     )
     local_rank: int = _option(-1, "Set by launchers; not for use by hand.")
 
@@ -148,15 +150,21 @@ class OutputConfig:
 
     _argument_group_name = "output"
 
-    output_dir: str = _option(None, "Folder of the run; ddpm-DATASET-RESOLUTION.")
-    overwrite_output_dir: bool = _option(False, "Replace the run that output_dir holds; other files there stay.")
+    output_dir: str = _option(
+        None, "Folder of the run; ddpm-DATASET-RESOLUTION, so that runs on other data do not meet (upstream ddpm-model-64)."
+    )
+    overwrite_output_dir: bool = _option(
+        False, "Replace the run that output_dir holds; other files there stay. Resuming goes first."
+    )
     logging_steps: int = _option(10, "Updates between rows of lrlab/metrics.jsonl.")
     validation_steps: int | None = _option(None, "Updates between validations; 20 over the run.")
     save_images_epochs: int | None = _option(
-        None, "Epochs between sample images; 4 times over the run and at its end (upstream every 10 epochs)."
+        None,
+        "Epochs between sample images; 4 times over a run of any length, and at its end (upstream every 10 epochs).",
     )
     save_model_epochs: int | None = _option(
-        None, "Epochs between saves of the pipeline; only at the end (upstream every 10 epochs)."
+        None,
+        "Epochs between saves of the pipeline; only at the end, as checkpoints guard the rest (upstream every 10 epochs).",
     )
     eval_batch_size: int = _option(None, "Number of sample images; 16, or 40 for digits.")
     frechet_samples: int = _option(
@@ -164,7 +172,8 @@ class OutputConfig:
     )
     checkpointing_steps: int = _option(500, "Updates between checkpoints to resume from.")
     checkpoints_total_limit: int | None = _option(
-        3, "Checkpoints that are kept, oldest removed first (upstream keeps all; here 0 does)."
+        3,
+        "Checkpoints that are kept, oldest removed first; more would only fill the disk (upstream keeps all; here 0 does).",
     )
     resume_from_checkpoint: str | None = _option(None, "'latest', or the folder of a checkpoint.")
     logger: Literal["none", "tensorboard", "wandb"] = _option(

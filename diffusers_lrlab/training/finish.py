@@ -1,4 +1,4 @@
-"""The end of a run: the pipeline, final samples, the Fréchet distance, plots, card, and the push to the Hub."""
+"""The end of a run: the pipeline, final samples, the Fréchet distance, plots and card."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ..evaluation.frechet import digit_features, frechet_distance
 from .loop import Trainer
 from .run_folder import peak_memory_mb
-from .samples import draw_samples, load_previews, save_preview, to_tensor
+from .samples import draw_samples, load_previews, to_tensor
 
 
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
@@ -24,7 +24,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
             images = draw_samples(trainer.unet, trainer.noise_scheduler, config.eval_batch_size, config)
             if config.frechet_samples:
                 results.update(_frechet_results(trainer))
-        save_preview(folder.lab / "samples", trainer.update, images)
+        trainer.keep_samples(images)
         record["train"]["training_seconds"] = trainer.training_seconds
         record["train"]["largest_relative_lr_deviation"] = trainer.largest_lr_deviation
         record["train"]["peak_memory_mb"] = peak_memory_mb()

@@ -5,13 +5,35 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ..errors import Interrupted
+
 _ECHO_SECONDS = 3
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupts_raised(checkpoint: Path) -> Iterator[None]:
+    """Raises `Interrupted` at once on SIGINT or SIGTERM inside this block, which `checkpoint` lets one go back to."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(number, checkpoint)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, stop) for number in _SIGNALS} if in_main_thread else {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class InterruptGuard:
@@ -21,8 +43,6 @@ class InterruptGuard:
     The processes agree on a CPU channel of their own, so that asking costs no device synchronisation.
     """
 
-    _signals = (signal.SIGINT, signal.SIGTERM)
-
     def __init__(self) -> None:
         self._received, self._received_at = 0, 0.0
         self._group = None
@@ -31,7 +51,7 @@ class InterruptGuard:
 
     def __enter__(self) -> InterruptGuard:
         # Python lets only the main thread handle signals; a run in another one is stopped by its own program.
-        numbers = self._signals if threading.current_thread() is threading.main_thread() else ()
+        numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, set_seed
@@ -21,6 +22,7 @@ from ..data.batches import iterate_batches
 from ..data.loading import ImageData
 from ..errors import Interrupted, LabError
 from ..evaluation.validation_loss import ValidationLoss
+from ..loss import draw_timesteps, image_losses
 from ..schedules.lr import get_scheduler
 from ..schedules.plateau import FeedbackSchedule
 from ..streams import block_randn, stream_generator, stream_seed
@@ -28,8 +30,7 @@ from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
 from .interrupts import InterruptGuard
 from .plan import Plan
 from .run_folder import RunFolder
-from .samples import draw_samples, save_pipeline, save_preview
-from .step import draw_timesteps, image_losses
+from .samples import draw_samples, save_pipeline, save_preview, to_uint8
 
 # An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
 _MAX_OVERFLOWS = 30
@@ -44,10 +45,19 @@ class Trainer:
         data ([`ImageData`]): What to train on.
         accelerator (`Accelerator`): Device, precision and processes.
         folder ([`RunFolder`]): Where results go.
+        on_saved (`Callable`, *optional*): Called with the update when the pipeline was saved in the middle of the run.
     """
 
-    def __init__(self, plan: Plan, data: ImageData, accelerator: Accelerator, folder: RunFolder):
+    def __init__(
+        self,
+        plan: Plan,
+        data: ImageData,
+        accelerator: Accelerator,
+        folder: RunFolder,
+        on_saved: Callable[[int], None] | None = None,
+    ):
         self.plan, self.data, self.accelerator, self.folder = plan, data, accelerator, folder
+        self.on_saved = on_saved
         config = self.config = plan.config
         self.noise_scheduler = DDPMScheduler(
             num_train_timesteps=config.ddpm_num_steps,
@@ -189,7 +199,8 @@ class Trainer:
                 self._at_boundary()
                 if signal_number := guard.received():
                     raise Interrupted(signal_number, self.save())
-                if self.update % config.checkpointing_steps == 0:
+                # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
+                if self.update % config.checkpointing_steps == 0 or self.update == plan.num_updates:
                     self.save()
                 yield self.update
                 started = time.perf_counter()
@@ -208,7 +219,7 @@ class Trainer:
         }
         if self.ema is not None:
             row["ema_decay"] = self.ema.cur_decay_value
-        if not math.isfinite(row["loss"]):
+        if not math.isfinite(row["loss"] + row["grad_norm"]):
             raise self._diverged()
         self.folder.append_metrics(row)
         self.accelerator.log({key: value for key, value in row.items() if key != "update"}, step=self.update)
@@ -232,9 +243,18 @@ class Trainer:
         if plan.due(config.save_images_epochs, self.update, default_times=4) and self.accelerator.is_main_process:
             with self.averaged_weights():
                 images = draw_samples(self.unet, self.noise_scheduler, config.eval_batch_size, config)
-            save_preview(self.folder.lab / "samples", self.update, images)
+            self.keep_samples(images)
         if config.save_model_epochs and plan.due(config.save_model_epochs, self.update, 0):
             self.save_result()
+            if self.on_saved and self.accelerator.is_main_process:
+                self.on_saved(self.update)
+
+    def keep_samples(self, images: np.ndarray) -> None:
+        """Keeps sample images of this moment for the plots, and shows them to the tracker."""
+        save_preview(self.folder.lab / "samples", self.update, images)
+        for tracker in self.accelerator.trackers:
+            layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+            tracker.log_images({"samples": to_uint8(images)}, step=self.update, **layout)
 
     def validate(self) -> dict[str, float]:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
@@ -246,6 +266,8 @@ class Trainer:
         # A schedule that follows the loss must see the same number everywhere.
         broadcast_object_list(values := [losses])
         losses = values[0]
+        if not all(map(math.isfinite, losses.values())):
+            raise self._diverged()
         self.folder.append_metrics({"update": self.update, **losses})
         self.accelerator.log(losses, step=self.update)
         if isinstance(self.scheduler, FeedbackSchedule):
@@ -271,7 +293,10 @@ class Trainer:
     def _facts(self) -> dict[str, Any]:
         return {
             "global_batch": self.plan.layout.global_batch,
+            "num_processes": self.plan.layout.num_processes,
             "num_updates": self.plan.num_updates,
+            "mixed_precision": self.accelerator.mixed_precision,
+            "model": self.plan.unet_config,
             "data": {
                 "name": self.data.name,
                 "fingerprint": self.data.fingerprint,
@@ -299,27 +324,21 @@ class Trainer:
 
     def resume(self, checkpoint: Path) -> None:
         """Goes back to where a checkpoint was written."""
-        state = load_checkpoint(self.accelerator, checkpoint, self.ema, self.config, self._facts())
+        state = load_checkpoint(self.accelerator, checkpoint, self.ema, self._facts())
         self.scheduler.load_state_dict(state["schedule"])
         self.update = state["update"]
         self.training_seconds = state["training_seconds"]
         self.largest_lr_deviation = state["largest_lr_deviation"]
         self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
-        self.folder.rewind_metrics(self.update)
+        self.folder.rewind(self.update)
 
     def save_result(self) -> None:
-        """Saves the pipeline, with the averaged weights, and pushes it if asked to."""
-        if self.accelerator.is_main_process:
-            with self.averaged_weights():
+        """Saves the pipeline, with the averaged weights."""
+        with self.averaged_weights():
+            if not all(parameter.isfinite().all() for parameter in self.unet.parameters()):
+                raise self._diverged()
+            if self.accelerator.is_main_process:
                 save_pipeline(self.unet, self.noise_scheduler, self.folder.path)
-            if self.config.push_to_hub and self.update < self.plan.num_updates:
-                from ..hub.publish import push_run
-
-                try:
-                    push_run(self.folder.path, self.config, f"Update {self.update}")
-                except LabError as error:
-                    # The one at the end uploads everything anyway; a Hub that is away now must not cost the run.
-                    tqdm.write(f"warning: {error}", file=sys.stderr)
 
 
 def _make_ema(model: UNet2DModel, plan: Plan, device: torch.device) -> EMAModel:

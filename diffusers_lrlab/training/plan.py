@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.batches import BatchLayout
+from ..data.layout import BatchLayout
 from ..data.loading import ImageData
 from ..errors import LabError
 from ..models.unet import default_unet_config
@@ -122,14 +122,8 @@ def make_plan(
     """
     layout = BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes, rank)
     num_images = data.num_images
-    if num_images is not None and layout.global_batch > num_images:
-        largest = num_images // (layout.global_batch // layout.micro_batch)
-        raise LabError(
-            f"The batch of {layout.global_batch} images (--train_batch_size {layout.micro_batch} x "
-            f"{layout.accumulation} micro-batches x {num_processes} processes) is larger than the training set of "
-            f"{num_images}. "
-            + (f"Use at most --train_batch_size {largest}." if largest else "Use fewer --gradient_accumulation_steps.")
-        )
+    if num_images is not None:
+        layout.check_fits(num_images)
     if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not len(data.held_out):
         raise LabError(
             f"{config.lr_scheduler!r} follows the validation loss, but a fifth of these images is none to hold out. Use "

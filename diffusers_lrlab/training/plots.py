@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..files import atomic_file
+from .samples import to_uint8
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,7 +102,7 @@ def plot_samples(images: np.ndarray, path: Path) -> None:
     """The final samples (floats in [0, 1]) as a grid, enlarged if they are small."""
     from PIL import Image
 
-    pixels = _enlarge(np.rint(images * 255).astype(np.uint8), 64)
+    pixels = _enlarge(to_uint8(images), 64)
     columns = next(number for number in (10, 9, 8, 7, 6, 5, len(images)) if len(images) % number == 0)
     grid = image_grid(pixels, columns=columns, gap=pixels.shape[1] // 4)
     with atomic_file(path) as temporary:

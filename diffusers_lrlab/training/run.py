@@ -6,18 +6,20 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Interrupted, LabError
-from .checks import check_launch, check_model_config, check_precision, resolve_config
+from .checks import check_launch, check_model_config, check_precision, check_schedule, resolve_config
 from .config import TrainingConfig
-from .run_folder import RunFolder, describe_environment, find_checkpoint, launch_command, peak_memory_mb
+from .run_folder import RunFolder, check_same_config, describe_environment, find_checkpoint, launch_command, peak_memory_mb
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from ..data.loading import ImageData
     from .loop import Trainer
     from .plan import Plan
 
@@ -38,8 +40,11 @@ def train(config: TrainingConfig) -> Path | None:
     """
     config = resolve_config(config)
     check_launch()
+    check_schedule(config)
     # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
     checkpoint = find_checkpoint(config)
+    if checkpoint:
+        check_same_config(config, checkpoint)
     check_precision(config)
     unet_config = check_model_config(config)
     if config.push_to_hub and int(os.environ.get("RANK", 0)) == 0:
@@ -47,16 +52,8 @@ def train(config: TrainingConfig) -> Path | None:
 
         check_can_push(config)
     accelerator = _make_accelerator(config)
-
-    from ..data.loading import load_image_data
-    from .plan import make_plan
-
-    with accelerator.main_process_first():
-        data = load_image_data(config)
-    plan = make_plan(config, data, unet_config, accelerator.num_processes, accelerator.process_index)
+    plan, data = _make_plan(config, accelerator, unet_config)
     accelerator.print(plan.describe())
-    if data.skipped:
-        accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
     if config.dry_run:
         return None
 
@@ -65,15 +62,15 @@ def train(config: TrainingConfig) -> Path | None:
     if accelerator.is_main_process and not checkpoint and config.overwrite_output_dir:
         folder.clear()
     accelerator.wait_for_everyone()
-    record = _start_record(plan, accelerator, previous)
 
     from .loop import Trainer
 
-    trainer = Trainer(plan, data, accelerator, folder)
+    trainer = Trainer(plan, data, accelerator, folder, on_saved=_push_in_between(config) if config.push_to_hub else None)
     if checkpoint:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
+    record = _start_record(plan, accelerator, previous)
     folder.write_record(record)
     if config.logger != "none" and accelerator.is_main_process:
         (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
@@ -88,15 +85,43 @@ def train(config: TrainingConfig) -> Path | None:
     return folder.path
 
 
+def _make_plan(
+    config: TrainingConfig, accelerator: Accelerator, unet_config: dict[str, Any] | None
+) -> tuple[Plan, ImageData]:
+    from ..data.loading import load_image_data
+    from .plan import make_plan
+
+    with accelerator.main_process_first():
+        data = load_image_data(config, accelerator.num_processes)
+    if data.skipped:
+        accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
+    return make_plan(config, data, unet_config, accelerator.num_processes, accelerator.process_index), data
+
+
+def _push_in_between(config: TrainingConfig) -> Callable[[int], None]:
+    """Uploads what is there in the middle of a run; a Hub that is away then must not cost the run."""
+    from ..hub.publish import push_run
+
+    def push(update: int) -> None:
+        try:
+            push_run(Path(config.output_dir), config, f"Update {update}")
+        except LabError as error:
+            print(f"warning: {error}\nTraining goes on; the upload at the end takes everything.", file=sys.stderr)  # noqa: T201
+
+    return push
+
+
 def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
     """Runs to the end; `run.json` tells what became of the run, whatever that is."""
     from .finish import finish_run
+    from .interrupts import interrupts_raised
 
     started = time.perf_counter()
     try:
         for _ in trainer.updates():
             pass
-        finish_run(trainer, record)
+        with interrupts_raised(trainer.folder.path / f"checkpoint-{trainer.update}"):
+            finish_run(trainer, record)
         record["run"]["status"] = "finished"
     except (Interrupted, KeyboardInterrupt):
         record["run"]["status"] = "cancelled"
@@ -127,7 +152,7 @@ def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]
     return {
         "run": {
             "status": "running",
-            "command": launch_command(),
+            "command": before.get("command", launch_command()),
             "started": before.get("started", now),
             "starts": [*before.get("starts", []), now],
             "seconds": before.get("seconds", 0.0),
@@ -150,12 +175,12 @@ def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]
     }
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """
     Lets glibc keep the memory of freed tensors for the next update.
 
-    It would give their pages back and fault them in again at every update, which is about a tenth of the time of a
-    small UNet's update on a CPU (`benchmarks/train_step.py`).
+    It would give their pages back and fault them in again at every update; `benchmarks/train_step.py` measures what that
+    costs on a CPU. This holds for the whole process from then on.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -169,7 +194,7 @@ def _keep_freed_memory() -> None:
 def _make_accelerator(config: TrainingConfig) -> Accelerator:
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration
 
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
@@ -177,15 +202,18 @@ def _make_accelerator(config: TrainingConfig) -> Accelerator:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.cpu_threads or max(1, cores // processes))
-        _keep_freed_memory()
+        keep_freed_memory()
     folder = config.output_dir
-    return Accelerator(
+    accelerator = Accelerator(
         # Without this, accelerate takes several processes on a CPU for so many lonely ones.
         cpu=on_cpu,
-        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        # A plugin, since the environment of `accelerate launch` overrides the plain argument.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.gradient_accumulation_steps),
         mixed_precision=config.mixed_precision,
         log_with=None if config.logger == "none" else config.logger,
         project_config=ProjectConfiguration(project_dir=folder, logging_dir=os.path.join(folder, config.logging_dir)),
         # Other processes wait while one of them samples.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))],
     )
+    config.mixed_precision = accelerator.mixed_precision  # the launcher's, if none was asked for
+    return accelerator

@@ -23,12 +23,13 @@ from .config import TrainingConfig
 _OWN = ("model_index.json", "README.md", "lrlab", "unet", "scheduler", ".tmp-*")
 
 # A resumed run may change these; everything else decides the result. The global batch is compared as a whole, so
-# processes, micro-batch and accumulation may be traded against each other.
+# micro-batch and accumulation may be traded against each other, and the model's configuration by its content.
 _FREE_ON_RESUME = frozenset(
     "output_dir overwrite_output_dir cache_dir dataloader_num_workers in_memory_limit_mb cpu_threads local_rank "
     "train_batch_size gradient_accumulation_steps checkpointing_steps checkpoints_total_limit resume_from_checkpoint "
     "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run eval_batch_size "
-    "save_images_epochs save_model_epochs frechet_samples".split()
+    "save_images_epochs save_model_epochs frechet_samples skip_corrupt_images "
+    "model_config_name_or_path mixed_precision".split()
 )
 
 
@@ -58,17 +59,26 @@ class RunFolder:
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Adds a row to `metrics.jsonl`."""
         if self.is_writer:
-            append_line(self.metrics_file, json.dumps(row))
+            append_line(self.metrics_file, json.dumps(row, allow_nan=False))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`."""
         if not self.metrics_file.exists():
             return []
-        return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
+        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError:
+            # A power cut can tear the last line; it is written again by the resumed run.
+            return [json.loads(line) for line in lines[:-1]]
 
-    def rewind_metrics(self, update: int) -> None:
-        """Drops the rows that a killed run wrote after its last checkpoint, which was taken at `update`."""
-        if self.is_writer and self.metrics_file.exists():
+    def rewind(self, update: int) -> None:
+        """Drops what was written after the checkpoint that was taken at `update`: rows of the log, later checkpoints."""
+        if not self.is_writer:
+            return
+        for later in (path for path in self.checkpoints() if checkpoint_update(path) > update):
+            shutil.rmtree(later)
+        if self.metrics_file.exists():
             rows = [
                 row
                 for row in self.read_metrics()
@@ -88,7 +98,11 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        found = [path for path in self.path.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+        found = [
+            path
+            for path in self.path.glob("checkpoint-*")
+            if re.fullmatch(r"checkpoint-\d+", path.name) and (path / "trainer.json").is_file()
+        ]
         return sorted(found, key=checkpoint_update)
 
     def clear(self) -> None:
@@ -163,23 +177,34 @@ def _check_fresh(folder: RunFolder, overwrite: bool) -> None:
         )
 
 
-def check_same_run(config: TrainingConfig, saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """`trainer.json` of a checkpoint."""
+    try:
+        return json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise LabError(f"{str(checkpoint / 'trainer.json')!r} is damaged ({error}). Resume from another one.") from None
+
+
+def check_same_config(config: TrainingConfig, checkpoint: Path) -> None:
+    """Refuses, before data are read, to go on with a run under another configuration, and says what differs."""
+    saved = read_state(checkpoint)["config"]
+    current = {f"--{name}": value for name, value in config.to_dict().items() if name not in _FREE_ON_RESUME}
+    check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
+
+
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
     """
-    Refuses to go on with a run under another configuration or on other data, and says what differs.
+    Raises a `LabError` that lists what differs.
 
     Args:
-        config ([`TrainingConfig`]): The resolved configuration of this start.
-        saved (`dict`): `trainer.json` of the checkpoint.
-        now (`dict`): The same facts of this start (`global_batch`, `num_updates`, `data`), as far as known.
+        saved (`dict`): Facts of the run that wrote the checkpoint.
+        now (`dict`): Those of this start that must be the same, as far as they are known by now.
         checkpoint (`Path`): Named in the message.
     """
-    current = json.loads(json.dumps(config.to_dict()))
+    now = json.loads(json.dumps(now))
     differing = [
-        f"--{name}: {saved['config'].get(name)!r} then, {value!r} now"
-        for name, value in current.items()
-        if name not in _FREE_ON_RESUME and saved["config"].get(name) != value
+        f"{name}: {saved.get(name)!r} then, {value!r} now" for name, value in now.items() if saved.get(name) != value
     ]
-    differing += [f"{name}: {saved[name]!r} then, {value!r} now" for name, value in now.items() if saved[name] != value]
     if differing:
         raise LabError(
             f"{str(checkpoint)!r} belongs to another run; these differ:\n  "
@@ -237,6 +262,9 @@ def launch_command() -> str:
     processes = int(os.environ.get("WORLD_SIZE", 1))
     if processes > 1:
         program[2:2] = ["--multi_gpu", "--num_processes", str(processes)]
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision != "no":
+        program[2:2] = ["--mixed_precision", precision]
     return shlex.join([*program, *arguments])
 
 

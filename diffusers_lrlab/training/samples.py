@@ -12,7 +12,7 @@ import torch
 from diffusers import DDPMPipeline
 from tqdm.auto import tqdm
 
-from ..files import atomic_file, atomic_folder
+from ..files import atomic_file, full_disk_explained
 from ..streams import stream_generator
 from .config import TrainingConfig
 
@@ -81,16 +81,15 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
 
 
 def save_pipeline(unet: Any, noise_scheduler: Any, folder: Path) -> None:
-    """Writes a pipeline that `DDPMPipeline.from_pretrained` loads; each part appears whole."""
-    pipeline = DDPMPipeline(unet=unet, scheduler=noise_scheduler)
-    with atomic_folder(folder / ".tmp-pipeline") as temporary:
-        pipeline.save_pretrained(temporary)
+    """Writes a pipeline that `DDPMPipeline.from_pretrained` loads; each part appears whole, the index last."""
+    temporary = folder / f".tmp-{os.getpid()}-pipeline"
+    try:
+        with full_disk_explained(folder / "model_index.json"):
+            DDPMPipeline(unet=unet, scheduler=noise_scheduler).save_pretrained(temporary)
         for part in ("unet", "scheduler"):
-            old = folder / f".tmp-old-{part}"
-            shutil.rmtree(old, ignore_errors=True)
             if (folder / part).exists():
-                os.replace(folder / part, old)
+                os.replace(folder / part, temporary / f"old-{part}")
             os.replace(temporary / part, folder / part)
-            shutil.rmtree(old, ignore_errors=True)
         os.replace(temporary / "model_index.json", folder / "model_index.json")
-    shutil.rmtree(folder / ".tmp-pipeline")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -73,16 +73,18 @@ def mean_gradient(checkpoint):
     return torch.cat([each["exp_avg"].flatten() for each in state.values()])
 
 
-def test_epochs_give_the_same_clock(tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_epochs_give_the_same_clock(tmp_path, processes):
     """1,781 training images in batches of 512: 2 epochs are ceil(2 * 1781 / 512) = 7 updates."""
     runs.run(
         *runs.tiny_arguments(tmp_path),
         f"--output_dir={tmp_path / 'run'}",
         "--num_epochs=2",
-        "--train_batch_size=256",
+        f"--train_batch_size={256 // processes}",
         "--gradient_accumulation_steps=2",
         "--lr_warmup_steps=2",
         "--lr_scheduler=linear",
+        processes=processes,
     )
     rows, _ = runs.read_metrics(tmp_path / "run")
     expected = np.array([0, 0.5, 1, 0.8, 0.6, 0.4, 0.2]) * 1e-3

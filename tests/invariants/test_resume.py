@@ -69,6 +69,7 @@ def start_and_signal(number, rows, *args):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         if log.exists() and len(log.read_text().splitlines()) >= rows:
+            time.sleep(random.uniform(0, 0.05))  # rows come every few updates; this hits those between as well
             process.send_signal(number)
             break
         time.sleep(0.002)
@@ -134,7 +135,10 @@ def test_stopping_two_processes(tmp_path):
         env=runs.environment(),
     )  # fmt: skip
     log = tmp_path / "run" / "lrlab" / "metrics.jsonl"
-    while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= 3):
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if log.exists() and len(log.read_text().splitlines()) >= 3:
+            break
         time.sleep(0.01)
     workers = subprocess.run(["pgrep", "-f", f"train_ddpm.py.*{tmp_path}/run"], capture_output=True, text=True)
     children = [int(pid) for pid in workers.stdout.split() if int(pid) != process.pid]
@@ -147,6 +151,78 @@ def test_stopping_two_processes(tmp_path):
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "finished"
     rows, _ = runs.read_metrics(tmp_path / "run")
     assert [row["update"] for row in rows] == [6, 13, 20, 27, 34, 39]
+
+
+@pytest.mark.parametrize(("before", "after"), [((8, 1), (4, 2)), ((4, 2), (8, 1))], ids=["1 to 2", "2 to 1"])
+def test_accumulation_may_change_on_resume(tmp_path, before, after):
+    """At an odd update, where the two count their micro-batches differently."""
+
+    def arguments(layout, name):
+        return [
+            *runs.tiny_arguments(tmp_path),
+            f"--output_dir={tmp_path / name}",
+            f"--train_batch_size={layout[0]}",
+            f"--gradient_accumulation_steps={layout[1]}",
+            "--max_train_steps=6",
+            "--checkpointing_steps=3",
+        ]
+
+    runs.run(*arguments(before, "run"))
+    expected = runs.read_metrics(tmp_path / "run")[0]
+    runs.run(*arguments(after, "run"), f"--resume_from_checkpoint={tmp_path / 'run' / 'checkpoint-3'}")
+    rows = runs.read_metrics(tmp_path / "run")[0]
+    assert [row["update"] for row in rows] == list(range(6))
+    for row, wanted in zip(rows, expected, strict=True):
+        assert row["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+        assert row["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-3)
+
+
+def test_going_back_forgets_what_came_after(tmp_path):
+    args = [
+        *runs.tiny_arguments(tmp_path),
+        f"--output_dir={tmp_path / 'run'}",
+        "--train_batch_size=8",
+        "--max_train_steps=6",
+        "--checkpoints_total_limit=2",
+    ]
+    runs.run(*args, "--checkpointing_steps=2")
+    log = tmp_path / "run" / "lrlab" / "metrics.jsonl"
+    whole = log.read_text()
+    log.write_text(whole + '{"update": 6, "lo')  # a line that a power cut has torn
+    runs.run(*args, "--checkpointing_steps=5", f"--resume_from_checkpoint={tmp_path / 'run' / 'checkpoint-4'}")
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-5", "checkpoint-6"]
+    assert log.read_text() == whole
+
+
+def test_stopped_while_finishing(tmp_path):
+    """The weights are safe by then; what is missing is made by resuming."""
+    args = [
+        *(
+            argument
+            for argument in runs.tiny_arguments(tmp_path)
+            if not argument.startswith(("--frechet", "--ddpm_num_inf"))
+        ),
+        f"--output_dir={tmp_path / 'run'}",
+        "--train_batch_size=8",
+        "--max_train_steps=3",
+    ]
+    # The pipeline is saved first, then a thousand samples are drawn.
+    process = subprocess.Popen(
+        runs.command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=runs.environment()
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "run" / "model_index.json").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 143, stderr
+    assert "--resume_from_checkpoint latest" in stderr
+    assert runs.read_record(tmp_path / "run")["run"]["status"] == "cancelled"
+    runs.run(*args, "--resume_from_checkpoint=latest")
+    record = runs.read_record(tmp_path / "run")
+    assert record["run"]["status"] == "finished"
+    assert "resume" not in record["run"]["command"]
+    assert len(record["run"]["starts"]) == 2
 
 
 def test_the_schedule_did_react(uninterrupted):

@@ -38,8 +38,10 @@ def image_losses(
         target = noise
     elif prediction_type == "sample":
         target = images
-    else:
+    elif prediction_type == "v_prediction":
         target = noise_scheduler.get_velocity(images, noise, timesteps)
+    else:
+        raise ValueError(f"Unknown prediction type {prediction_type!r}; known: epsilon, sample, v_prediction.")
     losses = F.mse_loss(prediction, target.float(), reduction="none").mean(dim=tuple(range(1, images.ndim)))
     if prediction_type == "sample":
         alphas = noise_scheduler.alphas_cumprod.to(timesteps.device)[timesteps]

@@ -1,0 +1,50 @@
+"""How the images of one update are shared out over processes and micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import LabError
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """
+    How the images of one update are shared out.
+
+    Args:
+        micro_batch (`int`): Images per process and forward pass.
+        accumulation (`int`): Forward passes per update.
+        num_processes (`int`), rank (`int`): Of the launch.
+    """
+
+    micro_batch: int
+    accumulation: int = 1
+    num_processes: int = 1
+    rank: int = 0
+
+    @property
+    def global_batch(self) -> int:
+        """Images per update, over all processes and micro-batches."""
+        return self.micro_batch * self.accumulation * self.num_processes
+
+    def positions(self) -> list[range]:
+        """Places in the global batch that this process takes, one range per micro-batch."""
+        starts = [(step * self.num_processes + self.rank) * self.micro_batch for step in range(self.accumulation)]
+        return [range(start, start + self.micro_batch) for start in starts]
+
+    def image_numbers(self, update: int) -> list[int]:
+        """Numbers, in the run's long row of images, of those that this process sees in an update."""
+        first = update * self.global_batch
+        return [first + place for positions in self.positions() for place in positions]
+
+    def check_fits(self, num_images: int) -> None:
+        """Raises a `LabError` if an update would need more images than there are."""
+        if self.global_batch <= num_images:
+            return
+        largest = num_images // (self.accumulation * self.num_processes)
+        raise LabError(
+            f"The batch of {self.global_batch} images (--train_batch_size {self.micro_batch} x {self.accumulation} "
+            f"micro-batches x {self.num_processes} processes) is larger than the training set of {num_images}. "
+            + (f"Use at most --train_batch_size {largest}." if largest else "Use fewer --gradient_accumulation_steps.")
+        )
