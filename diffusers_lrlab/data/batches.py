@@ -24,17 +24,17 @@ class RowOrder:
 
     def __init__(self, num_rows: int, seed: int):
         self.num_rows, self.seed = num_rows, seed
-        self._orders: dict[int, torch.Tensor] = {}
+        self._orders: dict[int, list[int]] = {}
 
     def rows(self, image_numbers: list[int]) -> list[int]:
         """Rows for image numbers; an epoch's order is made when first needed and dropped two epochs later."""
-        return [int(self._order(number // self.num_rows)[number % self.num_rows]) for number in image_numbers]
+        return [self._order(number // self.num_rows)[number % self.num_rows] for number in image_numbers]
 
-    def _order(self, epoch: int) -> torch.Tensor:
+    def _order(self, epoch: int) -> list[int]:
         if epoch not in self._orders:
             generator = stream_generator(self.seed, "order", epoch)
             self._orders = {key: order for key, order in self._orders.items() if key >= epoch - 1}
-            self._orders[epoch] = torch.randperm(self.num_rows, generator=generator)
+            self._orders[epoch] = torch.randperm(self.num_rows, generator=generator).tolist()
         return self._orders[epoch]
 
 

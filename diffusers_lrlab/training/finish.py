@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.frechet import digit_features, frechet_distance
+from .environment import peak_memory_mb
 from .loop import Trainer
-from .run_folder import peak_memory_mb
 from .samples import draw_samples, load_previews, to_tensor
 
 

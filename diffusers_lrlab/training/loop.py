@@ -15,7 +15,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, set_seed
 from diffusers import DDPMScheduler, UNet2DModel
-from diffusers.training_utils import EMAModel
 from tqdm.auto import tqdm
 
 from ..data.batches import iterate_batches
@@ -26,6 +25,7 @@ from ..loss import draw_timesteps, image_losses
 from ..schedules.lr import get_scheduler
 from ..schedules.plateau import FeedbackSchedule
 from ..streams import block_randn, stream_generator, stream_seed
+from .averaging import make_ema
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
 from .interrupts import InterruptGuard
 from .plan import Plan
@@ -86,7 +86,7 @@ class Trainer:
             plan.num_updates,
             config.schedule_kwargs,
         )
-        self.ema = _make_ema(model, plan, accelerator.device) if config.use_ema else None
+        self.ema = make_ema(model, config, accelerator.device) if config.use_ema else None
         register_model_format(accelerator)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.validation = (
@@ -339,19 +339,3 @@ class Trainer:
                 raise self._diverged()
             if self.accelerator.is_main_process:
                 save_pipeline(self.unet, self.noise_scheduler, self.folder.path)
-
-
-def _make_ema(model: UNet2DModel, plan: Plan, device: torch.device) -> EMAModel:
-    config = plan.config
-    ema = EMAModel(
-        model.parameters(),
-        decay=config.ema_max_decay,
-        use_ema_warmup=True,
-        inv_gamma=config.ema_inv_gamma,
-        power=config.ema_power,
-        foreach=True,
-        model_cls=UNet2DModel,
-        model_config=model.config,
-    )
-    ema.to(device)
-    return ema

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Interrupted, LabError
 from .checks import check_launch, check_model_config, check_precision, check_schedule, resolve_config
 from .config import TrainingConfig
-from .run_folder import RunFolder, check_same_config, describe_environment, find_checkpoint, launch_command, peak_memory_mb
+from .environment import describe_environment, launch_command, peak_memory_mb
+from .run_folder import RunFolder, check_same_config, find_checkpoint
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -39,18 +40,8 @@ def train(config: TrainingConfig) -> Path | None:
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
     config = resolve_config(config)
-    check_launch()
-    check_schedule(config)
     # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
-    checkpoint = find_checkpoint(config)
-    if checkpoint:
-        check_same_config(config, checkpoint)
-    check_precision(config)
-    unet_config = check_model_config(config)
-    if config.push_to_hub and int(os.environ.get("RANK", 0)) == 0:
-        from ..hub.publish import check_can_push
-
-        check_can_push(config)
+    checkpoint, unet_config = _look_before(config)
     accelerator = _make_accelerator(config)
     plan, data = _make_plan(config, accelerator, unet_config)
     accelerator.print(plan.describe())
@@ -83,6 +74,22 @@ def train(config: TrainingConfig) -> Path | None:
 
         push_run(folder.path, config, f"{plan.num_updates} updates: {record['run']['command']}")
     return folder.path
+
+
+def _look_before(config: TrainingConfig) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checks that need torch, the disk or the network, but no data and no model."""
+    check_launch()
+    check_schedule(config)
+    checkpoint = find_checkpoint(config)
+    if checkpoint:
+        check_same_config(config, checkpoint)
+    check_precision(config)
+    unet_config = check_model_config(config)
+    if config.push_to_hub and int(os.environ.get("RANK", 0)) == 0:
+        from ..hub.publish import check_can_push
+
+        check_can_push(config)
+    return checkpoint, unet_config
 
 
 def _make_plan(
