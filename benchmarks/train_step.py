@@ -143,8 +143,8 @@ def compare_loops(rounds, arguments):
 # --- (b) the two scripts ---------------------------------------------------------------------------------------------
 
 
-def write_images(folder, count=500):
-    """The first digits as 32x32 RGB files."""
+def write_images(folder, count=512):
+    """The first digits as 32x32 RGB files; whole batches, since upstream's last one would be smaller."""
     from diffusers_lrlab.data.digits import load_digits_dataset
 
     folder.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ class Plan:
             every = epochs * (self.num_images or math.inf) / self.layout.global_batch
         return update // every > (update - 1) // every
 
-    def count_parameters(self) -> int:
+    @cached_property
+    def num_parameters(self) -> int:
         """Parameters of the model, without building it."""
         import torch
         from diffusers import UNet2DModel
@@ -95,8 +97,7 @@ class Plan:
         lines = {
             "data": f"{config.dataset_name or config.train_data_dir}: {self.num_images or 'a stream of'} training images, "
             f"{self.num_held_out} held out, {config.image_channels} x {config.resolution} x {config.resolution}",
-            "model": f"UNet2DModel {tuple(channels)}, {self.count_parameters():,} parameters, predicts "
-            f"{config.prediction_type}",
+            "model": f"UNet2DModel {tuple(channels)}, {self.num_parameters:,} parameters, predicts {config.prediction_type}",
             "batch": f"{layout.global_batch} images an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
             f" x {layout.num_processes} processes",
             "length": f"{self.num_updates} updates"

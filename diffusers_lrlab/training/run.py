@@ -173,7 +173,7 @@ def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]
             "num_processes": accelerator.num_processes,
             "num_training_images": plan.num_images,
             "num_held_out_images": plan.num_held_out,
-            "num_parameters": plan.count_parameters(),
+            "num_parameters": plan.num_parameters,
             "device": str(accelerator.device),
             "mixed_precision": accelerator.mixed_precision,
         },
