@@ -170,7 +170,7 @@ def run_script(script, arguments, folder, path=None):
     return seconds, [1e3 * (after - before) for before, after in zip(times[4:], times[5:], strict=False)]
 
 
-def compare_scripts(upstream, rounds, torchvision, num_epochs=4):
+def compare_scripts(upstream, rounds, torchvision, num_epochs=2):
     """Median step and whole command of both scripts, alternating."""
     with tempfile.TemporaryDirectory() as base:
         base = Path(base)
@@ -181,7 +181,7 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs=4):
         common = [
             f"--train_data_dir={base / 'images'}", f"--model_config_name_or_path={base / 'unet'}", "--resolution=32",
             "--train_batch_size=16", f"--num_epochs={num_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
-            "--use_ema", "--ddpm_num_inference_steps=50", "--eval_batch_size=16", "--checkpointing_steps=500",
+            "--use_ema", "--ddpm_num_inference_steps=10", "--eval_batch_size=16", "--checkpointing_steps=500",
             f"--cache_dir={base / 'cache'}", "--save_model_epochs=10",
         ]  # fmt: skip
         # Upstream samples after its first and last epoch, so twice; ours is made to do as much. It holds nothing out.
@@ -195,8 +195,15 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs=4):
                 seconds, times = run_script(script, [*common, *more, f"--output_dir={output}"], base, path)
                 if turn:  # the first turn fills the caches
                     whole[name].append(seconds)
-                    steps[name] += times
+                    steps[name].append(statistics.median(times))
                 print(f"  turn {turn}, {name}: {seconds:.1f} s, median step {statistics.median(times):.1f} ms")
+    # A busy machine is slower for minutes on end, so it is the turns that are compared, each with itself.
+    first, second = scripts
+    for what, values in (("median step", steps), ("whole command", whole)):
+        ratios = [ours / theirs for theirs, ours in zip(values[first], values[second], strict=True)]
+        print(
+            f"  {what}, ours over theirs: median {statistics.median(ratios):.3f} of {[round(ratio, 3) for ratio in ratios]}"
+        )
     return {name: (statistics.median(steps[name]), statistics.median(whole[name]), whole[name]) for name in scripts}
 
 
@@ -206,8 +213,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--upstream", type=Path, help="diffusers' train_unconditional.py; without it only (a) is run")
     parser.add_argument("--torchvision", type=Path, help="folder that holds torchvision, if it is not installed")
-    parser.add_argument("--rounds", type=int, default=200, help="updates of each loop that are timed in (a)")
-    parser.add_argument("--turns", type=int, default=3, help="times each script is run in (b)")
+    parser.add_argument(
+        "--rounds", type=int, default=200, help="updates of each loop that are timed in (a); 0 leaves it out"
+    )
+    parser.add_argument("--turns", type=int, default=4, help="times each script is run in (b)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -215,7 +224,7 @@ def main():
     # First as glibc does it, then as `train` does it on a CPU: what is measured last may change the process for good.
     print("\n(a) an update, median ms\n\n| model, batch, freed memory | bare loop | ours, all logging on | ratio |")
     print("|---|---|---|---|")
-    for memory in ("given back", "kept"):
+    for memory in ("given back", "kept") if options.rounds else ():
         if memory == "kept":
             keep_freed_memory()
         for batch in (64, 16):
