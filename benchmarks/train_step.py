@@ -170,7 +170,7 @@ def run_script(script, arguments, folder, path=None):
     return seconds, [1e3 * (after - before) for before, after in zip(times[4:], times[5:], strict=False)]
 
 
-def compare_scripts(upstream, rounds, torchvision, num_epochs=2):
+def compare_scripts(upstream, rounds, torchvision, num_epochs, inference_steps):
     """Median step and whole command of both scripts, alternating."""
     with tempfile.TemporaryDirectory() as base:
         base = Path(base)
@@ -181,7 +181,7 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs=2):
         common = [
             f"--train_data_dir={base / 'images'}", f"--model_config_name_or_path={base / 'unet'}", "--resolution=32",
             "--train_batch_size=16", f"--num_epochs={num_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
-            "--use_ema", "--ddpm_num_inference_steps=10", "--eval_batch_size=16", "--checkpointing_steps=500",
+            "--use_ema", f"--ddpm_num_inference_steps={inference_steps}", "--eval_batch_size=16", "--checkpointing_steps=500",
             f"--cache_dir={base / 'cache'}", "--save_model_epochs=10",
         ]  # fmt: skip
         # Upstream samples after its first and last epoch, so twice; ours is made to do as much. It holds nothing out.
@@ -217,6 +217,8 @@ def main():
         "--rounds", type=int, default=200, help="updates of each loop that are timed in (a); 0 leaves it out"
     )
     parser.add_argument("--turns", type=int, default=4, help="times each script is run in (b)")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of 32 updates in (b), 2 at least")
+    parser.add_argument("--inference_steps", type=int, default=10, help="denoising steps of the samples in (b)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -233,7 +235,9 @@ def main():
             print(f"| digits, {batch}, {memory} | {times['bare']:.2f} | {times['ours']:.2f} | {ratio:.3f} |", flush=True)
     if options.upstream:
         print("\n(b) the same images, model, batch and updates")
-        results = compare_scripts(options.upstream.resolve(), options.turns, options.torchvision)
+        results = compare_scripts(
+            options.upstream.resolve(), options.turns, options.torchvision, options.epochs, options.inference_steps
+        )
         print("\n| script | median step, ms | whole command, s (each run) |\n|---|---|---|")
         for name, (step, whole, each) in results.items():
             print(f"| {name} | {step:.1f} | {whole:.1f} ({', '.join(f'{seconds:.1f}' for seconds in each)}) |")

