@@ -181,7 +181,8 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs, inference_steps):
         common = [
             f"--train_data_dir={base / 'images'}", f"--model_config_name_or_path={base / 'unet'}", "--resolution=32",
             "--train_batch_size=16", f"--num_epochs={num_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
-            "--use_ema", f"--ddpm_num_inference_steps={inference_steps}", "--eval_batch_size=16", "--checkpointing_steps=500",
+            "--use_ema",
+            f"--ddpm_num_inference_steps={inference_steps}", "--eval_batch_size=16", "--checkpointing_steps=500",
             f"--cache_dir={base / 'cache'}", "--save_model_epochs=10",
         ]  # fmt: skip
         # Upstream samples after its first and last epoch, so twice; ours is made to do as much. It holds nothing out.
