@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from ..errors import LabError, did_you_mean
 from ..progress import resolve_warmup_updates
 from ..schedules.curves import SCHEDULERS, merge_spec
-from ..schedules.spec import format_spec, parse_json_kwargs
+from ..schedules.spec import parse_json_kwargs
 from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, TrainingConfig
 
 _AT_LEAST_ONE = (
@@ -159,8 +159,10 @@ def _resolve_schedule(config: TrainingConfig) -> None:
     name, kwargs = merge_spec(config.lr_scheduler, given)
     flags = {"num_cycles": config.lr_num_cycles, "power": config.lr_power}
     for key, value in flags.items():
+        if value is not None and key in kwargs:
+            raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Drop one.")
         if value is not None:
-            name, kwargs = merge_spec(format_spec(name, kwargs), {key: value})
+            kwargs[key] = value
     entry = SCHEDULERS[name]
     config.lr_scheduler, config.lr_scheduler_kwargs = name, entry.resolve(kwargs)
     for key in ("eta_min", "min_lr", "lr_end"):
