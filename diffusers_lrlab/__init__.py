@@ -17,7 +17,11 @@ _HOMES = {
     "LabError": "errors",
     "Progress": "progress",
     "TrainingConfig": "training.config",
+    "get_momentum_scheduler": "schedules.lr",
+    "get_optimizer": "optimizers",
     "get_scheduler": "schedules.lr",
+    "list_momentum_schedulers": "schedules.lr",
+    "list_optimizers": "optimizers",
     "list_schedulers": "schedules.lr",
     "lr_curve": "schedules.lr",
     "train": "training.run",
@@ -28,6 +32,8 @@ register()
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("get_") and name.endswith("_schedule"):
+        return getattr(importlib.import_module(".schedules.functions", __name__), name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -10,6 +10,11 @@ import numpy as np
 from .errors import LabError
 
 
+def clip(value: Any, low: float, high: float) -> Any:
+    """`value` held inside `[low, high]`; a plain number stays one, which is ten times faster than numpy."""
+    return min(max(value, low), high) if isinstance(value, (int, float)) else np.clip(value, low, high)
+
+
 @dataclass(frozen=True)
 class Progress:
     """A reading of the clock, in optimizer updates: not micro-batches, not processes, not scheduler calls.
@@ -34,14 +39,37 @@ class Progress:
         return self.total_updates - self.warmup_updates
 
     @property
+    def now(self) -> Any:
+        """The update, held inside `[0, total_updates]`, so that past its end a schedule stays where it is."""
+        return clip(self.update, 0, self.total_updates)
+
+    @property
     def after_warmup(self) -> Any:
-        """Updates since warm-up ended, held inside `[0, span]`, so that past its end a schedule stays where it is."""
-        return np.minimum(np.maximum(self.update - self.warmup_updates, 0), self.span)
+        """Updates since warm-up ended, held inside `[0, span]`."""
+        return clip(self.update - self.warmup_updates, 0, self.span)
+
+    @property
+    def fraction(self) -> Any:
+        """0 until warm-up ends, 1 at the end of the run and from there on."""
+        return self.after_warmup / self.span
 
     @property
     def warmup_fraction(self) -> Any:
-        """0 at the first update, 1 from `warmup_updates` on: linear warm-up as diffusers does it."""
-        return np.minimum(self.update / self.warmup_updates, 1.0) if self.warmup_updates else 1.0
+        """0 at the first update, 1 from `warmup_updates` on."""
+        return clip(self.update / self.warmup_updates, 0.0, 1.0) if self.warmup_updates else 1.0
+
+
+def resolve_updates(value: float, total_updates: int, what: str) -> int:
+    """A count of updates, from a count (`500`) or a fraction in (0, 1) of `total_updates`, rounded to the nearest.
+
+    Raises:
+        LabError: for a negative or broken number.
+    """
+    if not value >= 0 or (value >= 1 and value != int(value)):
+        raise LabError(
+            f"{what} {value!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
+        )
+    return round(value * total_updates) if value < 1 else int(value)
 
 
 def resolve_warmup_updates(warmup: float, total_updates: int) -> int:
@@ -56,11 +84,7 @@ def resolve_warmup_updates(warmup: float, total_updates: int) -> int:
     Raises:
         LabError: for a negative or broken number, and for a warm-up that leaves no update after it.
     """
-    if not warmup >= 0 or (warmup >= 1 and warmup != int(warmup)):
-        raise LabError(
-            f"Warm-up {warmup!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
-        )
-    updates = round(warmup * total_updates) if warmup < 1 else int(warmup)
+    updates = resolve_updates(warmup, total_updates, "Warm-up")
     if updates >= total_updates:
         raise LabError(
             f"Warm-up of {updates} updates does not fit into a run of {total_updates} updates: the peak would never be "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import LabError, did_you_mean
@@ -19,11 +19,13 @@ class Parameter:
 
     Args:
         name (`str`): The keyword.
-        kind (`type`): `int`, `float` or `str`; an `int` is accepted where a `float` is asked for, never the reverse.
+        kind (`type`): `int`, `float`, `bool`, `str` or `list`; an `int` is accepted for a `float`, never the reverse.
         default: The value used when it is not given; `None` means "derived from the run", as `help` explains.
         help (`str`): What it does, with its unit.
-        range (`str`, *optional*): Allowed values in interval notation, such as `"(0, 1]"` or `"[1, inf)"`.
+        range (`str`, *optional*): Allowed values (of a list: of its items), such as `"(0, 1]"` or `"[1, inf)"`.
         choices (`tuple`, *optional*): Allowed values, when there are only some.
+        items (`type`, *optional*, defaults to `float`): What a list holds.
+        same_as (`str`, *optional*): The common parameter that this is another name for.
     """
 
     name: str
@@ -32,27 +34,37 @@ class Parameter:
     help: str
     range: str | None = None
     choices: tuple[Any, ...] | None = None
+    items: type = float
+    same_as: str | None = None
 
     @property
     def allowed(self) -> str:
         """The allowed values in words, for error texts and tables."""
         if self.choices is not None:
             return "one of " + ", ".join(map(repr, self.choices))
-        return f"{self.kind.__name__} in {self.range}" if self.range else self.kind.__name__
+        kind = self.kind.__name__ if self.kind is not list else f"list of {self.items.__name__}"
+        return f"{kind} in {self.range}" if self.range else kind
 
     def check(self, value: Any, owner: str) -> Any:
         """Returns `value` as `kind`, or raises a `LabError` that names the range."""
         if value is None and self.default is None:
             return None
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        fits = isinstance(value, str) if self.kind is str else is_number
-        if self.kind is int and isinstance(value, float):
-            fits = value.is_integer()
-        elif self.kind is float and isinstance(value, int):
-            fits = fits and abs(value) < 2**53
-        if not fits or not self._contains(value):
+        if self.kind is list:
+            fits = isinstance(value, (list, tuple)) and all(self._fits(item, self.items) for item in value)
+        else:
+            fits = self._fits(value, self.kind)
+        if not fits:
             raise LabError(f"{owner} got {self.name}={value!r}; allowed: {self.allowed}. ({self.help})")
-        return self.kind(value)
+        return [self.items(item) for item in value] if self.kind is list else self.kind(value)
+
+    def _fits(self, value: Any, kind: type) -> bool:
+        if kind in (str, bool):
+            right_kind = isinstance(value, kind)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        else:
+            right_kind = float(value).is_integer() if kind is int else abs(value) < 2**53 or not isinstance(value, int)
+        return right_kind and self._contains(value)
 
     def _contains(self, value: Any) -> bool:
         if self.choices is not None:
@@ -74,8 +86,10 @@ class Entry:
         factory (`Callable` or `str`): What is registered; its form is the registry's business.
         description (`str`): One line.
         source (`str`): The paper, equation or class it comes from.
-        parameters (`tuple` of [`Parameter`]): The keyword arguments it takes.
+        parameters (`tuple` of [`Parameter`]): The keyword arguments of its own.
+        common (`tuple` of [`Parameter`]): The ones that it shares with the rest of the registry.
         traits (`frozenset` of `str`): Properties the lab acts on, such as `"feedback"` or `"no_warmup"`.
+        facts (`dict`): Figures the lab shows or uses, such as an optimizer's state in bytes.
     """
 
     name: str
@@ -83,18 +97,34 @@ class Entry:
     description: str
     source: str
     parameters: tuple[Parameter, ...] = ()
+    common: tuple[Parameter, ...] = ()
     traits: frozenset[str] = frozenset()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def resolve(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """All keyword arguments with their values, checked: unknown ones and values out of range are errors."""
-        known = {parameter.name: parameter for parameter in self.parameters}
+        known = {parameter.name: parameter for parameter in (*self.parameters, *self.common)}
         for key in kwargs:
             if key not in known:
                 takes = f"it takes {', '.join(known)}" if known else "it takes no arguments"
                 raise LabError(f"{self.name!r} does not take {key!r}: {takes}.{did_you_mean(key, known)}")
-        return {
+        given = {
             name: parameter.check(kwargs.get(name, parameter.default), repr(self.name)) for name, parameter in known.items()
         }
+        for parameter in self.parameters:
+            if parameter.same_as is not None:
+                value = given.pop(parameter.name)
+                if value is not None and parameter.name in kwargs and kwargs.get(parameter.same_as) is not None:
+                    raise LabError(
+                        f"{self.name!r} got {parameter.name}={value!r} and {parameter.same_as}="
+                        f"{kwargs[parameter.same_as]!r}, two names of one thing. Drop one."
+                    )
+                given[parameter.same_as] = given[parameter.same_as] if value is None else value
+        return given
+
+    def differing(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of resolved arguments that are not at their default, which is what a reader wants to see."""
+        return {key: value for key, value in kwargs.items() if value != self.resolve({}).get(key)}
 
 
 class Registry(Mapping[str, Entry]):
@@ -102,11 +132,13 @@ class Registry(Mapping[str, Entry]):
 
     Args:
         kind (`str`): What is registered, in the words of an error text: "learning-rate schedule".
+        common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
     """
 
-    def __init__(self, kind: str):
-        self.kind = kind
+    def __init__(self, kind: str, common: tuple[Parameter, ...] = ()):
+        self.kind, self.common = kind, common
         self._entries: dict[str, Entry] = {}
+        self._aliases: dict[str, str] = {}
 
     def register(
         self,
@@ -115,26 +147,45 @@ class Registry(Mapping[str, Entry]):
         description: str,
         source: str,
         parameters: tuple[Parameter, ...] = (),
+        without: tuple[str, ...] = (),
         traits: tuple[str, ...] = (),
+        facts: Mapping[str, Any] | None = None,
+        aliases: tuple[str, ...] = (),
     ) -> Callable[[Any], Any]:
-        """A decorator that registers a function under `name`; a name can be taken only once."""
+        """
+        A decorator that registers a function under `name`; a name can be taken only once.
+
+        A parameter that has the name of a common one takes its place; `without` names common ones that do not apply.
+        """
 
         def decorator(factory: Any) -> Any:
-            if name in self._entries:
-                raise LabError(f"The {self.kind} {name!r} is already registered; choose another name.")
-            self._entries[name] = Entry(name, factory, description, source, parameters, frozenset(traits))
+            for taken in (name, *aliases):
+                if taken in self:
+                    raise LabError(f"The {self.kind} {taken!r} is already registered; choose another name.")
+            own = {parameter.name for parameter in parameters}
+            common = tuple(p for p in self.common if p.name not in own and p.name not in without)
+            self._entries[name] = Entry(
+                name, factory, description, source, parameters, common, frozenset(traits), facts or {}
+            )
+            self._aliases.update(dict.fromkeys(aliases, name))
             return factory
 
         return decorator
 
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names, and the names they stand for."""
+        return dict(self._aliases)
+
     def __getitem__(self, name: str) -> Entry:
         # Not a KeyError: its text is shown quoted and escaped, and these texts are for people.
-        if name not in self._entries:
-            raise LabError(f"Unknown {self.kind} {name!r}.{did_you_mean(str(name), self)} Known: {', '.join(sorted(self))}.")
-        return self._entries[name]
+        if name not in self:
+            known = sorted([*self, *self._aliases])
+            raise LabError(f"Unknown {self.kind} {name!r}.{did_you_mean(str(name), known)} Known: {', '.join(known)}.")
+        return self._entries[self._aliases.get(name, name)]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._entries or name in self._aliases
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -143,12 +194,24 @@ class Registry(Mapping[str, Entry]):
         return len(self._entries)
 
     def table(self) -> str:
-        """The entries as a markdown table: name, description, arguments, source."""
+        """The entries as a markdown table: name, description, arguments of its own, source."""
         rows = ["| name | what it does | arguments (default; allowed) | source |", "|---|---|---|---|"]
         for entry in self.values():
-            arguments = "<br>".join(
-                f"`{p.name}` ({'derived' if p.default is None else repr(p.default)}; {p.allowed}): {p.help}"
-                for p in entry.parameters
-            )
-            rows.append(f"| `{entry.name}` | {entry.description} | {arguments or '–'} | {entry.source} |")
+            names = [entry.name, *(alias for alias, name in self._aliases.items() if name == entry.name)]
+            shown = ", ".join(f"`{name}`" for name in names)
+            rows.append(f"| {shown} | {entry.description} | {_describe(entry.parameters) or '–'} | {entry.source} |")
         return "\n".join(rows)
+
+    def common_table(self) -> str:
+        """The common arguments as a markdown table."""
+        rows = ["| argument | default | allowed | what it does |", "|---|---|---|---|"]
+        rows += [f"| `{p.name}` | {_default(p)} | {p.allowed} | {p.help} |" for p in self.common]
+        return "\n".join(rows)
+
+
+def _default(parameter: Parameter) -> str:
+    return "derived" if parameter.default is None else repr(parameter.default)
+
+
+def _describe(parameters: tuple[Parameter, ...]) -> str:
+    return "<br>".join(f"`{p.name}` ({_default(p)}; {p.allowed}): {p.help}" for p in parameters)

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from diffusers_lrlab.schedules.curves import SCHEDULERS
+from diffusers_lrlab.schedules.catalogue import SCHEDULERS
 
 NEW_NAMES = [name for name in SCHEDULERS if "host" not in SCHEDULERS[name].traits]
 

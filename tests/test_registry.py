@@ -2,7 +2,7 @@ import pytest
 
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.registry import Parameter, Registry
-from diffusers_lrlab.schedules.curves import SCHEDULERS
+from diffusers_lrlab.schedules.catalogue import SCHEDULERS
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from diffusers_lrlab import Progress, get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.progress import resolve_warmup_updates
-from diffusers_lrlab.schedules.curves import SCHEDULERS
-from diffusers_lrlab.schedules.plateau import FeedbackSchedule
+from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.schedules.feedback import FeedbackSchedule
 
 BASE = 1e-3
 WITH_WARMUP = [name for name in SCHEDULERS if "no_warmup" not in SCHEDULERS[name].traits]

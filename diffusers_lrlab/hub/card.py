@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_text
-from ..schedules.curves import SCHEDULERS
+from ..schedules.catalogue import SCHEDULERS
 from ..schedules.spec import format_spec
 from ..training.checks import local_folder
 from ..training.config import EMBEDDED_DEFAULTS

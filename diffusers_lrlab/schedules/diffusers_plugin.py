@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import LabError
-from .curves import SCHEDULERS, merge_spec
+from .catalogue import SCHEDULERS
+from .resolve import merge_spec
 
 HOST = "diffusers.optimization"
 
@@ -52,8 +53,8 @@ class _RegisterOnImport(importlib.abc.MetaPathFinder):
 
 def _register_into(optimization: Any) -> None:
     kinds = optimization.SchedulerType
-    for name, entry in SCHEDULERS.items():
-        if "host" not in entry.traits and name not in kinds._value2member_map_:
+    for name in (*SCHEDULERS, *SCHEDULERS.aliases):
+        if "host" not in SCHEDULERS[name].traits and name not in kinds._value2member_map_:
             member = _new_member(kinds, name)
             kinds._member_names_.append(member.name)
             kinds._member_map_[member.name] = member
@@ -75,10 +76,10 @@ def _new_member(kinds: Any, value: str) -> Any:
     return member
 
 
-def _schedule_function(name: str, **kwargs: Any) -> Any:
-    from .lr import build
+def _schedule_function(spec: str) -> Any:
+    from .lr import build_for_host
 
-    return functools.partial(build, name, **kwargs)
+    return functools.partial(build_for_host, spec)
 
 
 def _missing(optimization: Any, kinds: Any, value: object) -> Any:
@@ -89,5 +90,5 @@ def _missing(optimization: Any, kinds: Any, value: object) -> Any:
     if "no_warmup" in SCHEDULERS[name].traits and not kwargs:
         raise LabError(f"Write {name!r} instead of {value!r}.")
     member = _new_member(kinds, value)
-    optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = _schedule_function(name, **kwargs)
+    optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = _schedule_function(value)
     return member

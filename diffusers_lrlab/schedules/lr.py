@@ -1,65 +1,96 @@
-"""Learning-rate schedulers by name, in diffusers' and transformers' form."""
+"""Learning-rate and momentum schedulers by name, in diffusers' and transformers' form."""
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
+import warnings
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import LabError
 from ..progress import Progress, resolve_warmup_updates
-from .curves import SCHEDULERS, lr_at, merge_spec
+from .catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from .frame import ENDLESS, Schedule
+from .momentum import MomentumSlot, read_momentum, write_momentum
+from .resolve import double_decay, resolve_schedule
 
 
 def list_schedulers() -> list[str]:
     """The names `get_scheduler` and `--lr_scheduler` take."""
-    return list(SCHEDULERS)
+    return [*SCHEDULERS, *SCHEDULERS.aliases]
+
+
+def list_momentum_schedulers() -> list[str]:
+    """The names `get_momentum_scheduler` and `--momentum_scheduler` take."""
+    return list(MOMENTUM_SCHEDULERS)
 
 
 class CurveLR(LRScheduler):
-    """Any registered curve as a torch scheduler: the learning rate is a pure function of the number of updates.
+    """A [`Schedule`] as a torch scheduler: learning rate and momentum are pure functions of the number of updates.
 
     Call `step()` once after each optimizer update. The state is one integer, kept with the plan it belongs to.
 
     Args:
-        optimizer (`torch.optim.Optimizer`): Its groups' learning rates are the base of the curve.
-        name (`str`): A name in the registry.
-        num_warmup_steps (`int`): Updates of linear warm-up.
+        optimizer (`torch.optim.Optimizer`): Its groups' learning rates and momenta are where the curves start.
+        schedule ([`Schedule`]): What to follow.
+        num_warmup_steps (`int`): Updates of warm-up.
         num_training_steps (`int`): Updates of the whole run.
-        kwargs (`dict`): The curve's parameters, resolved.
         last_epoch (`int`, *optional*, defaults to -1): Updates already done, as for every torch scheduler.
+
+    Raises:
+        LabError: if the schedule does not fit the run, or sets a momentum that the optimizer does not have.
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        name: str,
-        num_warmup_steps: int,
-        num_training_steps: int,
-        kwargs: dict[str, Any],
-        last_epoch: int = -1,
+        self, optimizer: Optimizer, schedule: Schedule, num_warmup_steps: int, num_training_steps: int, last_epoch: int = -1
     ):
-        self.plan: dict[str, Any] = {
-            "name": name,
-            "num_warmup_steps": num_warmup_steps,
-            "num_training_steps": num_training_steps,
-            "kwargs": kwargs,
-        }
+        self.schedule = schedule
+        self.plan = _plan(schedule, num_warmup_steps, num_training_steps)
+        self._base_momenta: list[float] = []
+        if schedule.sets_momentum:
+            slot = MomentumSlot(optimizer)
+            name = schedule.momentum or schedule.name
+            assert name is not None
+            slot.check(name, schedule.momentum_kwargs if schedule.momentum else schedule.kwargs)
+            for group in slot.groups:
+                self._base_momenta.append(group.setdefault("initial_momentum", read_momentum(group)))
+        # As numbers: reading a tensor at every update would make the host wait for its device.
+        self._base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
 
-    def lrs(self, updates: Any, base_lr: float) -> Any:
-        """The learning rate at `updates` (an `int` or an integer array), from the formula alone."""
+    def values(self, updates: Any, group: int = 0) -> tuple[Any, Any]:
+        """Learning rate and momentum of a group at `updates` (an `int` or an integer array), from the formulas alone."""
         progress = Progress(updates, self.plan["num_training_steps"], self.plan["num_warmup_steps"])
-        return lr_at(self.plan["name"], progress, base_lr, self.plan["kwargs"])
+        return self.schedule.at(progress, self._base_lrs[group], self._base_momenta[group] if self._base_momenta else None)
 
-    def get_lr(self) -> list[float | torch.Tensor]:
-        """The learning rate of each group at the current update; torch calls this, users read `get_last_lr()`."""
-        return [float(self.lrs(self.last_epoch, float(base))) for base in self.base_lrs]
+    def get_lr(self) -> list[Any]:
+        """Sets the momenta, and returns the learning rate of each group at this update; torch calls this."""
+        lrs = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            lr, momentum = self.values(self.last_epoch, index)
+            lrs.append(float(lr) if self.schedule.sets_lr else group["lr"])
+            if momentum is not None:
+                write_momentum(group, float(momentum))
+        return lrs
+
+    def replan(self, num_warmup_steps: int, num_training_steps: int) -> None:
+        """Gives the schedule another length before the first update, and sets the rate of that update."""
+        self.plan = _plan(self.schedule, num_warmup_steps, num_training_steps)
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            if hasattr(group["lr"], "fill_"):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clock and the plan, as numbers and strings."""
+        state = super().state_dict()
+        del state["schedule"]
+        return {**state, "base_lrs": self._base_lrs, "_last_lr": [float(lr) for lr in self._last_lr]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues at the saved update.
@@ -68,13 +99,29 @@ class CurveLR(LRScheduler):
             LabError: if the state belongs to another schedule or another length of run, whose curve would break here.
         """
         saved = state_dict["plan"]
-        differing = [f"{key} {saved[key]!r} -> {self.plan[key]!r}" for key in saved if saved[key] != self.plan[key]]
+        differing = [
+            f"{key} {saved.get(key)!r} -> {self.plan[key]!r}" for key in self.plan if saved.get(key) != self.plan[key]
+        ]
         if differing:
             raise LabError(
                 f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the "
                 "checkpoint, or build the optimizer and schedule anew and load only the model."
             )
         super().load_state_dict(state_dict)
+        for index, group in enumerate(self.optimizer.param_groups if self._base_momenta else []):
+            group["initial_momentum"] = self._base_momenta[index]
+            write_momentum(group, float(self.values(self.last_epoch, index)[1]))
+
+
+def _plan(schedule: Schedule, num_warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
+    return {
+        "name": schedule.name,
+        "kwargs": schedule.kwargs,
+        "momentum": schedule.momentum,
+        "momentum_kwargs": schedule.momentum_kwargs,
+        "num_warmup_steps": num_warmup_steps,
+        "num_training_steps": num_training_steps,
+    }
 
 
 def get_scheduler(
@@ -94,68 +141,116 @@ def get_scheduler(
         optimizer (`torch.optim.Optimizer`):
             The optimizer whose learning rates are scheduled.
         num_warmup_steps (`float`, *optional*, defaults to 0):
-            Optimizer updates of linear warm-up from 0, or a fraction of the run in (0, 1).
+            Optimizer updates of warm-up, or a fraction of the run in (0, 1).
         num_training_steps (`int`, *optional*):
-            Optimizer updates of the whole run. Required by all but `constant` and `piecewise_constant`.
+            Optimizer updates of the whole run. Required by all but `constant`, `constant_with_warmup` and
+            `piecewise_constant`.
         scheduler_specific_kwargs (`dict`, *optional*):
             The schedule's own parameters, as transformers spells it.
         last_epoch (`int`, *optional*, defaults to -1):
             Updates already done.
 
     Returns:
-        `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update. For
-        `reduce_lr_on_plateau`, call `advance()` after each update and `step(metric)` after each validation.
+        `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update. For schedules that follow
+        a metric, call `advance()` after each update and `step(metric)` after each validation.
 
     Raises:
         LabError: for an unknown name or parameter, a value out of range, or warm-up that does not fit the run.
     """
-    name, kwargs = merge_spec(name, scheduler_specific_kwargs)
-    if num_training_steps is None and "no_warmup" not in SCHEDULERS[name].traits:
-        raise LabError(f"The schedule {name!r} needs num_training_steps, the optimizer updates of the whole run.")
-    return build(name, optimizer, num_warmup_steps, num_training_steps or 1, last_epoch, **kwargs)
+    schedule = resolve_schedule(name, scheduler_specific_kwargs)
+    return build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
+
+
+def get_momentum_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    num_warmup_steps: float = 0,
+    num_training_steps: int | None = None,
+    scheduler_specific_kwargs: dict[str, Any] | None = None,
+    lr_scheduler: str | None = None,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """
+    A scheduler of the momentum, in `betas`, `beta1` or `momentum` of the optimizer.
+
+    Args:
+        name (`str`):
+            A name of [`list_momentum_schedulers`] or a spec string such as `"demon:min_momentum=0.5"`.
+        optimizer (`torch.optim.Optimizer`):
+            An optimizer with momentum; the schedule starts from the momentum that it was made with.
+        num_warmup_steps (`float`, *optional*, defaults to 0):
+            Updates at the start in which the momentum stays, or a fraction of the run in (0, 1).
+        num_training_steps (`int`):
+            Optimizer updates of the whole run.
+        scheduler_specific_kwargs (`dict`, *optional*):
+            The schedule's own parameters.
+        lr_scheduler (`str`, *optional*):
+            A learning-rate schedule that the same object follows. Without it, `demon`, `one_cycle` and `constant` leave
+            the learning rate alone, so that any other scheduler can drive it, and the `mdlrc` family multiplies the
+            optimizer's learning rate by its compensation.
+        last_epoch (`int`, *optional*, defaults to -1):
+            Updates already done.
+
+    Returns:
+        `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update.
+
+    Raises:
+        LabError: as [`get_scheduler`], and for an optimizer without momentum or with another meaning of it.
+    """
+    schedule = resolve_schedule(lr_scheduler, None, name, scheduler_specific_kwargs)
+    return build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
 
 
 def build(
-    name: str,
+    schedule: Schedule,
     optimizer: Optimizer,
     num_warmup_steps: float,
-    num_training_steps: int,
+    num_training_steps: int | None,
     last_epoch: int = -1,
-    **kwargs: Any,
 ) -> LRScheduler:
-    """The scheduler `name` in the form diffusers calls its schedule functions; `get_scheduler` is for users."""
-    entry = SCHEDULERS[name]
-    arguments = entry.resolve(kwargs)
-    if "no_warmup" in entry.traits:
-        if num_warmup_steps:
-            raise LabError(
-                f"{name!r} has no warm-up, but {num_warmup_steps} warm-up steps were asked for. Use 0"
-                + (", or 'constant_with_warmup'." if name == "constant" else ".")
-            )
-        warmup = 0
-    else:
-        warmup = resolve_warmup_updates(num_warmup_steps, num_training_steps)
-    if "host" in entry.traits:
-        return _build_host(entry.factory, optimizer, warmup, num_training_steps, last_epoch, arguments)
-    if "feedback" in entry.traits:
+    """The scheduler of a resolved [`Schedule`]; `get_scheduler` and `get_momentum_scheduler` are for users."""
+    name = schedule.name or schedule.momentum
+    entry = SCHEDULERS[schedule.name] if schedule.name else None
+    traits = entry.traits if entry else frozenset()
+    warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
+    if entry and "feedback" in traits:
         if last_epoch != -1:
             raise LabError(f"{name!r} has more state than a count of updates: restore it by load_state_dict.")
-        return cast(LRScheduler, pkgutil.resolve_name(entry.factory)(optimizer, warmup, **arguments))
-    return CurveLR(optimizer, name, warmup, num_training_steps, arguments, last_epoch)
+        if schedule.momentum is not None:
+            raise LabError(f"{name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler.")
+        return cast(LRScheduler, pkgutil.resolve_name(entry.factory)(optimizer, warmup, **schedule.kwargs))
+    scheduler = CurveLR(optimizer, schedule, warmup, total, last_epoch)
+    momentum = scheduler._base_momenta[0] if scheduler._base_momenta else None
+    if warning := double_decay(schedule, scheduler._base_lrs[0], momentum, warmup, total):
+        warnings.warn(warning, stacklevel=3)
+    return scheduler
 
 
-def _build_host(
-    function: str, optimizer: Optimizer, warmup: int, total: int, last_epoch: int, arguments: dict[str, Any]
-) -> LambdaLR:
-    """Calls diffusers' own function with those of our arguments that it takes."""
-    host = getattr(importlib.import_module("diffusers.optimization"), function)
-    code = host.__code__
-    accepted = code.co_varnames[: code.co_argcount]
-    clock = {"num_warmup_steps": warmup, "num_training_steps": total, "last_epoch": last_epoch}
-    try:
-        return host(optimizer, **{key: value for key, value in clock.items() if key in accepted}, **arguments)
-    except ValueError as error:
-        raise LabError(f"diffusers refused the schedule ({function}): {error}") from None
+def build_for_host(
+    spec: str,
+    optimizer: Optimizer,
+    num_warmup_steps: float = 0,
+    num_training_steps: int | None = None,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """The scheduler of a spec string, in the form in which diffusers calls its schedule functions."""
+    return build(resolve_schedule(spec), optimizer, num_warmup_steps, num_training_steps, last_epoch)
+
+
+def settle_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
+    """Updates of warm-up and of the whole run, as far as the schedule has a use for them."""
+    traits = SCHEDULERS[schedule.name].traits if schedule.name else frozenset()
+    name = schedule.name or schedule.momentum
+    if num_training_steps is None:
+        if "endless" not in traits or schedule.momentum is not None:
+            raise LabError(f"The schedule {name!r} needs num_training_steps, the optimizer updates of the whole run.")
+        num_training_steps = ENDLESS
+    if "no_warmup" in traits and num_warmup_steps and schedule.momentum is None:
+        raise LabError(
+            f"{name!r} has no warm-up, but {num_warmup_steps} warm-up steps were asked for. Use 0"
+            + (", or 'constant_with_warmup'." if name == "constant" else ".")
+        )
+    return resolve_warmup_updates(num_warmup_steps, num_training_steps), num_training_steps
 
 
 def lr_curve(
@@ -164,19 +259,39 @@ def lr_curve(
     num_warmup_steps: float,
     num_training_steps: int,
     scheduler_specific_kwargs: dict[str, Any] | None = None,
+    momentum: float = 0.9,
 ) -> np.ndarray:
-    """The learning rate that a schedule promises for each update of a run, without a model or a training step.
+    """The learning rate that a schedule promises for each update of a run, without a model, an optimizer or a step.
+
+    Args:
+        name (`str`): A name of [`list_schedulers`] or a spec string.
+        base_lr (`float`): The learning rate that the optimizer would have.
+        num_warmup_steps (`float`): Updates of warm-up, or a fraction of the run in (0, 1).
+        num_training_steps (`int`): Updates of the run.
+        scheduler_specific_kwargs (`dict`, *optional*): The schedule's parameters.
+        momentum (`float`, *optional*, defaults to 0.9): What the optimizer would have; `mdlrc` depends on it.
 
     Returns:
-        `np.ndarray`: float64 of shape `(num_training_steps,)`. A feedback schedule promises its warm-up and, after
-        that, only an upper bound: the peak, as if no reduction happened.
+        `np.ndarray`: float64 of shape `(num_training_steps,)`. A schedule that follows a metric promises its warm-up
+        and, as long as no metric moves it, the optimizer's learning rate.
     """
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base_lr)
-    scheduler = get_scheduler(name, optimizer, num_warmup_steps, num_training_steps, scheduler_specific_kwargs)
-    updates = np.arange(num_training_steps)
-    if isinstance(scheduler, CurveLR):
-        return np.asarray(scheduler.lrs(updates, base_lr), dtype=np.float64)
-    if isinstance(scheduler, LambdaLR):
-        return np.array([base_lr * scheduler.lr_lambdas[0](int(update)) for update in updates])
-    warmup = resolve_warmup_updates(num_warmup_steps, num_training_steps)
-    return base_lr * np.minimum(updates / warmup, 1.0) if warmup else np.full(num_training_steps, base_lr)
+    schedule = resolve_schedule(name, scheduler_specific_kwargs)
+    return schedule_curves(schedule, base_lr, momentum, num_warmup_steps, num_training_steps)[0]
+
+
+def schedule_curves(
+    schedule: Schedule, base_lr: float, momentum: float | None, num_warmup_steps: float, num_training_steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Learning rate and momentum for each update of a run, float64; the momentum is NaN where the optimizer has none."""
+    warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
+    updates = np.arange(total)
+    if schedule.name and "feedback" in SCHEDULERS[schedule.name].traits:
+        lrs = base_lr * np.minimum(updates / warmup, 1.0) if warmup else np.full(total, base_lr)
+        _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(
+            Progress(updates, total, warmup), base_lr, momentum
+        )
+    else:
+        lrs, momenta = schedule.at(Progress(updates, total, warmup), base_lr, momentum)
+    if momenta is None:
+        momenta = np.nan if momentum is None else momentum
+    return np.ones(total) * lrs, np.ones(total) * momenta

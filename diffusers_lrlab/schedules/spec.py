@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import LabError
 
-_FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}'
+_FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
 
 
 def _fail(text: str, position: int, problem: str) -> LabError:
@@ -16,15 +17,37 @@ def _fail(text: str, position: int, problem: str) -> LabError:
 
 
 def _value(text: str) -> Any:
-    """A JSON scalar where it is one (`5`, `0.1`, `true`), else the bare word."""
+    """A JSON scalar or list where it is one (`5`, `0.1`, `true`, `[1, 2]`), `[a|b]` as a list, else the bare word."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        return text
+        return [_value(item.strip()) for item in text[1:-1].split("|")] if text.startswith("[") else text
+
+
+def _split(text: str, start: int) -> Iterator[tuple[int, str]]:
+    """The parts between commas outside of brackets, each with its position."""
+    depth, begin = 0, start
+    for position in range(start, len(text)):
+        character = text[position]
+        if character == "[":
+            depth, opened = depth + 1, position
+        elif character == "]":
+            depth -= 1
+            if depth < 0:
+                raise _fail(text, position, "this bracket was never opened")
+        elif character == "," and depth == 0:
+            yield begin, text[begin:position]
+            begin = position + 1
+    if depth:
+        raise _fail(text, opened, "this bracket is never closed")
+    yield begin, text[begin:]
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """`"step:step_size=100,gamma=0.5"` -> `("step", {"step_size": 100, "gamma": 0.5})`.
+
+    A list is JSON or stands between `[` and `]` with `|` between its items, which may be spec strings themselves:
+    `"join:schedules=[constant|rex:d=0.9],boundaries=[0.5]"`.
 
     Raises:
         LabError: for a string of another form; the message points at the character.
@@ -38,26 +61,33 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     if rest.lstrip().startswith("{"):
         return name, parse_json_kwargs(rest, f"the arguments of {name!r}")
     kwargs: dict[str, Any] = {}
-    position = len(name) + 1
-    for part in rest.split(","):
+    for position, part in _split(text, len(name) + 1):
         key, equals, value = part.partition("=")
         if not re.fullmatch(r"\w+", key) or not equals:
             raise _fail(text, position + len(key) * bool(key), "key=value is missing here")
         if not value:
             raise _fail(text, position + len(part), f"{key!r} has no value")
+        if value.startswith("[") and not value.endswith("]"):
+            raise _fail(text, position + part.rindex("]") + 1, "a comma is missing after the bracket")
         if key in kwargs:
             raise _fail(text, position, f"{key!r} is given twice")
         kwargs[key] = _value(value)
-        position += len(part) + 1
     return name, kwargs
 
 
-def format_spec(name: str, kwargs: dict[str, Any]) -> str:
+def format_spec(name: str, kwargs: Mapping[str, Any]) -> str:
     """The spec string that [`parse_spec`] reads back, without the parameters that are left to be derived."""
     given = {key: value for key, value in kwargs.items() if value is not None}
-    if any(isinstance(value, str) and not re.fullmatch(r"[a-z_]+", value) for value in given.values()):
+    plain = (isinstance(value, (bool, int, float)) or _is_word(value) for value in given.values())
+    if not all(plain):
         return f"{name}:{json.dumps(given)}"
-    return name + ":" * bool(given) + ",".join(f"{key}={value}" for key, value in given.items())
+    texts = (f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items())
+    return name + ":" * bool(given) + ",".join(texts)
+
+
+def _is_word(value: Any) -> bool:
+    """Whether a text is read back as itself."""
+    return isinstance(value, str) and re.fullmatch(r"[\w-]*[a-z_][\w-]*", value) is not None and _value(value) == value
 
 
 def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:

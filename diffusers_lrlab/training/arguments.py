@@ -12,7 +12,7 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..errors import LabError, did_you_mean
-from ..schedules.curves import SCHEDULERS
+from ..schedules.catalogue import SCHEDULERS
 from .config import CONFIG_GROUPS, TrainingConfig
 
 

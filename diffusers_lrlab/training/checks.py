@@ -14,7 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import LabError, did_you_mean
 from ..progress import resolve_warmup_updates
-from ..schedules.curves import SCHEDULERS, merge_spec
+from ..schedules.catalogue import SCHEDULERS
+from ..schedules.resolve import merge_spec
 from ..schedules.spec import parse_json_kwargs
 from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, TrainingConfig
 

@@ -23,7 +23,7 @@ from ..errors import Interrupted, LabError
 from ..evaluation.validation_loss import ValidationLoss
 from ..loss import draw_timesteps, image_losses
 from ..schedules.lr import get_scheduler
-from ..schedules.plateau import FeedbackSchedule
+from ..schedules.feedback import FeedbackSchedule
 from ..streams import block_randn, stream_generator, stream_seed
 from .averaging import make_ema
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint

@@ -14,7 +14,7 @@ from ..data.loading import ImageData
 from ..errors import LabError
 from ..models.unet import default_unet_config
 from ..progress import resolve_warmup_updates
-from ..schedules.curves import SCHEDULERS
+from ..schedules.catalogue import SCHEDULERS
 from ..schedules.lr import lr_curve
 from ..schedules.spec import format_spec
 from .config import TrainingConfig

@@ -1,0 +1,177 @@
+"""Schedules that react to a metric. They alone have state beyond the clock, and their type says so."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from transformers.optimization import GreedyLR
+
+from ..errors import LabError
+
+
+class FeedbackSchedule:
+    """
+    A scheduler with two inputs, behind linear warm-up: the clock by `advance()`, a metric by `step(metrics)`.
+
+    Call `advance()` after each optimizer update and `step(validation_loss)` after each validation. Validations during
+    warm-up are not counted: the loss of a model that hardly moves says nothing.
+    """
+
+    optimizer: Optimizer
+    _last_lr: list[float]
+
+    def _start_warmup(self, optimizer: Optimizer, num_warmup_steps: int) -> None:
+        self.num_warmup_steps = num_warmup_steps
+        self.num_updates = 0
+        self.peak_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self._set_warmup_lrs()
+
+    def _set_warmup_lrs(self) -> None:
+        if self.num_updates <= self.num_warmup_steps and self.num_warmup_steps:
+            share = self.num_updates / self.num_warmup_steps
+            self._set_lrs([peak * share for peak in self.peak_lrs])
+
+    def _set_lrs(self, lrs: list[float]) -> None:
+        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+            if hasattr(group["lr"], "fill_"):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        self._last_lr = lrs
+
+    def advance(self) -> None:
+        """Counts one optimizer update; inside warm-up it sets the next learning rate."""
+        self.num_updates += 1
+        self._set_warmup_lrs()
+
+    def _counts(self, metrics: Any) -> bool:
+        """Whether a validation counts.
+
+        Raises:
+            LabError: without a metric, which is how scripts call schedules that follow the clock alone.
+        """
+        if metrics is None:
+            raise LabError(
+                f"{type(self).__name__} needs a metric: call advance() after each update and step(validation_loss) after "
+                "each validation, as training_scripts/train_ddpm.py does. A script that has no validation loss "
+                "needs a schedule of the clock instead, such as 'cosine'."
+            )
+        return self.num_updates >= self.num_warmup_steps
+
+
+class PlateauWithWarmup(FeedbackSchedule, ReduceLROnPlateau):
+    """torch's `ReduceLROnPlateau` behind a linear warm-up.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): Its groups' learning rates are the peak.
+        num_warmup_steps (`int`): Updates of warm-up.
+        **kwargs: Those of `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+    """
+
+    def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, **kwargs: Any):
+        super().__init__(optimizer, **kwargs)
+        self._start_warmup(optimizer, num_warmup_steps)
+
+    def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # as torch's own
+        """Shows the schedule a validation loss."""
+        if self._counts(metrics):
+            super().step(metrics)
+
+
+class GreedyWithWarmup(FeedbackSchedule, GreedyLR):
+    """transformers' `GreedyLR` behind a linear warm-up.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): Its groups' learning rates are where it starts.
+        num_warmup_steps (`int`): Updates of warm-up.
+        min_lr (`float`, *optional*): As there, 1e-3, unless that is above a hundredth of the learning rate.
+        **kwargs: Those of `transformers.optimization.GreedyLR`.
+    """
+
+    def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any):
+        lr = min(float(group["lr"]) for group in optimizer.param_groups)
+        super().__init__(optimizer, min_lr=min(1e-3, lr / 100) if min_lr is None else min_lr, **kwargs)
+        self._start_warmup(optimizer, num_warmup_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Transformers' state and the clock; the best value is a string while there is none, since JSON knows no inf."""
+        own = {"num_updates": self.num_updates, "num_warmup_steps": self.num_warmup_steps, "peak_lrs": self.peak_lrs}
+        return {**super().state_dict(), **own, "best": self.best if math.isfinite(self.best) else str(self.best)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues where `state_dict()` was taken."""
+        super().load_state_dict({**state_dict, "best": float(state_dict["best"])})
+        for name in ("num_updates", "num_warmup_steps", "peak_lrs"):
+            setattr(self, name, state_dict[name])
+
+    def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric may be missing
+        """Shows the schedule a validation loss."""
+        if self._counts(metrics):
+            super().step(metrics)
+
+
+class BoldDriver(FeedbackSchedule, LRScheduler):
+    r"""
+    Raises the learning rate after each validation that improved on the one before, and lowers it after one that is worse.
+
+    With \(r = (L_k - L_{k-1}) / |L_{k-1}|\): times `increase` if \(r < -\)`threshold`, times `decrease` if \(r >\)
+    `threshold`, else unchanged; held between `min_lr_ratio` and `max_lr_ratio` of the peak. This is the bold driver of
+    Vogl et al. (1988) and Battiti (1989) on validation losses, without its rollback of a step that made things worse.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): Its groups' learning rates are where it starts.
+        num_warmup_steps (`int`): Updates of warm-up.
+        mode (`str`): `"min"` or `"max"`.
+        increase (`float`): At least 1.
+        decrease (`float`): Below 1.
+        threshold (`float`): Relative change that is noise.
+        min_lr_ratio (`float`): Floor.
+        max_lr_ratio (`float`): Ceiling.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        num_warmup_steps: int = 0,
+        mode: str = "min",
+        increase: float = 1.05,
+        decrease: float = 0.5,
+        threshold: float = 0.01,
+        min_lr_ratio: float = 0.01,
+        max_lr_ratio: float = 4.0,
+    ):
+        # Not torch's __init__, which steps once by the clock.
+        self.optimizer = optimizer
+        self.mode, self.increase, self.decrease, self.threshold = mode, increase, decrease, threshold
+        self.min_lr_ratio, self.max_lr_ratio = min_lr_ratio, max_lr_ratio
+        self.scale = 1.0
+        self.last_metric: float | None = None
+        self._last_lr = [float(group["lr"]) for group in optimizer.param_groups]
+        self._start_warmup(optimizer, num_warmup_steps)
+
+    def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric, no epoch
+        """Shows the schedule a validation loss."""
+        if not self._counts(metrics):
+            return
+        current, last = float(metrics), self.last_metric
+        self.last_metric = current
+        if last is None:
+            return
+        change = (current - last) / max(abs(last), 1e-30) * (1 if self.mode == "min" else -1)
+        if change < -self.threshold:
+            self.scale = min(self.scale * self.increase, self.max_lr_ratio)
+        elif change > self.threshold:
+            self.scale = max(self.scale * self.decrease, self.min_lr_ratio)
+        self._set_lrs([peak * self.scale for peak in self.peak_lrs])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer."""
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues where `state_dict()` was taken."""
+        self.__dict__.update(state_dict)
+        self._set_lrs(list(state_dict["_last_lr"]))

@@ -1,0 +1,72 @@
+"""The entries of the schedules that follow a metric; the classes themselves need torch and live in `feedback.py`."""
+
+from __future__ import annotations
+
+from ..registry import Parameter
+from .frame import SCHEDULERS
+from .host_curves import TRANSFORMERS
+from .torch_curves import TORCH
+
+_FRAME = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
+_MODE = Parameter("mode", str, "min", "whether the metric should fall or rise", choices=("min", "max"))
+_THRESHOLD_MODES = ("rel", "abs")
+
+SCHEDULERS.register(
+    "reduce_lr_on_plateau",
+    description="multiplied by `factor` when the validation loss has stopped improving",
+    source=f"{TORCH}.ReduceLROnPlateau",
+    parameters=(
+        _MODE,
+        Parameter("factor", float, 0.1, "factor at each reduction", "(0, 1)"),
+        Parameter("patience", int, 10, "validations without improvement that are waited for", "[0, inf)"),
+        Parameter("threshold", float, 1e-4, "smallest change that counts as improvement", "[0, inf)"),
+        Parameter("threshold_mode", str, "rel", "whether `threshold` is relative", choices=_THRESHOLD_MODES),
+        Parameter("cooldown", int, 0, "validations after a reduction that are not counted", "[0, inf)"),
+        Parameter("min_lr", float, 0.0, "floor of the learning rate", "[0, inf)"),
+        Parameter("eps", float, 1e-8, "changes of the learning rate below this are not made", "[0, inf)"),
+    ),
+    without=_FRAME,
+    traits=("feedback",),
+)("diffusers_lrlab.schedules.feedback:PlateauWithWarmup")
+
+SCHEDULERS.register(
+    "greedy",
+    description="divided by `factor` while the validation loss keeps improving, multiplied by it when it does not",
+    source=f"{TRANSFORMERS}.GreedyLR; arXiv 2512.14527",
+    parameters=(
+        _MODE,
+        Parameter("factor", float, 0.95, "factor of a step down; a step up divides by it", "(0, 1)"),
+        Parameter("patience", int, 10, "validations of one kind in a row before a step", "[0, inf)"),
+        Parameter("threshold", float, 1e-6, "smallest change that counts as improvement", "[0, inf)"),
+        Parameter("threshold_mode", str, "abs", "whether `threshold` is relative", choices=_THRESHOLD_MODES),
+        Parameter("cooldown", int, 0, "validations after a step down that are not counted", "[0, inf)"),
+        Parameter("warmup", int, 0, "validations after a step up that are not counted", "[0, inf)"),
+        Parameter(
+            "min_lr", float, None, "floor; derived: transformers' 1e-3, or a hundredth of the peak if that is lower",
+            "[0, inf)",
+        ),
+        Parameter("max_lr", float, 1.0, "ceiling of the learning rate", "(0, inf)"),
+        Parameter("eps", float, 1e-8, "changes of the learning rate below this are not made", "[0, inf)"),
+        Parameter("smooth", bool, False, "judge the mean of the last `window_size` values instead of the last one"),
+        Parameter("window_size", int, 50, "values in that mean", "[1, inf)"),
+        Parameter("reset_start", int, 500, "steps down at the floor before it starts afresh at the peak", "[1, inf)"),
+    ),
+    without=_FRAME,
+    traits=("feedback",),
+)("diffusers_lrlab.schedules.feedback:GreedyWithWarmup")  # fmt: skip
+
+SCHEDULERS.register(
+    "adaptive",
+    description="up by a little after each validation that improved, down by a lot after one that got worse",
+    source="the bold driver: Vogl et al., Biological Cybernetics 59 (1988); Battiti, Complex Systems 3 (1989)",
+    parameters=(
+        _MODE,
+        Parameter("increase", float, 1.05, "factor after an improvement", "[1, inf)"),
+        Parameter("decrease", float, 0.5, "factor after a deterioration", "(0, 1)"),
+        Parameter("threshold", float, 0.01, "relative changes below this are noise: the rate stays", "[0, 1)"),
+        Parameter("min_lr_ratio", float, 0.01, "floor, relative to the optimizer's learning rate", "[0, 1]"),
+        Parameter("max_lr_ratio", float, 4.0, "ceiling, relative to it", "[1, inf)"),
+    ),
+    without=_FRAME,
+    traits=("feedback",),
+)("diffusers_lrlab.schedules.feedback:BoldDriver")

@@ -1,0 +1,162 @@
+"""Shapes that neither diffusers nor transformers nor torch has; `join` puts any of them one after another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..errors import LabError
+from ..progress import Progress, resolve_updates
+from ..registry import Parameter
+from .frame import SCHEDULERS, Schedule
+from .host_curves import half_cosine
+
+
+@SCHEDULERS.register(
+    "rex",
+    description="slow at first, then ever steeper to the floor",
+    source="REX, arXiv 2107.04197, section 3",
+    parameters=(Parameter("d", float, 0.5, "0 is linear; towards 1 it stays up longer and falls later", "[0, 1)"),),
+)
+def rex(progress: Progress, d: float) -> Any:
+    r"""\(s = z / ((1 - d) + d z)\), \(z = 1 - p\); with \(d = \beta_0\) it is the profile of `demon`."""
+    z = 1 - progress.fraction
+    return z / ((1 - d) + d * z)
+
+
+@SCHEDULERS.register(
+    "edm2_inverse_sqrt",
+    description="constant, then falling with the inverse square root of the images seen",
+    source="EDM2, arXiv 2312.02696, section 2 and table 6",
+    parameters=(
+        Parameter(
+            "reference_images", float, None,
+            "images seen when the fall begins (EDM2: 70,000 batches of 2,048); derived: a tenth of the run", "(0, inf)",
+        ),
+        Parameter(
+            "images_per_update", int, None,
+            "the effective batch, which our training script knows; elsewhere needed beside reference_images", "[1, inf)",
+        ),
+    ),
+)  # fmt: skip
+def edm2_inverse_sqrt(progress: Progress, reference_images: float | None, images_per_update: int | None) -> Any:
+    r"""\(s = 1 / \sqrt{\max(m / m_\text{ref}, 1)}\) after \(m\) images, warm-up included.
+
+    EDM2 ramps up over 10 million images, which is what to give as warm-up; its reference rate of 0.01 is for networks
+    that keep the magnitude of their activations.
+    """
+    if reference_images is None:
+        reference_updates = progress.total_updates / 10
+    elif images_per_update is None:
+        raise LabError(
+            f"edm2_inverse_sqrt got reference_images={reference_images:g} but not how many images an update has. Add "
+            "images_per_update=N (batch size x accumulation x processes)."
+        )
+    else:
+        reference_updates = reference_images / images_per_update
+    return 1 / np.sqrt(np.maximum(progress.now / reference_updates, 1.0))
+
+
+@SCHEDULERS.register(
+    "piecewise",
+    description="through given points, in straight lines, half cosines or steps",
+    source="diffusers_lrlab",
+    parameters=(
+        Parameter("updates", list, (0.5, 1.0), "where the points are: updates, or fractions of the run", "[0, inf)"),
+        Parameter("values", list, (1.0, 0.1), "the multipliers there", "[0, 1]"),
+        Parameter(
+            "interpolation", str, "linear", "what is between two points; a constant one holds until the next point",
+            choices=("linear", "cosine", "constant"),
+        ),
+    ),
+)  # fmt: skip
+def piecewise(progress: Progress, updates: list[float], values: list[float], interpolation: str) -> Any:
+    """The first value holds before the first point, the last one after the last."""
+    points = _boundaries("piecewise", updates, progress.total_updates)
+    if len(points) != len(values) or not points:
+        raise LabError(f"piecewise got {len(points)} updates and {len(values)} values; give as many of one as of the other.")
+    if interpolation == "constant":
+        return np.array([values[0], *values])[np.searchsorted(points, progress.now, side="right")]
+    if interpolation == "linear":
+        return np.interp(progress.now, points, values)
+    index = np.clip(np.searchsorted(points, progress.now, side="right") - 1, 0, max(len(points) - 2, 0))
+    edges, heights = np.array([*points, points[-1] + 1]), np.array([*values, values[-1]])
+    share = np.clip((progress.now - edges[index]) / (edges[index + 1] - edges[index]), 0.0, 1.0)
+    return heights[index + 1] + (heights[index] - heights[index + 1]) * half_cosine(share)
+
+
+def _boundaries(owner: str, given: list[float], total_updates: int) -> list[int]:
+    """Increasing updates from counts or fractions; 1.0 is the end of the run where it is the last of several."""
+    whole = given and given[-1] == 1.0 and all(value < 1 for value in given[:-1])
+    updates = [resolve_updates(value, total_updates, f"A boundary of {owner}") for value in given]
+    if whole:
+        updates[-1] = total_updates
+    if sorted(set(updates)) != updates or (updates and updates[-1] > total_updates):
+        raise LabError(
+            f"{owner} has boundaries at the updates {updates}; they must increase and lie inside the run of {total_updates} "
+            "updates. Give updates, or fractions of the run such as [0.3, 0.8]."
+        )
+    return updates
+
+
+@lru_cache(maxsize=256)
+def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
+    from .resolve import resolve_schedule
+
+    parts = tuple(resolve_schedule(spec) for spec in specs)
+    for spec, part in zip(specs, parts, strict=True):
+        entry = SCHEDULERS[part.name]  # type: ignore[index]
+        if "feedback" in entry.traits or part.sets_momentum:
+            why = "follows a metric" if "feedback" in entry.traits else "also sets the momentum"
+            raise LabError(
+                f"join cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone."
+            )
+        if part.kwargs.get("min_lr") and part.name != "polynomial":
+            raise LabError(f"join cannot take min_lr inside {spec!r}: give min_lr_ratio there, or min_lr to the join.")
+    return parts
+
+
+@SCHEDULERS.register(
+    "join",
+    description="any schedules one after another, each over its own stretch of the run",
+    source="diffusers_lrlab, after optax.join_schedules",
+    parameters=(
+        Parameter("schedules", list, ("constant_with_warmup", "cosine"), "spec strings, in order", items=str),
+        Parameter(
+            "boundaries", list, (0.5,), "where the second and each later one begins: updates, or fractions of the run",
+            "(0, inf)",
+        ),
+        Parameter("scales", list, None, "the peak of each, relative to the whole's; 1 for all if not given", "[0, 1]"),
+    ),
+)  # fmt: skip
+def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:
+    """
+    Each schedule sees a clock of its own that starts at its boundary and ends at the next; warm-up is the run's.
+
+    Raises:
+        LabError: if the boundaries are not one less than the schedules, do not increase, or lie outside the run.
+    """
+    parts = _parts(tuple(schedules))
+    edges = _boundaries("join", boundaries, progress.total_updates)
+    scales = scales or [1.0] * len(parts)
+    if len(edges) != len(parts) - 1 or len(scales) != len(parts):
+        raise LabError(
+            f"join got {len(parts)} schedules, {len(edges)} boundaries and {len(scales)} scales; {len(parts)} schedules "
+            f"take {len(parts) - 1} boundaries and {len(parts)} scales."
+        )
+    if edges and (edges[0] <= progress.warmup_updates or edges[-1] >= progress.total_updates):
+        raise LabError(
+            f"join has boundaries at the updates {edges}; the first must come after the {progress.warmup_updates} updates "
+            f"of warm-up, the last before the end at {progress.total_updates}."
+        )
+    stretches = list(zip(parts, scales, [progress.warmup_updates, *edges], [*edges, progress.total_updates], strict=True))
+    if isinstance(progress.update, int):
+        stretches = [stretches[bisect_right(edges, progress.update)]]
+    result: Any = None
+    for part, scale, begin, end in stretches:
+        value = scale * part.at(Progress(progress.update - begin, end - begin), 1.0)[0]
+        result = value if result is None else np.where(progress.update >= begin, value, result)
+    return result

@@ -1,0 +1,216 @@
+"""Momentum schedules, and their names as learning-rate schedules, so that diffusers' scripts can use them too.
+
+A decaying momentum lets a fresh gradient in with a larger weight. In the form that Adam has, m <- b m + (1 - b) g, that
+weight is 1 - b and rises tenfold when b falls from 0.9 to 0; MDLRC lowers the learning rate by as much:
+
+    b(n)  = b0 (1 - p) / ((1 - b0) + b0 (1 - p))             Demon, arXiv 1910.04952, eq. 4
+    lr(n) = lr0 (1 - b0) / (1 - b(n)) = lr0 (1 - b0 p)       arXiv 2404.07946
+
+How far MDLRC can be trusted: the paper's equations could not be read; this is the form of an implementation that cites
+it, and agrees with its abstract. Its compensation alone is a linear decay of the learning rate to 1 - b0, which is why
+`mdlrc_lr_only` is here as its control. Adam's bias correction takes the momentum for a constant one; that error is
+below 1e-3 after some 100 updates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import LabError
+from ..progress import Progress
+from ..registry import Parameter
+from .frame import MOMENTUM_SCHEDULERS, SCHEDULERS
+from .torch_curves import (
+    ONE_CYCLE_MOMENTA,
+    ONE_CYCLE_PHASES,
+    ONE_CYCLE_RISE,
+    ONE_CYCLE_STRATEGY,
+    TORCH,
+    one_cycle_course,
+)
+
+_DEMON, _MDLRC = "Demon, arXiv 1910.04952, eq. 4", "arXiv 2404.07946, as read by an implementation that cites it"
+_FLOOR = Parameter("min_momentum", float, 0.0, "the momentum does not fall below this", "[0, 1)")
+_FORM = Parameter(
+    "momentum_form", str, "ema", "how the optimizer mixes in a gradient: with weight 1 - momentum (Adam) or 1 (SGD), "
+    "where the compensation raises the rate", choices=("ema", "heavy_ball"),
+)  # fmt: skip
+
+
+@MOMENTUM_SCHEDULERS.register("constant", description="the momentum as it is", source="–")
+def constant(progress: Progress, momentum: float) -> tuple[Any, Any]:
+    r"""\(b = b_0\)."""
+    return np.full_like(progress.update, momentum, dtype=float), 1.0
+
+
+@MOMENTUM_SCHEDULERS.register(
+    "demon", description="momentum decay from the optimizer's own to 0", source=_DEMON, parameters=(_FLOOR,)
+)
+def demon(progress: Progress, momentum: float, min_momentum: float) -> tuple[Any, Any]:
+    r"""\(b = b_0 (1 - p) / ((1 - b_0) + b_0 (1 - p))\)."""
+    rest = momentum * (1 - progress.fraction)
+    return np.maximum(rest / ((1 - momentum) + rest), min(min_momentum, momentum)), 1.0
+
+
+def _compensation(start: float, momentum: Any, form: str) -> Any:
+    """What keeps lr (1 - b) (EMA form) or lr / (1 - b) (heavy-ball form) where it was."""
+    return (1 - start) / (1 - momentum) if form == "ema" else (1 - momentum) / (1 - start)
+
+
+@MOMENTUM_SCHEDULERS.register(
+    "mdlrc",
+    description="demon, with the learning rate lowered by as much as fresh gradients gain",
+    source=_MDLRC,
+    parameters=(_FLOOR, _FORM),
+    traits=("compensates",),
+)
+def mdlrc(progress: Progress, momentum: float, min_momentum: float, momentum_form: str) -> tuple[Any, Any]:
+    r"""`demon`, and \(lr = lr_0 (1 - b_0) / (1 - b)\), so that \(lr (1 - b)\) is constant."""
+    beta, _ = demon(progress, momentum, min_momentum)
+    return beta, _compensation(momentum, beta, momentum_form)
+
+
+@MOMENTUM_SCHEDULERS.register(
+    "mdlrc_lr_only",
+    description="the compensation of mdlrc with the momentum as it is: its control",
+    source=_MDLRC,
+    parameters=(_FLOOR, _FORM),
+    traits=("compensates",),
+)
+def mdlrc_lr_only(progress: Progress, momentum: float, min_momentum: float, momentum_form: str) -> tuple[Any, Any]:
+    r"""\(lr = lr_0 (1 - b_0 p)\) in the EMA form."""
+    _, factor = mdlrc(progress, momentum, min_momentum, momentum_form)
+    return constant(progress, momentum)[0], factor
+
+
+@MOMENTUM_SCHEDULERS.register(
+    "mdlrc_linear",
+    description="momentum and learning rate both decay linearly to 0",
+    source="a later variant of the same implementation",
+    parameters=(_FLOOR,),
+    traits=("compensates",),
+)
+def mdlrc_linear(progress: Progress, momentum: float, min_momentum: float) -> tuple[Any, Any]:
+    r"""\(b = b_0 (1 - p)\), \(lr = lr_0 (1 - p)\)."""
+    left = 1 - progress.fraction
+    return np.maximum(momentum * left, min(min_momentum, momentum)), left
+
+
+@MOMENTUM_SCHEDULERS.register(
+    "one_cycle",
+    description="from high down to low and back: the momentum of the one-cycle policy",
+    source=f"{TORCH}.OneCycleLR; arXiv 1803.09820",
+    parameters=(ONE_CYCLE_RISE, ONE_CYCLE_STRATEGY, *ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES),
+)
+def one_cycle(
+    progress: Progress,
+    momentum: float,
+    base_momentum: float,
+    max_momentum: float,
+    pct_start: float | None,
+    anneal_strategy: str,
+    three_phase: bool,
+    **learning_rate: Any,
+) -> tuple[Any, Any]:
+    r"""Max → base → max, whatever the optimizer's own momentum is."""
+    if base_momentum > max_momentum:
+        raise LabError(f"one_cycle got base_momentum={base_momentum} above max_momentum={max_momentum}. Swap them.")
+    levels = (max_momentum, base_momentum, max_momentum)
+    return one_cycle_course(progress, levels, pct_start, anneal_strategy, three_phase), 1.0
+
+
+def _flat(progress: Progress, **momentum: Any) -> Any:
+    """The learning rate of a momentum schedule's name: constant, but for warm-up, floor and compensation."""
+    return 1.0
+
+
+for _name in ("demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear"):
+    _entry = MOMENTUM_SCHEDULERS[_name]
+    SCHEDULERS.register(
+        _name,
+        description=_entry.description + "; otherwise constant",
+        source=_entry.source,
+        parameters=_entry.parameters,
+        traits=("momentum",),
+    )(_flat)
+
+
+# Class names whose beta1 is something else, and what.
+_OTHERWISE = {
+    "Lion": "weighs the gradient against its running mean inside a sign, so that there is no size to compensate",
+    "ScheduleFree": "interpolates between two sequences of weights",
+}
+
+
+class MomentumSlot:
+    """
+    Where an optimizer keeps its momentum: `betas[0]`, `beta1` or `momentum` of each parameter group.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): Wrappers around it are looked through.
+
+    Raises:
+        LabError: if it has no momentum, or one that is not the decay of a running mean of gradients.
+    """
+
+    def __init__(self, optimizer: Any):
+        while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
+            optimizer = optimizer.optimizer
+        self.kind, self.groups = type(optimizer).__name__, optimizer.param_groups
+        for name, meaning in _OTHERWISE.items():
+            if name in self.kind:
+                raise LabError(f"A momentum schedule cannot drive {self.kind}: its beta1 {meaning}. Use another optimizer.")
+        for group in self.groups:
+            if not read_momentum(group):
+                remedy = "use one that has it, such as AdamW"
+                if (key := _key(group)) is not None:
+                    remedy = f"give it one, such as {'beta1' if key == 'betas' else key}=0.9"
+                raise LabError(
+                    f"A momentum schedule needs an optimizer with momentum, and this {self.kind} has none: {remedy}."
+                )
+
+    def check(self, schedule: str, kwargs: dict[str, Any]) -> None:
+        """Refuses a compensation that has the wrong sign for this optimizer, or no meaning."""
+        if "compensates" not in MOMENTUM_SCHEDULERS[schedule].traits:
+            return
+        if "Muon" in self.kind:
+            raise LabError(
+                f"{schedule!r} compensates what momentum does to the size of an update, which {self.kind} normalises away. "
+                "Use 'demon'."
+            )
+        # RMSprop's momentum is that of SGD, behind the scaling.
+        form = "heavy_ball" if _key(self.groups[0]) == "momentum" else "ema"
+        asked = kwargs.get("momentum_form", form)
+        if asked != form:
+            raise LabError(
+                f"{schedule!r} with momentum_form={asked!r} does not suit {self.kind}, whose momentum has the form "
+                f"{form!r}: the compensation would have the wrong sign. Give momentum_form={form}"
+                + (", which raises the rate while the momentum falls." if form == "heavy_ball" else ".")
+            )
+
+
+def _key(group: dict[str, Any]) -> str | None:
+    return next((key for key in ("betas", "beta1", "momentum") if key in group), None)
+
+
+def read_momentum(group: dict[str, Any]) -> float | None:
+    """The momentum of a parameter group, `None` if it has no place for one."""
+    key = _key(group)
+    if key is None:
+        return None
+    value = group["betas"][0] if key == "betas" else group[key]
+    return None if value is None else float(value)
+
+
+def write_momentum(group: dict[str, Any], value: float) -> None:
+    """Sets the momentum of a parameter group; a tensor is filled in place, without waiting for its device."""
+    key = _key(group)
+    held = group["betas"][0] if key == "betas" else group[key]
+    if hasattr(held, "fill_"):
+        held.fill_(value)
+    elif key == "betas":
+        group["betas"] = (value, *group["betas"][1:])
+    else:
+        group[key] = value

@@ -1,0 +1,91 @@
+"""From what a user writes to a [`Schedule`] with all its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import LabError
+from ..progress import Progress
+from ..registry import Entry, Registry
+from .catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from .frame import Schedule
+from .spec import parse_spec
+
+
+def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
+    """Name and given parameters from a spec string and a dictionary; a parameter given in both is an error."""
+    name, from_spec = parse_spec(spec)
+    given = dict(kwargs or {})
+    for key in from_spec.keys() & given.keys():
+        raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
+    given |= from_spec
+    registry[name].resolve(given)
+    return registry[name].name, given
+
+
+def resolve_kwargs(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
+    """All parameters of a learning-rate schedule, with the floor that it has if none is given."""
+    kwargs = entry.resolve(given)
+    if kwargs.get("min_lr") is not None and kwargs.get("min_lr_ratio") is not None:
+        raise LabError(
+            f"{entry.name!r} got min_lr={kwargs['min_lr']!r} and min_lr_ratio={kwargs['min_lr_ratio']!r}, which both set "
+            "its floor. Drop one."
+        )
+    floors = ("min_lr", "min_lr_ratio")
+    if "feedback" not in entry.traits and all(kwargs.get(key) is None for key in floors):
+        kwargs |= {key: value for key, value in entry.facts.items() if key in floors}
+    return kwargs
+
+
+def resolve_schedule(
+    spec: str | None,
+    kwargs: dict[str, Any] | None = None,
+    momentum: str | None = None,
+    momentum_kwargs: dict[str, Any] | None = None,
+) -> Schedule:
+    """
+    A schedule with all its parameters.
+
+    Args:
+        spec (`str` or `None`): Name or spec string of a learning-rate schedule; `None` leaves the rate alone.
+        kwargs (`dict`, *optional*): Its parameters that are not in the spec string.
+        momentum (`str`, *optional*): Name or spec string of a momentum schedule.
+        momentum_kwargs (`dict`, *optional*): Its parameters.
+
+    Raises:
+        LabError: for unknown names and parameters, values out of range, and two schedules of one number.
+    """
+    resolved: dict[str, Any] = {}
+    name = None
+    if spec is not None:
+        name, given = merge_spec(spec, kwargs)
+        resolved = resolve_kwargs(SCHEDULERS[name], given)
+    if momentum is None:
+        return Schedule(name, resolved)
+    momentum, given = merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS)
+    schedule = Schedule(name, resolved, momentum, MOMENTUM_SCHEDULERS[momentum].resolve(given))
+    if schedule.compensates and name is not None and "feedback" in SCHEDULERS[name].traits:
+        raise LabError(
+            f"{momentum!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
+        )
+    return schedule
+
+
+def double_decay(
+    schedule: Schedule, lr: float, momentum: float | None, warmup_updates: int, total_updates: int
+) -> str | None:
+    """A warning if a momentum schedule lowers a learning rate that another schedule lowers already, else `None`."""
+    if not schedule.compensates or schedule.momentum is None or schedule.name is None:
+        return None
+    end = Progress(total_updates, total_updates, warmup_updates)
+    alone = float(np.max(Schedule(schedule.name, schedule.kwargs).at(end, lr)[0]))
+    if alone >= lr:
+        return None
+    together = float(np.max(schedule.at(end, lr, momentum)[0]))
+    return (
+        f"{schedule.momentum!r} lowers the learning rate by itself, on top of {schedule.name!r}: together they end at "
+        f"{together / lr:.3g} of the peak, {schedule.name!r} alone at {alone / lr:.3g}. Use 'constant_with_warmup' beside "
+        "it, or 'demon' for the momentum alone."
+    )
