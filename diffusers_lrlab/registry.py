@@ -122,10 +122,6 @@ class Entry:
                 given[parameter.same_as] = given[parameter.same_as] if value is None else value
         return given
 
-    def differing(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of resolved arguments that are not at their default, which is what a reader wants to see."""
-        return {key: value for key, value in kwargs.items() if value != self.resolve({}).get(key)}
-
 
 class Registry(Mapping[str, Entry]):
     """Names to entries, in the order of registration.

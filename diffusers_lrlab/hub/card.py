@@ -7,6 +7,8 @@ from typing import Any
 
 from ..files import write_text
 from ..schedules.catalogue import SCHEDULERS
+from ..schedules.frame import Schedule
+from ..schedules.resolve import describe_schedule
 from ..schedules.spec import format_spec
 from ..training.checks import local_folder
 from ..training.config import EMBEDDED_DEFAULTS
@@ -64,15 +66,21 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
-    spec = format_spec(config["lr_scheduler"], config["lr_scheduler_kwargs"])
+    schedule = Schedule(
+        config["lr_scheduler"],
+        config["lr_scheduler_kwargs"],
+        config["momentum_scheduler"],
+        config["momentum_scheduler_kwargs"],
+    )
     text = (
-        f"`{spec}`, with a peak of {config['learning_rate']:g} after {train['warmup_updates']} updates of warm-up, "
+        f"`{describe_schedule(schedule)}`, with a peak of {config['learning_rate']:g} after {train['warmup_updates']} "
+        "updates of warm-up, "
         f"{train['num_updates']} updates in all. "
     )
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
         return text + "The rate follows the validation loss."
-    deviation = train["largest_relative_lr_deviation"]
-    exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} (relative) of this curve"
+    deviation = train["schedule_audit"]["largest_lr_deviation"]
+    exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} of the peak of this curve"
     return text + f"Checked at every update: the rate in the optimizer was {exact}."
 
 
@@ -98,6 +106,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} images"),
         ("Prediction type", config["prediction_type"]),
+        ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
         ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),

@@ -21,7 +21,7 @@ class FeedbackSchedule:
     """
 
     optimizer: Optimizer
-    _last_lr: list[float]
+    _last_lr: list[Any]
 
     def _start_warmup(self, optimizer: Optimizer, num_warmup_steps: int) -> None:
         self.num_warmup_steps = num_warmup_steps

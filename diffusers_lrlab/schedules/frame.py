@@ -28,7 +28,7 @@ SCHEDULERS = Registry(
     "learning-rate schedule",
     common=(
         Parameter("min_lr", float, None, "floor of the learning rate; 0 if not given", "[0, inf)"),
-        Parameter("min_lr_ratio", float, None, "the same, relative to the optimizer's learning rate", "[0, 1]"),
+        Parameter("min_lr_ratio", float, None, "the floor, relative to the optimizer's learning rate", "[0, 1]"),
         Parameter("warmup_type", str, "linear", "shape of the warm-up", choices=tuple(RAMPS)),
         Parameter("warmup_start_ratio", float, None, "where warm-up starts, relative to its end; 0 if not given", "[0, 1]"),
     ),

@@ -249,8 +249,8 @@ def _stable_and_decay(progress: Progress, decay: float | None, stable: float | N
     if num_stable < 0 or num_decay < 0 or num_stable + num_decay > span:
         raise LabError(
             f"warmup_stable_decay has {progress.warmup_updates} updates of warm-up, {num_stable} at the peak and "
-            f"{num_decay} of cool-down: that is not {total}, the updates of the run. Lower num_decay_steps or num_stable_steps, or give "
-            "num_decay_steps as a fraction such as 0.2."
+            f"{num_decay} of cool-down: that is not {total}, the updates of the run. Lower num_decay_steps "
+            "or num_stable_steps, or give num_decay_steps as a fraction such as 0.2."
         )
     return num_stable, num_decay
 

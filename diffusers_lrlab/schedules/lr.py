@@ -6,16 +6,29 @@ import pkgutil
 import warnings
 from typing import Any, cast
 
-import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import LabError
-from ..progress import Progress, resolve_warmup_updates
+from ..progress import Progress
 from .catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from .frame import ENDLESS, Schedule
+from .frame import Schedule
 from .momentum import MomentumSlot, read_momentum, write_momentum
+from .promise import lr_curve, schedule_curves, settle_length
 from .resolve import double_decay, resolve_schedule
+
+__all__ = [
+    "CurveLR",
+    "build",
+    "build_for_host",
+    "get_momentum_scheduler",
+    "get_scheduler",
+    "list_momentum_schedulers",
+    "list_schedulers",
+    "lr_curve",
+    "schedule_curves",
+    "settle_length",
+]
 
 
 def list_schedulers() -> list[str]:
@@ -65,6 +78,12 @@ class CurveLR(LRScheduler):
         """Learning rate and momentum of a group at `updates` (an `int` or an integer array), from the formulas alone."""
         progress = Progress(updates, self.plan["num_training_steps"], self.plan["num_warmup_steps"])
         return self.schedule.at(progress, self._base_lrs[group], self._base_momenta[group] if self._base_momenta else None)
+
+    def double_decay(self) -> str | None:
+        """A warning if momentum schedule and learning-rate schedule both lower the rate, else `None`."""
+        momentum = self._base_momenta[0] if self._base_momenta else None
+        warmup, total = self.plan["num_warmup_steps"], self.plan["num_training_steps"]
+        return double_decay(self.schedule, self._base_lrs[0], momentum, warmup, total)
 
     def get_lr(self) -> list[Any]:
         """Sets the momenta, and returns the learning rate of each group at this update; torch calls this."""
@@ -198,7 +217,10 @@ def get_momentum_scheduler(
         LabError: as [`get_scheduler`], and for an optimizer without momentum or with another meaning of it.
     """
     schedule = resolve_schedule(lr_scheduler, None, name, scheduler_specific_kwargs)
-    return build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
+    scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
+    if isinstance(scheduler, CurveLR) and (warning := scheduler.double_decay()):
+        warnings.warn(warning, stacklevel=2)
+    return scheduler
 
 
 def build(
@@ -219,11 +241,18 @@ def build(
         if schedule.momentum is not None:
             raise LabError(f"{name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler.")
         return cast(LRScheduler, pkgutil.resolve_name(entry.factory)(optimizer, warmup, **schedule.kwargs))
-    scheduler = CurveLR(optimizer, schedule, warmup, total, last_epoch)
-    momentum = scheduler._base_momenta[0] if scheduler._base_momenta else None
-    if warning := double_decay(schedule, scheduler._base_lrs[0], momentum, warmup, total):
-        warnings.warn(warning, stacklevel=3)
-    return scheduler
+    return CurveLR(optimizer, schedule, warmup, total, last_epoch)
+
+
+def build_all(
+    schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None
+) -> list[LRScheduler]:
+    """One scheduler, or two where the learning rate follows a metric and the momentum the clock."""
+    if schedule.name and schedule.momentum and "feedback" in SCHEDULERS[schedule.name].traits:
+        parts = [Schedule(schedule.name, schedule.kwargs), Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)]
+    else:
+        parts = [schedule]
+    return [build(part, optimizer, num_warmup_steps, num_training_steps) for part in parts]
 
 
 def build_for_host(
@@ -235,63 +264,3 @@ def build_for_host(
 ) -> LRScheduler:
     """The scheduler of a spec string, in the form in which diffusers calls its schedule functions."""
     return build(resolve_schedule(spec), optimizer, num_warmup_steps, num_training_steps, last_epoch)
-
-
-def settle_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
-    """Updates of warm-up and of the whole run, as far as the schedule has a use for them."""
-    traits = SCHEDULERS[schedule.name].traits if schedule.name else frozenset()
-    name = schedule.name or schedule.momentum
-    if num_training_steps is None:
-        if "endless" not in traits or schedule.momentum is not None:
-            raise LabError(f"The schedule {name!r} needs num_training_steps, the optimizer updates of the whole run.")
-        num_training_steps = ENDLESS
-    if "no_warmup" in traits and num_warmup_steps and schedule.momentum is None:
-        raise LabError(
-            f"{name!r} has no warm-up, but {num_warmup_steps} warm-up steps were asked for. Use 0"
-            + (", or 'constant_with_warmup'." if name == "constant" else ".")
-        )
-    return resolve_warmup_updates(num_warmup_steps, num_training_steps), num_training_steps
-
-
-def lr_curve(
-    name: str,
-    base_lr: float,
-    num_warmup_steps: float,
-    num_training_steps: int,
-    scheduler_specific_kwargs: dict[str, Any] | None = None,
-    momentum: float = 0.9,
-) -> np.ndarray:
-    """The learning rate that a schedule promises for each update of a run, without a model, an optimizer or a step.
-
-    Args:
-        name (`str`): A name of [`list_schedulers`] or a spec string.
-        base_lr (`float`): The learning rate that the optimizer would have.
-        num_warmup_steps (`float`): Updates of warm-up, or a fraction of the run in (0, 1).
-        num_training_steps (`int`): Updates of the run.
-        scheduler_specific_kwargs (`dict`, *optional*): The schedule's parameters.
-        momentum (`float`, *optional*, defaults to 0.9): What the optimizer would have; `mdlrc` depends on it.
-
-    Returns:
-        `np.ndarray`: float64 of shape `(num_training_steps,)`. A schedule that follows a metric promises its warm-up
-        and, as long as no metric moves it, the optimizer's learning rate.
-    """
-    schedule = resolve_schedule(name, scheduler_specific_kwargs)
-    return schedule_curves(schedule, base_lr, momentum, num_warmup_steps, num_training_steps)[0]
-
-
-def schedule_curves(
-    schedule: Schedule, base_lr: float, momentum: float | None, num_warmup_steps: float, num_training_steps: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Learning rate and momentum for each update of a run, float64; the momentum is NaN where the optimizer has none."""
-    warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
-    updates = np.arange(total)
-    if schedule.name and "feedback" in SCHEDULERS[schedule.name].traits:
-        lrs = base_lr * np.minimum(updates / warmup, 1.0) if warmup else np.full(total, base_lr)
-        _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(
-            Progress(updates, total, warmup), base_lr, momentum
-        )
-    else:
-        lrs, momenta = schedule.at(Progress(updates, total, warmup), base_lr, momentum)
-    if momenta is None:
-        momenta = np.nan if momentum is None else momentum
-    return np.ones(total) * lrs, np.ones(total) * momenta

@@ -207,6 +207,7 @@ def read_momentum(group: dict[str, Any]) -> float | None:
 def write_momentum(group: dict[str, Any], value: float) -> None:
     """Sets the momentum of a parameter group; a tensor is filled in place, without waiting for its device."""
     key = _key(group)
+    assert key is not None
     held = group["betas"][0] if key == "betas" else group[key]
     if hasattr(held, "fill_"):
         held.fill_(value)

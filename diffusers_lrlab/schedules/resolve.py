@@ -11,7 +11,7 @@ from ..progress import Progress
 from ..registry import Entry, Registry
 from .catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .frame import Schedule
-from .spec import parse_spec
+from .spec import format_spec, parse_spec
 
 
 def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
@@ -71,6 +71,19 @@ def resolve_schedule(
             f"{momentum!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
         )
     return schedule
+
+
+def describe_schedule(schedule: Schedule) -> str:
+    """Spec strings of a schedule and of its momentum schedule, with what is not at its default."""
+    parts = []
+    for registry, name, kwargs in (
+        (SCHEDULERS, schedule.name, schedule.kwargs),
+        (MOMENTUM_SCHEDULERS, schedule.momentum, schedule.momentum_kwargs),
+    ):
+        if name is not None:
+            defaults = resolve_kwargs(registry[name], {})
+            parts.append(format_spec(name, {key: value for key, value in kwargs.items() if value != defaults[key]}))
+    return " with momentum ".join(parts)
 
 
 def double_decay(

@@ -12,7 +12,8 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..errors import LabError, did_you_mean
-from ..schedules.catalogue import SCHEDULERS
+from ..optimizers import OPTIMIZERS
+from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
@@ -37,8 +38,12 @@ def _make_parser(description: str) -> _Parser:
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
-        if action.help:
-            action.help = action.help.replace("{lr_schedulers}", ", ".join(SCHEDULERS))
+        for key, names in (
+            ("{lr_schedulers}", SCHEDULERS),
+            ("{momentum_schedulers}", MOMENTUM_SCHEDULERS),
+            ("{optimizers}", OPTIMIZERS),
+        ):
+            action.help = (action.help or "").replace(key, ", ".join(names))
     return parser
 
 

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..schedules.frame import Schedule
+
 
 def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -82,11 +84,14 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class ScheduleConfig:
-    """Parameters that control the learning rate."""
+    """Parameters that control the learning rate and the momentum."""
 
-    _argument_group_name = "learning rate"
+    _argument_group_name = "learning rate and momentum"
 
-    learning_rate: float = _option(None, "Peak learning rate; 1e-4, or 1e-3 for digits and its small model.")
+    learning_rate: float = _option(
+        None,
+        "Peak learning rate; 1e-4, or 1e-3 for digits and its small model, with AdamW; other optimizers have others.",
+    )
     lr_scheduler: str = _option(
         "cosine", "Name of the schedule, or a spec string NAME:key=value,key=value. Names: {lr_schedulers}."
     )
@@ -96,22 +101,33 @@ class ScheduleConfig:
     lr_warmup_steps: float = _option(
         None,
         "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05, which suits runs of any length "
-        "(upstream 500 updates), and 0 for schedules without warm-up.",
+        "(upstream 500 updates), and 0 for schedules without warm-up or with a rise of their own.",
     )
     lr_num_cycles: float | None = _option(None, "num_cycles of the schedules that take it.")
     lr_power: float | None = _option(None, "power of the schedules that take it.")
+    momentum_scheduler: str | None = _option(
+        None, "Name or spec string of a schedule for the momentum (beta1). Names: {momentum_schedulers}."
+    )
+    momentum_scheduler_kwargs: dict[str, Any] | str | None = _option(None, "Its parameters as JSON.")
+    strict_lr_audit: bool = _option(
+        False, "Stop at the first update whose learning rate or momentum is not the promised one, instead of reporting it."
+    )
 
 
 @dataclass(kw_only=True)
 class OptimizerConfig:
-    """Parameters that control the optimizer (AdamW), gradient clipping and EMA."""
+    """Parameters that control the optimizer, gradient clipping and EMA."""
 
     _argument_group_name = "optimizer, clipping and EMA"
 
-    adam_beta1: float = _option(0.95, "beta1 of AdamW.")
-    adam_beta2: float = _option(0.999, "beta2 of AdamW.")
-    adam_weight_decay: float = _option(1e-6, "Weight decay of AdamW.")
-    adam_epsilon: float = _option(1e-8, "Epsilon of AdamW.")
+    optimizer: str = _option("adamw", "Name of the optimizer, or a spec string. Names: {optimizers}.")
+    optimizer_kwargs: dict[str, Any] | str | None = _option(
+        None, """Its parameters as JSON, such as '{"momentum": 0.95}'; `lrlab list optimizers` shows them."""
+    )
+    adam_beta1: float = _option(0.95, "beta1 of adamw, adam and adamw_8bit.")
+    adam_beta2: float = _option(0.999, "beta2 of the same.")
+    adam_weight_decay: float = _option(1e-6, "Weight decay of the same.")
+    adam_epsilon: float = _option(1e-8, "Epsilon of the same.")
     max_grad_norm: float = _option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.")
     use_ema: bool = _option(
         True,
@@ -197,10 +213,27 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, L
     """
 
     @property
-    def schedule_kwargs(self) -> dict[str, Any]:
-        """The schedule's parameters, once resolved."""
+    def schedule(self) -> Schedule:
+        """Learning rate and momentum as functions of the clock, once resolved."""
         assert isinstance(self.lr_scheduler_kwargs, dict)
-        return self.lr_scheduler_kwargs
+        momentum_kwargs = self.momentum_scheduler_kwargs
+        return Schedule(
+            self.lr_scheduler,
+            self.lr_scheduler_kwargs,
+            self.momentum_scheduler,
+            momentum_kwargs if isinstance(momentum_kwargs, dict) else {},
+        )
+
+    @property
+    def optimizer_arguments(self) -> dict[str, Any]:
+        """The optimizer's parameters, once resolved."""
+        assert isinstance(self.optimizer_kwargs, dict)
+        return self.optimizer_kwargs
+
+    @property
+    def start_momentum(self) -> float | None:
+        """The momentum that the optimizer is made with, `None` if it has none."""
+        return self.optimizer_arguments.get("momentum", self.optimizer_arguments.get("beta1"))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as data, without the token."""

@@ -26,7 +26,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
                 results.update(_frechet_results(trainer))
         trainer.keep_samples(images)
         record["train"]["training_seconds"] = trainer.training_seconds
-        record["train"]["largest_relative_lr_deviation"] = trainer.largest_lr_deviation
+        record["train"]["schedule_audit"] = trainer.audit.state_dict()
         record["train"]["peak_memory_mb"] = peak_memory_mb()
 
         from ..hub.card import write_model_card

@@ -22,8 +22,11 @@ from ..data.loading import ImageData
 from ..errors import Interrupted, LabError
 from ..evaluation.validation_loss import ValidationLoss
 from ..loss import draw_timesteps, image_losses
-from ..schedules.lr import get_scheduler
+from ..optimizers import OPTIMIZERS, get_optimizer
+from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
+from ..schedules.lr import build_all
+from ..schedules.momentum import read_momentum
 from ..streams import block_randn, stream_generator, stream_seed
 from .averaging import make_ema
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
@@ -70,22 +73,9 @@ class Trainer:
             model.enable_xformers_memory_efficient_attention()
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", accelerator.process_index) % 2**32)
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.adam_weight_decay,
-            eps=config.adam_epsilon,
-            fused=accelerator.device.type in ("cpu", "cuda"),
-        )
-        # Not prepared by accelerate: its wrapper would step it once per process, and by its own clock.
-        self.scheduler = get_scheduler(
-            config.lr_scheduler,
-            optimizer,
-            config.lr_warmup_steps,
-            plan.num_updates,
-            config.schedule_kwargs,
-        )
+        optimizer = get_optimizer(config.optimizer, model.parameters(), config.learning_rate, **config.optimizer_arguments)
+        # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
+        self.schedulers = build_all(plan.schedule, optimizer, config.lr_warmup_steps, plan.num_updates)
         self.ema = make_ema(model, config, accelerator.device) if config.use_ema else None
         register_model_format(accelerator)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
@@ -96,7 +86,7 @@ class Trainer:
         )
         self.update = 0
         self.training_seconds = 0.0
-        self.largest_lr_deviation = 0.0
+        self.audit = ScheduleAudit(config.strict_lr_audit)
         # Sums since the last logged row: loss, gradient norm, updates. On the device, read at logging points only.
         self.sums = torch.zeros(3, device=accelerator.device)
 
@@ -136,23 +126,36 @@ class Trainer:
         return True
 
     def advance(self) -> None:
-        """Moves the clock by one update, and with it the schedule and the EMA."""
-        if not self.plan.follows_metric:
-            promised = self.plan.lrs[self.update]
-            deviation = abs(self.current_lr - promised) / max(promised, 1e-12)
-            self.largest_lr_deviation = max(self.largest_lr_deviation, deviation)
+        """Moves the clock by one update, and with it the schedules and the EMA."""
         self.update += 1
-        if isinstance(self.scheduler, FeedbackSchedule):
-            self.scheduler.advance()
-        else:
-            self.scheduler.step()
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, FeedbackSchedule):
+                scheduler.advance()
+            else:
+                scheduler.step()
         if self.ema is not None:
             self.ema.step(self.model.parameters())
+
+    def check_schedules(self) -> None:
+        """Compares what the optimizer has at this update with what was promised."""
+        promised_lr = None if self.plan.follows_metric else float(self.plan.lrs[self.update])
+        promised_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
+        self.audit.check(
+            self.update,
+            [(self.current_lr, self.current_momentum)],
+            [(promised_lr, promised_momentum)],
+            [self.config.learning_rate],
+        )
 
     @property
     def current_lr(self) -> float:
         """The learning rate in the optimizer now."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def current_momentum(self) -> float | None:
+        """The momentum in the optimizer now, `None` if it has none."""
+        return read_momentum(self.optimizer.param_groups[0])
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -182,19 +185,22 @@ class Trainer:
             config.skip_corrupt_images,
         )
         self.model.train()
+        if self.averages_itself:
+            self.optimizer.train()
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
             for images in batches:
+                self.check_schedules()
                 overflows = 0
                 while not self.do_update(images):
                     overflows += 1
                     if overflows == _MAX_OVERFLOWS:
                         raise self._diverged()
-                lr = self.current_lr
+                lr, momentum = self.current_lr, self.current_momentum
                 self.advance()
                 bar.update()
                 if self.update % config.logging_steps == 0 or self.update == plan.num_updates:
-                    self._log(lr, bar)
+                    self._log(lr, momentum, bar)
                 self.training_seconds += time.perf_counter() - started
                 self._at_boundary()
                 if signal_number := guard.received():
@@ -205,18 +211,20 @@ class Trainer:
                 yield self.update
                 started = time.perf_counter()
 
-    def _log(self, lr: float, bar: tqdm) -> None:
-        """Reads the sums off the device and writes a row; `lr` is that of the update just done."""
+    def _log(self, lr: float, momentum: float | None, bar: tqdm) -> None:
+        """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
         loss_sum, norm_sum, count = self.accelerator.reduce(self.sums, "mean").tolist()
         self.sums.zero_()
         row = {
             "update": self.update - 1,
             "loss": loss_sum / count,
             "lr": lr,
-            "beta1": self.optimizer.param_groups[0]["betas"][0],
+            "beta1": momentum,
             "grad_norm": norm_sum / count,
             "images_seen": self.update * self.plan.layout.global_batch,
+            "largest_lr_deviation": self.audit.largest_lr_deviation,
         }
+        row = {key: value for key, value in row.items() if value is not None}
         if self.ema is not None:
             row["ema_decay"] = self.ema.cur_decay_value
         if not math.isfinite(row["loss"] + row["grad_norm"]):
@@ -259,7 +267,8 @@ class Trainer:
     def validate(self) -> dict[str, float]:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
         assert self.validation is not None
-        losses = {"validation_loss": self.validation(self.unet)}
+        with self._own_average():
+            losses = {"validation_loss": self.validation(self.unet)}
         if self.ema is not None:
             with self.averaged_weights():
                 losses["validation_loss_ema"] = self.validation(self.unet)
@@ -270,17 +279,18 @@ class Trainer:
             raise self._diverged()
         self.folder.append_metrics({"update": self.update, **losses})
         self.accelerator.log(losses, step=self.update)
-        if isinstance(self.scheduler, FeedbackSchedule):
-            self.scheduler.step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch
+        if isinstance(self.schedulers[0], FeedbackSchedule):
+            self.schedulers[0].step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch
         return losses
 
     # --- weights, checkpoints, results -------------------------------------------------------------------------------
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """The model carries the EMA's weights inside this block, if there is an EMA."""
+        """The model carries the EMA's weights, or the average that the optimizer makes, inside this block."""
         if self.ema is None:
-            yield
+            with self._own_average():
+                yield
             return
         parameters = list(self.unet.parameters())
         self.ema.store(parameters)
@@ -289,6 +299,27 @@ class Trainer:
             yield
         finally:
             self.ema.restore(parameters)
+
+    @property
+    def averages_itself(self) -> bool:
+        """Whether the optimizer is one whose weights are to be evaluated only after its `eval()`."""
+        return "averages" in OPTIMIZERS[self.config.optimizer].traits
+
+    @contextmanager
+    def _own_average(self) -> Iterator[None]:
+        """The model carries the average of an optimizer that makes one; afterwards its weights are back to the bit."""
+        if not self.averages_itself or not self.optimizer.param_groups[0]["train_mode"]:
+            yield
+            return
+        # There and back by its own arithmetic would round, and validating more often would change the run.
+        parameters = list(self.unet.parameters())
+        kept = [parameter.detach().clone() for parameter in parameters]
+        self.optimizer.eval()
+        try:
+            yield
+        finally:
+            self.optimizer.train()
+            torch._foreach_copy_([parameter.data for parameter in parameters], kept)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -309,10 +340,10 @@ class Trainer:
         state = {
             "config": self.config.to_dict(),
             **self._facts(),
-            "schedule": self.scheduler.state_dict(),
+            "schedules": [scheduler.state_dict() for scheduler in self.schedulers],
             "sums": self._local_sums(),
             "training_seconds": self.training_seconds,
-            "largest_lr_deviation": self.largest_lr_deviation,
+            "audit": self.audit.state_dict(),
         }
         keep = self.config.checkpoints_total_limit or 0
         # diffusers builds a model to save an EMA, which draws random numbers that dropout would miss.
@@ -325,10 +356,11 @@ class Trainer:
     def resume(self, checkpoint: Path) -> None:
         """Goes back to where a checkpoint was written."""
         state = load_checkpoint(self.accelerator, checkpoint, self.ema, self._facts())
-        self.scheduler.load_state_dict(state["schedule"])
+        for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
+            scheduler.load_state_dict(saved)
         self.update = state["update"]
         self.training_seconds = state["training_seconds"]
-        self.largest_lr_deviation = state["largest_lr_deviation"]
+        self.audit.load_state_dict(state["audit"])
         self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
         self.folder.rewind(self.update)
 

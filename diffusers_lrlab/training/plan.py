@@ -15,8 +15,11 @@ from ..errors import LabError
 from ..models.unet import default_unet_config
 from ..progress import resolve_warmup_updates
 from ..schedules.catalogue import SCHEDULERS
-from ..schedules.lr import lr_curve
+from ..schedules.frame import Schedule
+from ..schedules.lr import schedule_curves
+from ..schedules.resolve import describe_schedule, double_decay
 from ..schedules.spec import format_spec
+from .checks import with_batch
 from .config import TrainingConfig
 
 
@@ -32,7 +35,9 @@ class Plan:
         num_images (`int` or `None`): Training images; `None` for a stream.
         num_held_out (`int`): Held-out images.
         num_updates (`int`): Optimizer updates of the run.
+        schedule ([`Schedule`]): Learning rate and momentum as functions of the clock.
         lrs (`np.ndarray`): The learning rate promised for each update, float64 of shape `(num_updates,)`.
+        momenta (`np.ndarray`): The momentum likewise; NaN for an optimizer without one.
     """
 
     config: TrainingConfig
@@ -41,7 +46,9 @@ class Plan:
     num_images: int | None
     num_held_out: int
     num_updates: int
+    schedule: Schedule
     lrs: np.ndarray
+    momenta: np.ndarray
 
     @property
     def warmup_updates(self) -> int:
@@ -50,8 +57,8 @@ class Plan:
 
     @property
     def schedule_spec(self) -> str:
-        """The schedule as a spec string, which `--lr_scheduler` takes."""
-        return format_spec(self.config.lr_scheduler, self.config.schedule_kwargs)
+        """The schedule as a spec string, with what is not at its default."""
+        return describe_schedule(self.schedule)
 
     @property
     def follows_metric(self) -> bool:
@@ -104,12 +111,25 @@ class Plan:
             + (f", {self.num_epochs:.4g} epochs" if self.num_epochs else "")
             + f", {self.num_updates * layout.global_batch:,} images seen",
             "schedule": f"{self.schedule_spec}, {self.warmup_updates} updates of warm-up"
-            + (", then reduced as the validation loss says" if self.follows_metric else ""),
+            + (", then as the validation loss says" if self.follows_metric else ""),
             "learning rate": lrs,
+            "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
+            **({"warning": warning} if (warning := self._double_decay()) else {}),
             "output": f"{config.output_dir}/: model_index.json, unet/, scheduler/, README.md, lrlab/metrics.jsonl, "
             f"lrlab/run.json, lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
+
+    def _double_decay(self) -> str | None:
+        if self.follows_metric:
+            return None
+        start = self.config.start_momentum
+        return double_decay(self.schedule, self.config.learning_rate, start, self.warmup_updates, self.num_updates)
+
+    def _momentum_in_words(self, marks: list[tuple[int, int]]) -> str:
+        if not self.schedule.sets_momentum:
+            return ""
+        return ", momentum " + ", ".join(f"{self.momenta[update]:.3g} ({share} %)" for share, update in marks)
 
 
 def make_plan(
@@ -135,13 +155,10 @@ def make_plan(
         assert config.num_epochs is not None
         assert num_images is not None
         num_updates = math.ceil(config.num_epochs * num_images / layout.global_batch)
-    lrs = lr_curve(
-        config.lr_scheduler,
-        config.learning_rate,
-        config.lr_warmup_steps,
-        num_updates,
-        config.schedule_kwargs,
+    schedule = with_batch(config.schedule, layout.global_batch)
+    lrs, momenta = schedule_curves(
+        schedule, config.learning_rate, config.start_momentum, config.lr_warmup_steps, num_updates
     )
     if unet_config is None:
         unet_config = default_unet_config(config.resolution, config.image_channels, num_images)
-    return Plan(config, unet_config, layout, num_images, len(data.held_out), num_updates, lrs)
+    return Plan(config, unet_config, layout, num_images, len(data.held_out), num_updates, schedule, lrs, momenta)

@@ -63,14 +63,29 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
-    """The learning rate that was asked for as a line, the one that the optimizer had as dots on it."""
-    figure, axes = _new_axes()
+    """Learning rate, and momentum if it is scheduled: as asked for as lines, as the optimizer had them as dots on them."""
+    figure, axes = _new_axes(height=5.2 if plan.schedule.sets_momentum else 3.6)
+    if plan.schedule.sets_momentum:
+        axes.remove()
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        for part in (axes, below):
+            part.spines[["top", "right"]].set_visible(False)
+            part.grid(alpha=0.25)
+        below.plot(plan.momenta, color=BLUE)
+        points = [(row["update"], row["beta1"]) for row in rows if "beta1" in row]
+        below.plot(*zip(*points[:: max(1, len(points) // 40)], strict=True), "o", color=ORANGE, markersize=3.5)
+        below.set(xlabel="update", ylabel="momentum (beta1)")
     applied = [(row["update"], row["lr"]) for row in rows if "lr" in row]
     shown = applied[:: max(1, len(applied) // 40)]
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "as asked"
     axes.plot(plan.lrs, color=BLUE, label=label)
     axes.plot(*zip(*shown, strict=True), "o", color=ORANGE, markersize=3.5, label="as applied")
-    axes.set(xlabel="update", ylabel="learning rate", title=plan.schedule_spec, ylim=(0, None))
+    axes.set(
+        xlabel="" if plan.schedule.sets_momentum else "update",
+        ylabel="learning rate",
+        title=plan.schedule_spec,
+        ylim=(0, None),
+    )
     axes.legend(frameon=False)
     _save(figure, path)
 

@@ -68,6 +68,7 @@ def train(config: TrainingConfig) -> Path | None:
         flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
         accelerator.init_trackers("diffusers_lrlab", config=flat)
     _run_recorded(trainer, record)
+    accelerator.print(trainer.audit.summary())
     accelerator.end_training()
     if config.push_to_hub and accelerator.is_main_process:
         from ..hub.publish import push_run
@@ -143,7 +144,7 @@ def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
         record["train"]["updates_done"] = trainer.update
         record["train"]["training_seconds"] = trainer.training_seconds
         record["train"]["peak_memory_mb"] = peak_memory_mb()
-        record["train"]["largest_relative_lr_deviation"] = trainer.largest_lr_deviation
+        record["train"]["schedule_audit"] = trainer.audit.state_dict()
         record["train"]["skipped_corrupt_images"] = trainer.data.skipped
         try:
             trainer.folder.write_record(record)

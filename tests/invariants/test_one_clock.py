@@ -45,7 +45,7 @@ def test_the_curve_is_the_one_asked_for(folders, layout):
     np.testing.assert_allclose([row["lr"] for row in rows], [cosine(n) for n in range(NUM_UPDATES)], rtol=1e-12)
     assert rows[WARMUP]["lr"] == PEAK == max(row["lr"] for row in rows)
     assert [row["images_seen"] for row in rows] == [16 * (n + 1) for n in range(NUM_UPDATES)]
-    assert runs.read_record(folders[layout])["train"]["largest_relative_lr_deviation"] == 0
+    assert runs.read_record(folders[layout])["train"]["schedule_audit"]["largest_lr_deviation"] == 0
 
 
 @pytest.mark.parametrize("layout", [layout[:2] for layout in LAYOUTS[1:]])

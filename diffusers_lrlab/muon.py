@@ -1,0 +1,78 @@
+"""torch's Muon for a whole model: it takes matrices only, and a UNet is mostly convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Muon, Optimizer
+
+
+class MuonWithAdamW(Optimizer):
+    """
+    Muon for everything with two or more dimensions, AdamW for biases and norms, under one learning rate.
+
+    A convolution's kernel counts as the matrix (out channels, in channels x height x width). Muon's updates are scaled
+    to the root mean square that AdamW's have (arXiv 2502.16982, eq. 4), so that one learning rate suits both.
+
+    Args:
+        params (`list` of `torch.nn.Parameter`): All of them, contiguous.
+        lr (`float`): Learning rate.
+        momentum (`float`): Muon's.
+        betas (`tuple` of two `float`): AdamW's.
+        weight_decay (`float`): Of both.
+    """
+
+    def __init__(
+        self, params: list[torch.nn.Parameter], lr: float, momentum: float, betas: tuple[float, float], weight_decay: float
+    ):
+        matrices = [parameter for parameter in params if parameter.ndim >= 2]
+        rest = [parameter for parameter in params if parameter.ndim < 2]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "momentum": momentum},
+            {"params": rest, "betas": betas},
+        ]
+        super().__init__([group for group in groups if group["params"]], {"lr": lr, "weight_decay": weight_decay})
+        self._matrices = matrices
+        self._flat = [torch.nn.Parameter(_as_matrix(matrix.detach())) for matrix in matrices]
+        self._inner: list[Optimizer] = []
+        if matrices:
+            self._inner.append(
+                Muon(self._flat, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            )
+        if rest:
+            self._inner.append(AdamW(rest, lr=lr, betas=betas, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of both parts."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for flat, matrix in zip(self._flat, self._matrices, strict=True):
+            # Anew each time: moving a model to a device, or clearing its gradients, leaves old views behind.
+            flat.data = _as_matrix(matrix.data)
+            flat.grad = None if matrix.grad is None else _as_matrix(matrix.grad)
+        for group, optimizer in zip(self.param_groups, self._inner, strict=True):
+            optimizer.param_groups[0].update({key: value for key, value in group.items() if key != "params"})
+            optimizer.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of both parts."""
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        return {"param_groups": groups, "state": [optimizer.state_dict() for optimizer in self._inner]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues where `state_dict()` was taken."""
+        for optimizer, state in zip(self._inner, state_dict["state"], strict=True):
+            optimizer.load_state_dict(state)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(saved)
+
+
+def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    # view, not flatten: it fails where flatten would copy and the update be lost.
+    return tensor.view(tensor.shape[0], -1)
