@@ -38,16 +38,20 @@ def tiny_arguments(folder, dropout=0.0):
     ]
 
 
+def free_port():
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def command(*arguments, processes=1):
     """The command line of a run; with several processes it is a real `accelerate launch` on the CPU."""
     if processes == 1:
         return [sys.executable, str(SCRIPT), *map(str, arguments)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     # --multi_gpu is accelerate's word for "several processes"; with --cpu it would start only one.
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}"]
-    return [*launcher, "--main_process_port", str(port), str(SCRIPT), *map(str, arguments)]
+    return [*launcher, "--main_process_port", str(free_port()), str(SCRIPT), *map(str, arguments)]
 
 
 def run(*arguments, processes=1, expect=0):

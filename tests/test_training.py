@@ -123,7 +123,7 @@ def test_the_record(finished):
     assert record["run"]["status"] == "finished"
     assert record["run"]["command"].startswith("accelerate launch training_scripts/train_ddpm.py ")
     assert record["config"]["seed"] == 3
-    assert record["config"]["lr_scheduler_kwargs"] == {"num_cycles": 0.5}
+    assert record["config"]["lr_scheduler_kwargs"]["num_cycles"] == 0.5
     assert 0 < record["train"]["training_seconds"] < record["run"]["seconds"]
     assert record["train"]["peak_memory_mb"] > 50
     assert record["meta"]["versions"]["torch"] == torch.__version__

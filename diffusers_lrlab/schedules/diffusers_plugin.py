@@ -59,7 +59,7 @@ def _register_into(optimization: Any) -> None:
             kinds._member_names_.append(member.name)
             kinds._member_map_[member.name] = member
             type.__setattr__(kinds, member.name, member)
-            optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = _schedule_function(name)
+            optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = schedule_function(name)
     kinds._missing_ = classmethod(functools.partial(_missing, optimization))
 
 
@@ -76,7 +76,8 @@ def _new_member(kinds: Any, value: str) -> Any:
     return member
 
 
-def _schedule_function(spec: str) -> Any:
+def schedule_function(spec: str) -> Any:
+    """What diffusers calls for a name or spec string; `diffusers_lrlab.launch` puts its own in this place."""
     from .lr import build_for_host
 
     return functools.partial(build_for_host, spec)
@@ -90,5 +91,5 @@ def _missing(optimization: Any, kinds: Any, value: object) -> Any:
     if "no_warmup" in SCHEDULERS[name].traits and not kwargs:
         raise LabError(f"Write {name!r} instead of {value!r}.")
     member = _new_member(kinds, value)
-    optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = _schedule_function(value)
+    optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = schedule_function(value)
     return member

@@ -69,6 +69,8 @@ def train(config: TrainingConfig) -> Path | None:
         accelerator.init_trackers("diffusers_lrlab", config=flat)
     _run_recorded(trainer, record)
     accelerator.print(trainer.audit.summary())
+    # Torn down while another process is still in its last exchange, gloo can wait for ever.
+    accelerator.wait_for_everyone()
     accelerator.end_training()
     if config.push_to_hub and accelerator.is_main_process:
         from ..hub.publish import push_run

@@ -39,9 +39,6 @@ def block(text: str, depth: int) -> str:
     return indent(dedent(text).strip("\n"), "    " * depth)
 
 
-# diffusers counts in steps everywhere; fractions of a run are the lab's.
-_DECAY_STEPS = {"kind": int, "help": "updates of the cool-down; derived: a fifth of the run"}
-
 FORMS = {
     "warmup_stable_decay": Form(
         rate="stays at the initial lr set in the optimizer and then decreases to `min_lr_ratio` times it",
@@ -81,6 +78,7 @@ FORMS = {
             else:
                 decay = 2.0 * (1.0 - progress) - 0.5 * (1.0 + math.cos(math.pi * progress))
         """,
+        # diffusers counts in steps everywhere; fractions of a run are the lab's.
         changes={
             "num_decay_steps": {
                 "kind": int,
@@ -110,11 +108,13 @@ FORMS = {
             remaining = max(0.0, 1.0 - progress)
             decay = remaining / ((1.0 - d) + d * remaining)
         """,
+        changes={"d": {"help": "shape of the decay: 0 is linear, towards 1 the lr stays up longer and falls later"}},
         examples=({"d": 0.9, "min_lr_ratio": 0.1}, {"d": 0.0}),
         refused={"d": 1.0},
     ),
     "inverse_sqrt": Form(
-        rate="decreases with the inverse square root of the number of steps, from the initial lr set in the optimizer",
+        rate="decreases with the inverse square root of the number of steps, from the initial lr set in the optimizer "
+        "towards `min_lr_ratio` times it",
         setup="""
             if timescale is None:
                 timescale = num_warmup_steps or 10000
@@ -123,6 +123,11 @@ FORMS = {
             steps_after_warmup = min(current_step, num_training_steps) - num_warmup_steps
             decay = math.sqrt(timescale / (timescale + steps_after_warmup))
         """,
+        changes={
+            "timescale": {
+                "help": "time scale of the decay, in updates; derived: `num_warmup_steps`, or 10000 without warm-up"
+            }
+        },
         examples=({"timescale": 4, "min_lr_ratio": 0.1},),
     ),
     "cosine_with_min_lr": Form(
@@ -135,7 +140,8 @@ FORMS = {
         examples=({"min_lr_ratio": 0.0}, {"num_cycles": 1.5, "min_lr_ratio": 0.2}),
     ),
     "step": Form(
-        rate="is the initial lr set in the optimizer, multiplied by `gamma` every `step_size` steps",
+        rate="decreases from the initial lr set in the optimizer towards `min_lr_ratio` times it, by a factor of `gamma` "
+        "every `step_size` steps",
         setup="""
             if step_size is None:
                 step_size = max(1, math.ceil((num_training_steps - num_warmup_steps) / 3))
@@ -147,7 +153,8 @@ FORMS = {
         examples=({"step_size": 2, "gamma": 0.5, "min_lr_ratio": 0.1},),
     ),
     "exponential": Form(
-        rate="is the initial lr set in the optimizer, multiplied by `gamma` at every step",
+        rate="decreases from the initial lr set in the optimizer towards `min_lr_ratio` times it, by a factor of `gamma` "
+        "at every step",
         setup="""
             if gamma is None:
                 gamma = 0.01 ** (1 / max(1, num_training_steps - num_warmup_steps))
@@ -168,10 +175,10 @@ FORMS = {
                 raise ValueError(f"num_decay_steps ({num_decay_steps}) must fit in the {num_steps} steps after warmup")
         """,
         decay="""
-            remaining = float(num_training_steps - current_step) / float(max(1, num_decay_steps))
-            decay = min(1.0, max(0.0, remaining))
+            progress = float(current_step - (num_training_steps - num_decay_steps)) / float(max(1, num_decay_steps))
+            decay = 1.0 - min(1.0, max(0.0, progress))
         """,
-        changes={"num_decay_steps": _DECAY_STEPS},
+        changes={"num_decay_steps": {"kind": int, "help": "updates of the cool-down; derived: a fifth of the run"}},
         examples=({"num_decay_steps": 6, "min_lr_ratio": 0.1},),
         refused={"num_decay_steps": 9},
     ),

@@ -55,7 +55,7 @@ def assert_same_end(first, second, num_updates=NUM_UPDATES):
         for key, value in state.items():
             assert torch.equal(value, states[1]["state"][index][key]), f"optimizer {index} {key}"
     trainers = [json.loads((folder / checkpoint / "trainer.json").read_text()) for folder in (first, second)]
-    for key in ("update", "schedule", "sums", "global_batch", "data"):
+    for key in ("update", "schedules", "sums", "global_batch", "data"):
         assert trainers[0][key] == trainers[1][key], key
 
 

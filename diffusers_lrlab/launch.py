@@ -1,0 +1,136 @@
+"""Runs any script, diffusers' own included, with the schedules of diffusers_lrlab.
+
+    accelerate launch -m diffusers_lrlab.launch train_unconditional.py --lr_scheduler rex --dataset_name ...
+
+The script is not changed. Its --lr_scheduler takes every name and spec string; options before its name are ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+import types
+from typing import Any, cast
+
+import diffusers_lrlab
+
+from .errors import LabError
+
+_LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
+
+
+class _WiderChoices(list[Any]):
+    """A script's closed list of schedules, with all others and their spec strings."""
+
+    def __contains__(self, value: object) -> bool:
+        from .schedules.resolve import resolve_schedule
+
+        if super().__contains__(value):
+            return True
+        try:
+            return isinstance(resolve_schedule(str(getattr(value, "value", value))).name, str)
+        except LabError:
+            return False
+
+
+def widen_choices() -> None:
+    """Lets closed lists of schedule names in argparse scripts take our names."""
+    from .schedules.catalogue import SCHEDULERS
+
+    add_argument = argparse._ActionsContainer.add_argument
+
+    def add_wider_argument(container: Any, *flags: Any, **options: Any) -> Any:
+        if options.get("choices") is not None and _LR_OPTIONS & {*flags}:
+            given = list(options["choices"])
+            names = {str(getattr(choice, "value", choice)) for choice in given}
+            options["choices"] = _WiderChoices([*given, *(name for name in SCHEDULERS if name not in names)])
+        return add_argument(container, *flags, **options)
+
+    cast(Any, argparse._ActionsContainer).add_argument = add_wider_argument
+
+
+def follow_into_spawned_processes() -> None:
+    """
+    Lets worker processes know the names too.
+
+    A spawned process imports the script, not us; but it first unpickles what it is told about its parent, and a function
+    of ours in there makes it import this package.
+    """
+    from multiprocessing import spawn
+
+    get_preparation_data = spawn.get_preparation_data
+
+    def get_more_preparation_data(name: str) -> dict[str, Any]:
+        return {**get_preparation_data(name), "diffusers_lrlab": diffusers_lrlab.register}
+
+    spawn.get_preparation_data = get_more_preparation_data
+
+
+def run_script(path: str, arguments: list[str]) -> None:
+    """Runs a script as `python path arguments` would: `__main__`, `__file__`, `sys.argv`, `sys.path` and tracebacks."""
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        raise LabError(f"Cannot read the script {path!r}: {error.strerror}. Give its path, then its arguments.") from None
+    file_name = os.path.abspath(path)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=file_name, __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = main
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(file_name)
+    exec(compile(source, file_name, "exec"), main.__dict__)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="diffusers_lrlab.launch",
+        usage="accelerate launch -m diffusers_lrlab.launch [options] SCRIPT.py [SCRIPT's own arguments]",
+        description="Runs an unmodified script with the schedules of diffusers_lrlab, and audits its learning rate.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--fix_lr_clock",
+        action="store_true",
+        help="Give the schedule the script's real number of updates, and one step per update, whatever the accumulation "
+        "and the processes are.",
+    )
+    parser.add_argument(
+        "--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than promised an error."
+    )
+    parser.add_argument("--num_updates", type=int, help="Updates of the run, where the script's arguments do not tell.")
+    parser.add_argument("script", metavar="SCRIPT.py", help="The script, as it is.")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Runs the script that the command line names; exits as it does."""
+    options = _parse(sys.argv[1:])
+    widen_choices()
+    follow_into_spawned_processes()
+    from .host_clock import HostClock
+
+    clock = HostClock(options.fix_lr_clock, options.strict_lr_audit, options.num_updates)
+    clock.install()
+    try:
+        run_script(options.script, options.arguments)
+    except LabError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except Exception as error:
+        # From the script's first line on, as if Python had been started with it.
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename != os.path.abspath(options.script):
+            frame = frame.tb_next
+        traceback.print_exception(error.with_traceback(frame or error.__traceback__))
+        sys.exit(1)
+    finally:
+        if int(os.environ.get("RANK", 0)) == 0:
+            sys.stderr.write(f"diffusers_lrlab: {clock.report()}\n")
+
+
+if __name__ == "__main__":
+    main()

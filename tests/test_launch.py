@@ -1,0 +1,263 @@
+"""Unmodified scripts under `diffusers_lrlab.launch`, in real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import environment, free_port
+
+from diffusers_lrlab import lr_curve
+from diffusers_lrlab.schedules.lr import schedule_curves
+from diffusers_lrlab.schedules.resolve import resolve_schedule
+
+HOST_SCRIPT = Path(__file__).parent / "scripts" / "host_script.py"
+LR, BETA1, WARMUP = 1e-3, 0.95, 2
+SCHEDULES = [
+    "rex",
+    "warmup_stable_decay:num_decay_steps=0.5,decay_type=1-sqrt",
+    "mdlrc",
+    "join:schedules=[constant|rex:d=0.9],boundaries=[0.5]",
+]
+
+
+def launch(script, *arguments, options=(), processes=1, expect=0, extra=None):
+    """Runs a script under the launcher, as torch.distributed.run starts it; returns what it wrote to stderr."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
+    command += [f"--master_port={free_port()}", "-m", "diffusers_lrlab.launch"]
+    command = command if processes > 1 else [sys.executable, "-m", "diffusers_lrlab.launch"]
+    result = subprocess.run(
+        [*command, *options, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**environment(), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **(extra or {})},
+    )
+    assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stderr
+
+
+def host_run(tmp_path, *arguments, accumulation=1, **how):
+    """A run of the script of our own; returns its rows and stderr."""
+    accumulating = f"--gradient_accumulation_steps={accumulation}"
+    stderr = launch(HOST_SCRIPT, f"--output_dir={tmp_path}", accumulating, *arguments, **how)
+    rows = json.loads((tmp_path / "rows.json").read_text()) if (tmp_path / "rows.json").exists() else []
+    return rows, stderr
+
+
+def promised(spec, num_updates):
+    return schedule_curves(resolve_schedule(spec), LR, BETA1, WARMUP, num_updates)
+
+
+# 64 examples in batches of 4, three epochs.
+@pytest.mark.parametrize(
+    ("spec", "processes", "accumulation", "num_updates"),
+    [
+        (SCHEDULES[0], 1, 4, 12),
+        (SCHEDULES[1], 2, 1, 24),
+        (SCHEDULES[2], 2, 4, 6),
+        (SCHEDULES[3], 1, 1, 48),
+        ("cosine", 1, 4, 12),
+    ],
+)
+def test_with_the_clock_fixed_the_curve_is_the_promised_one(tmp_path, spec, processes, accumulation, num_updates):
+    rows, stderr = host_run(
+        tmp_path, f"--lr_scheduler={spec}", options=["--fix_lr_clock"], processes=processes, accumulation=accumulation
+    )
+    lrs, momenta = promised(spec, num_updates)
+    assert [row["update"] for row in rows] == list(range(num_updates))
+    np.testing.assert_allclose([row["lr"] for row in rows], lrs, rtol=1e-12, atol=1e-18)
+    np.testing.assert_allclose([row["beta1"] for row in rows], momenta, rtol=1e-12)
+    # What such a script logs is the rate of the next update.
+    np.testing.assert_allclose([row["logged"] for row in rows][:-1], lrs[1:], rtol=1e-12, atol=1e-18)
+    assert f"now takes {num_updates} updates, 2 of them warm-up" in stderr
+    assert f"LR audit: {num_updates} updates, every value that follows the clock was as promised" in stderr
+
+
+@pytest.mark.parametrize("spec", ["rex", "cosine"])
+def test_without_it_the_deviation_is_told_before_and_after(tmp_path, spec):
+    rows, stderr = host_run(tmp_path, f"--lr_scheduler={spec}", accumulation=4)
+    # The script counts 48 micro-batches and 8 of warm-up; accelerate steps once per update.
+    expected = lr_curve(spec, LR, 8, 48)[:12]
+    np.testing.assert_allclose([row["lr"] for row in rows], expected, rtol=1e-12)
+    asked = lr_curve(spec, LR, 2, 12)
+    assert "this script does 12 updates" in stderr
+    assert f"{expected[-1]:.4g} at the last update where {asked[-1]:.4g} was asked" in stderr
+    assert "highest at update 8 instead of 2" in stderr
+    assert f"off by up to {np.abs(expected - asked).max() / LR:.3g} of its peak" in stderr
+
+
+def test_a_clock_that_is_right_is_not_talked_about(tmp_path):
+    _, stderr = host_run(tmp_path, "--lr_scheduler=rex")
+    assert stderr.strip() == "diffusers_lrlab: LR audit: 48 updates, every value that follows the clock was as promised."
+
+
+def test_strict_stops_before_the_first_update(tmp_path):
+    rows, stderr = host_run(tmp_path, "--lr_scheduler=rex", accumulation=4, options=["--strict_lr_audit"], expect=2)
+    assert not rows
+    assert "error: --strict_lr_audit: this script does 12 updates" in stderr
+
+
+def test_resumed_scripts_are_audited_from_where_they_go_on(tmp_path):
+    how = {"accumulation": 4, "options": ["--fix_lr_clock", "--strict_lr_audit"]}
+    host_run(tmp_path, "--lr_scheduler=mdlrc", "--stop_after=5", **how)
+    rows, stderr = host_run(tmp_path, "--lr_scheduler=mdlrc", "--resume", **how)
+    lrs, momenta = promised("mdlrc", 12)
+    np.testing.assert_allclose([row["lr"] for row in rows], lrs[5:], rtol=1e-12)
+    np.testing.assert_allclose([row["beta1"] for row in rows], momenta[5:], rtol=1e-12)
+    assert "LR audit: 7 updates, every value" in stderr
+
+
+def test_max_train_steps_and_num_updates_set_the_length(tmp_path):
+    rows, _ = host_run(tmp_path, "--lr_scheduler=rex", "--max_train_steps=9", options=["--fix_lr_clock"])
+    np.testing.assert_allclose([row["lr"] for row in rows], lr_curve("rex", LR, 2, 9), rtol=1e-12)
+    rows, _ = host_run(tmp_path, "--lr_scheduler=rex", options=["--fix_lr_clock", "--num_updates=96"])
+    np.testing.assert_allclose([row["lr"] for row in rows], lr_curve("rex", LR, 2, 96)[:48], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (["--lr_scheduler=rexx"], [], "invalid choice: 'rexx'"),
+        (["--lr_scheduler=rex:e=1"], [], "invalid choice"),
+        (["--lr_scheduler=rex", "--lr_warmup_steps=48"], ["--fix_lr_clock"], "does not fit into"),
+        (["--lr_scheduler=one_cycle:pct_start=0.2"], [], "both say how long it rises"),
+    ],
+)
+def test_wrong_requests(tmp_path, arguments, options, message):
+    rows, stderr = host_run(tmp_path, *arguments, options=options, expect=2)
+    assert message in stderr
+    assert not rows
+
+
+def test_a_script_that_is_not_there():
+    assert "error: Cannot read the script 'nowhere.py'" in launch("nowhere.py", expect=2)
+
+
+def test_the_traceback_is_the_scripts_own(tmp_path):
+    _, stderr = host_run(tmp_path, "--fail", expect=1)
+    traceback = stderr[stderr.index("Traceback") :]
+    direct = subprocess.run(
+        [sys.executable, str(HOST_SCRIPT), "--fail", f"--output_dir={tmp_path}"], capture_output=True, text=True, check=False
+    ).stderr
+    assert traceback.partition("diffusers_lrlab: LR audit")[0] == direct[direct.index("Traceback") :]
+
+
+def test_the_script_finds_itself_as_if_started_directly(tmp_path):
+    (tmp_path / "sibling.py").write_text("NAME = 'sibling'\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import pickle, sys
+            import sibling
+
+            class Here:
+                pass
+
+            print(__name__, __file__, sys.argv, sys.path[0], sibling.NAME, sys.modules["__main__"].Here is Here, __doc__)
+            assert type(pickle.loads(pickle.dumps(Here()))) is Here
+            sys.exit(3)
+            """
+        )
+    )
+    how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment()}
+    direct = subprocess.run([sys.executable, "script.py", "a", "--b"], **how, check=False)
+    launched = subprocess.run([sys.executable, "-m", "diffusers_lrlab.launch", "script.py", "a", "--b"], **how, check=False)
+    assert (direct.stdout, direct.returncode) == (launched.stdout, launched.returncode)
+    assert launched.returncode == 3
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_worker_processes_know_the_names(method, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing
+
+            def last_lr(name):
+                import torch
+                from diffusers.optimization import get_scheduler
+
+                optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+                scheduler = get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=4)
+                for _ in range(3):
+                    optimizer.step()
+                    scheduler.step()
+                return optimizer.param_groups[0]["lr"]
+
+            if __name__ == "__main__":
+                with multiprocessing.get_context({method!r}).Pool(1) as pool:
+                    print(pool.map(last_lr, ["step:step_size=1,gamma=0.5"]))
+            """
+        )
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "diffusers_lrlab.launch", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(),
+    )
+    assert result.stdout.strip() == "[0.125]", result.stderr
+
+
+# --- diffusers' own script -------------------------------------------------------------------------------------------
+
+UPSTREAM = os.environ.get("DIFFUSERS_TRAIN_UNCONDITIONAL")
+
+
+@pytest.fixture(scope="module")
+def upstream_inputs(tmp_path_factory):
+    """64 images of 8 x 8 and a tiny model."""
+    from PIL import Image
+    from runs import TINY_UNET
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("upstream")
+    (folder / "images").mkdir()
+    for index, image in enumerate(load_digits().images[:64]):
+        Image.fromarray((image * 15).astype(np.uint8)).convert("RGB").save(folder / "images" / f"{index:03}.png")
+    (folder / "unet").mkdir()
+    config = {**TINY_UNET, "in_channels": 3, "out_channels": 3}
+    (folder / "unet" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.skipif(UPSTREAM is None, reason="set DIFFUSERS_TRAIN_UNCONDITIONAL to the path of diffusers' own script")
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("spec", SCHEDULES)
+def test_diffusers_own_script(spec, processes, accumulation, upstream_inputs, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    num_updates = 48 // processes // accumulation
+    options = ["--fix_lr_clock", "--strict_lr_audit"]
+    arguments = (
+        f"--train_data_dir={upstream_inputs}/images --model_config_name_or_path={upstream_inputs}/unet --resolution=8 "
+        f"--train_batch_size=4 --num_epochs=3 --gradient_accumulation_steps={accumulation} --lr_warmup_steps={WARMUP} "
+        f"--learning_rate={LR} --output_dir={tmp_path}/out --save_images_epochs=100 --save_model_epochs=100 "
+        "--ddpm_num_inference_steps=2 --eval_batch_size=1"
+    ).split()
+    stderr = launch(UPSTREAM, f"--lr_scheduler={spec}", *arguments, options=options, processes=processes)
+    assert f"LR audit: {num_updates} updates, every value that follows the clock was as promised" in stderr
+    (log,) = (tmp_path / "out" / "logs" / "train_unconditional").glob("events*")
+    events = EventAccumulator(str(log))
+    events.Reload()
+    logged = {scalar.step: scalar.value for scalar in events.Scalars("lr")}
+    # With accumulation it logs every micro-batch under the same step; the last one of a step is after the update.
+    # Step n is logged with the rate of the update after it; float32 in the log.
+    lrs = promised(spec, num_updates)[0]
+    found = [logged[step] for step in sorted(logged) if 0 < step < num_updates]
+    np.testing.assert_allclose(found[: num_updates - 1], lrs[1:], rtol=1e-6, atol=1e-12)
+    # and without the correction the audit reports it
+    if accumulation == 4 and processes == 1:
+        stderr = launch(UPSTREAM, f"--lr_scheduler={spec}", *arguments, "--overwrite_output_dir")
+        assert "NOT as promised" in stderr
+        assert "Add --fix_lr_clock" in stderr
