@@ -23,7 +23,7 @@ _HOMES = {
     "list_momentum_schedulers": "schedules.lr",
     "list_optimizers": "optimizers",
     "list_schedulers": "schedules.lr",
-    "lr_curve": "schedules.lr",
+    "lr_curve": "schedules.promise",
     "train": "training.run",
 }
 __all__ = sorted(_HOMES)

@@ -7,16 +7,16 @@ import contextlib
 import importlib
 import io
 import json
+import math
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from .errors import LabError, did_you_mean
-from .registry import Entry, Parameter, Registry
+from .listing import as_json, as_markdown, as_text
 
 # Where each kind of thing that has a name is registered, and the option of the training script that takes the name.
 KINDS = {
@@ -27,9 +27,10 @@ KINDS = {
 
 
 class Command(NamedTuple):
-    """A subcommand: what it does in a line, its options, and the function that does it."""
+    """A subcommand: what it does in a line, an example, its options, and the function that does it."""
 
     help: str
+    example: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
 
@@ -43,8 +44,8 @@ def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def _say_json(value: Any) -> None:
-    _say(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+def _say_json(value: Any, indent: int | None = None) -> None:
+    _say(json.dumps(value, indent=indent, allow_nan=False))
 
 
 # --- list ------------------------------------------------------------------------------------------------------------
@@ -68,73 +69,23 @@ def _list(options: argparse.Namespace) -> None:
         module, name, _ = KINDS[kind]
         registries[kind] = getattr(importlib.import_module(f".{module}", __package__), name)
     if options.json:
-        _say_json({kind: _as_json(registry) for kind, registry in registries.items()})
+        _say_json({kind: as_json(registry) for kind, registry in registries.items()}, indent=2)
     elif options.markdown:
-        tables = [part for registry in registries.values() for part in (registry.table(), _common_table(registry)) if part]
-        _say("\n\n".join(tables))
+        _say("\n\n".join(map(as_markdown, registries.values())))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        _say("\n\n".join(_as_text(registry, KINDS[kind][2], width) for kind, registry in registries.items()))
-
-
-def _common_table(registry: Registry) -> str:
-    return registry.common_table() if registry.common else ""
-
-
-def _aliases(registry: Registry, entry: Entry) -> list[str]:
-    return [alias for alias, name in registry.aliases.items() if name == entry.name]
-
-
-def _as_json(registry: Registry) -> list[dict[str, Any]]:
-    def parameter(p: Parameter) -> dict[str, Any]:
-        return {"name": p.name, "kind": p.kind.__name__, "default": p.default, "allowed": p.allowed, "help": p.help}
-
-    return [
-        {
-            "name": entry.name,
-            "aliases": _aliases(registry, entry),
-            "description": entry.description,
-            "source": entry.source,
-            "parameters": [parameter(p) for p in entry.parameters],
-            "common_parameters": [parameter(p) for p in entry.common],
-            "traits": sorted(entry.traits),
-            "facts": dict(entry.facts),
-        }
-        for entry in registry.values()
-    ]
-
-
-def _as_text(registry: Registry, flag: str, width: int | None) -> str:
-    """Columns of names, aliases, descriptions and arguments: an entry a line, but for a terminal, where they wrap."""
-
-    def argument(p: Parameter) -> str:
-        return p.name if p.default is None else f"{p.name}={json.dumps(p.default)}"
-
-    rows = [
-        (entry.name, ", ".join(_aliases(registry, entry)), entry.description, ", ".join(map(argument, entry.parameters)))
-        for entry in registry.values()
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{registry.kind}s ({flag})"]
-    for name, alias, description, arguments in rows:
-        start = f"  {name:<{widths[0]}}  " + (f"{alias:<{widths[1]}}  " if widths[1] else "")
-        if width is None:
-            lines.append(f"{start}{description:<{widths[2]}}  {arguments}".rstrip())
-            continue
-        room = max(30, width - len(start))
-        wrapped = textwrap.wrap(description, room) + textwrap.wrap(f"({arguments})", room) * bool(arguments)
-        lines += [(start if index == 0 else " " * len(start)) + part for index, part in enumerate(wrapped)]
-    if registry.common:
-        lines.append(f"  Arguments of all, but for few: {', '.join(map(argument, registry.common))}")
-    return "\n".join(lines)
+        _say("\n\n".join(as_text(registry, KINDS[kind][2], width) for kind, registry in registries.items()))
 
 
 # --- preview ---------------------------------------------------------------------------------------------------------
 
 
 def number(text: str) -> float:
-    """A whole number as `int`, another one as `float`."""
-    return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
+    """A whole number as `int`, another one as `float`; argparse makes an error of a `ValueError`."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return int(value) if value.is_integer() else value
 
 
 def _preview_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,9 +98,9 @@ def _preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_warmup_steps", type=number, default=0, metavar="W", help="of them warm-up, or a fraction of the run below 1")
     add("--learning_rate", type=float, default=1e-4, metavar="LR", help="of the optimizer; default: %(default)s")
     add("--beta1", type=float, default=0.95, help="of the optimizer; default: %(default)s, as in the training script")
-    add("--num_processes", type=int, default=1, metavar="n", help="with more than 1, and with")
-    add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="more than 1, shows what diffusers' own "
-        "train_unconditional.py would make of the schedule, too")  # fmt: skip
+    more = "more than 1 shows what diffusers' own train_unconditional.py would make of it, too"
+    add("--num_processes", type=int, default=1, metavar="n", help=more)
+    add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=more)
     add("--out", metavar="FILE.png", help="draws a picture (also .svg, .pdf) instead of a plot in the terminal")
     add("--json", action="store_true", help="prints the values at every update as JSON")
     add("--all", action="store_true", help="draws every schedule there is, side by side, into --out")
@@ -191,7 +142,26 @@ def _preview(options: argparse.Namespace) -> None:
         asked_for_host = run.num_processes * run.accumulation > 1
         _say_json({"updates": run.num_updates, "schedules": [shown.as_json(asked_for_host) for shown in previews]})
     else:
-        _say_previews(previews, run, out)
+        from .preview_text import describe
+
+        _say(describe(previews, run, None if out else _terminal()))
+        _say_written(out)
+
+
+def _terminal() -> dict[str, Any]:
+    """What can be drawn on."""
+    from .terminal_plot import can_encode
+
+    return {
+        "width": min(100, shutil.get_terminal_size().columns),
+        "unicode": can_encode(sys.stdout.encoding),
+        "color": sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+    }
+
+
+def _say_written(out: Path | None) -> None:
+    if out is not None:
+        _say(f"Wrote {out}.")
 
 
 def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
@@ -223,58 +193,44 @@ def _gallery(options: argparse.Namespace, out: Path | None) -> None:
     from .preview_plots import plot_gallery
 
     plot_gallery(out)
-    _say(f"Wrote {out}.")
-
-
-def _say_previews(previews: list[Any], run: Any, out: Path | None) -> None:
-    from .preview import table
-    from .terminal_plot import can_encode, terminal_plot
-
-    if out is None:
-        style: dict[str, Any] = {
-            "width": min(100, shutil.get_terminal_size().columns),
-            "unicode": can_encode(sys.stdout.encoding),
-            "color": sys.stdout.isatty() and "NO_COLOR" not in os.environ,
-        }
-        courses = {shown.label: shown.course for shown in previews}
-        courses |= {f"{shown.label}, diffusers' own script": shown.host for shown in previews if shown.host}
-        _say(terminal_plot({label: course.lr for label, course in courses.items()}, _title(previews, run), **style) + "\n")
-        momenta = {label: course.beta1 for label, course in courses.items() if course.beta1 is not None}
-        if momenta:
-            _say(terminal_plot(momenta, "beta1", height=6, **style) + "\n")
-    _say(table(previews, run))
-    for note in [note for shown in previews for note in shown.notes]:
-        _say("\n" + note)
-    if out is not None:
-        _say(f"\nWrote {out}.")
-
-
-def _title(previews: list[Any], run: Any) -> str:
-    return "learning rate" + (f" of {previews[0].label}" if len(previews) == 1 else "") + f" over {run.num_updates} updates"
+    _say_written(out)
 
 
 # --- upstream-patch --------------------------------------------------------------------------------------------------
 
 
 def _upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a schedule of `lrlab list schedulers`")
-    parser.add_argument("--diffusers", required=True, metavar="CHECKOUT", help="a clone of the diffusers repository")
-    parser.add_argument("--out", metavar="FILE.patch", help="where to write the patch")
-    parser.add_argument("--branch", metavar="NAME", help="a branch to make for it in the clone")
+    parser.add_argument("name", metavar="NAME", help="the schedule")
+    parser.add_argument("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="a clone of diffusers")
+    parser.add_argument("--out", type=Path, metavar="FILE.patch", help="a file for the patch; the clone stays as it is")
+    parser.add_argument(
+        "--branch", metavar="NAME", help="the branch to commit to otherwise; derived from the schedule's name"
+    )
 
 
 def _upstream_patch(options: argparse.Namespace) -> None:
     from .upstream import upstream_patch
 
-    _say(str(upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)))
+    made = upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)
+    _say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 COMMANDS = {
-    "list": Command("shows what can be chosen by name", _list_arguments, _list),
-    "preview": Command("draws schedules over a run", _preview_arguments, _preview),
-    "upstream-patch": Command("makes a patch for diffusers of a schedule", _upstream_patch_arguments, _upstream_patch),
+    "list": Command("shows what can be chosen by name", "lrlab list schedulers", _list_arguments, _list),
+    "preview": Command(
+        "draws schedules over a run",
+        "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500",
+        _preview_arguments,
+        _preview,
+    ),
+    "upstream-patch": Command(
+        "makes a patch for diffusers of a schedule",
+        "lrlab upstream-patch rex --diffusers ~/diffusers --out rex.patch",
+        _upstream_patch_arguments,
+        _upstream_patch,
+    ),
 }
 
 
@@ -282,8 +238,10 @@ def _parser() -> _Parser:
     parser = _Parser(prog="lrlab", description="Training dynamics of diffusion models.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        description = f"{command.help[0].upper()}{command.help[1:]}."
-        command.add_arguments(commands.add_parser(name, help=command.help, description=description, allow_abbrev=False))
+        description, example = f"{command.help[0].upper()}{command.help[1:]}.", f"Example: {command.example}"
+        command.add_arguments(
+            commands.add_parser(name, help=command.help, description=description, epilog=example, allow_abbrev=False)
+        )
     return parser
 
 

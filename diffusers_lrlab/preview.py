@@ -15,9 +15,8 @@ from .schedules.promise import schedule_curves, settle_length
 from .schedules.resolve import double_decay, merge_spec, resolve_schedule
 from .schedules.spec import format_spec
 
-SHARES = (0, 25, 50, 75, 100)
 # Beyond this, curves take gigabytes, and a picture shows nothing more.
-_LONGEST = 10_000_000
+_MOST_UPDATES, _MOST_SHARES = 10_000_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -41,28 +40,19 @@ class Run:
     accumulation: int = 1
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("num_training_steps", self.num_updates),
-            ("num_processes", self.num_processes),
-            ("gradient_accumulation_steps", self.accumulation),
+        for flag, value, most in (
+            ("num_training_steps", self.num_updates, _MOST_UPDATES),
+            ("num_processes", self.num_processes, _MOST_SHARES),
+            ("gradient_accumulation_steps", self.accumulation, _MOST_SHARES),
         ):
-            if value < 1:
-                raise LabError(f"--{flag} {value} is not allowed; use 1 or more.")
-        if self.num_updates > _LONGEST:
-            raise LabError(
-                f"--num_training_steps {self.num_updates} is more than a preview can hold, {_LONGEST}. Shorten it."
-            )
+            if not 1 <= value <= most:
+                raise LabError(f"--{flag} {value} is not allowed; a preview takes 1 to {most:,}.")
         if not 0 < self.learning_rate < float("inf"):
             raise LabError(
                 f"--learning_rate {self.learning_rate} is not allowed; it must be a number above 0, such as 1e-4."
             )
         if not 0 < self.beta1 < 1:
             raise LabError(f"--beta1 {self.beta1} is outside (0, 1).")
-
-    @property
-    def updates_shown(self) -> list[int]:
-        """The updates at 0, 25, 50, 75 and 100 % of the run; the last one is the last that happens."""
-        return [min(round(share / 100 * self.num_updates), self.num_updates - 1) for share in SHARES]
 
     @property
     def layout(self) -> str:
@@ -142,8 +132,9 @@ def preview(
     warmup, total = settle_length(schedule, run.num_warmup_steps, run.num_updates)
     lrs, momenta = schedule_curves(schedule, run.learning_rate, run.beta1, warmup, total)
     course = Course(lrs, momenta if schedule.sets_momentum else None)
-    spec = format_spec(*merge_spec(spec, kwargs))
-    if momentum is not None:
+    if kwargs:
+        spec = format_spec(*merge_spec(spec, kwargs))
+    if momentum is not None and momentum_kwargs:
         momentum = format_spec(*merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS))
     notes = []
     if "feedback" in SCHEDULERS[schedule.name].traits:  # type: ignore[index]  # a spec was given
@@ -192,7 +183,7 @@ def _compare(asked: Course, host: Course, run: Run) -> str:
     parts = [f"ends at {ends} of the peak" + (", as asked" if ends == should_end else f" instead of {should_end}")]
     # As high as it gets at the very end, and not as high as it should: it is still warming up.
     if host.peak_update == run.num_updates - 1 and host.lr[-1] < top * (1 - 1e-9):
-        parts.append(f"never reaches it instead of at update {asked.peak_update}")
+        parts.append(f"never reaches it, where update {asked.peak_update} was asked")
     elif host.peak_update != asked.peak_update:
         parts.append(f"reaches it at update {host.peak_update} instead of {asked.peak_update}")
     elif asked.peak_update:
@@ -200,20 +191,3 @@ def _compare(asked: Course, host: Course, run: Run) -> str:
     if host.beta1 is not None and asked.beta1 is not None:
         parts.append(f"beta1 ends at {host.beta1[-1]:.3g} instead of {asked.beta1[-1]:.3g}")
     return "; ".join(parts)
-
-
-def table(previews: list[Preview], run: Run) -> str:
-    """The learning rates, and the momenta that are driven, at 0, 25, 50, 75 and 100 % of the run."""
-    rows = [["update", *(f"{update} ({share} %)" for update, share in zip(run.updates_shown, SHARES, strict=True))]]
-    for shown in previews:
-        courses = [(shown.label, shown.course)] + [(f"{shown.label}, diffusers' own script", shown.host)] * bool(shown.host)
-        for label, course in courses:
-            assert course is not None
-            rows.append([label, *(f"{course.lr[update]:.3g}" for update in run.updates_shown)])
-            if course.beta1 is not None:
-                rows.append([f"{label}: beta1", *(f"{course.beta1[update]:.3g}" for update in run.updates_shown)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        row[0].ljust(widths[0]) + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    )

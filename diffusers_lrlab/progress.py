@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,7 @@ def resolve_updates(value: float, total_updates: int, what: str) -> int:
     Raises:
         LabError: for a negative or broken number.
     """
-    if not value >= 0 or (value >= 1 and value != int(value)):
+    if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
         raise LabError(
             f"{what} {value!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
         )

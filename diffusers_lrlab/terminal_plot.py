@@ -24,7 +24,13 @@ def can_encode(encoding: str | None) -> bool:
 
 
 def terminal_plot(
-    curves: dict[str, np.ndarray], title: str, width: int = 80, height: int = 12, unicode: bool = True, color: bool = False
+    curves: dict[str, np.ndarray],
+    title: str,
+    width: int = 80,
+    height: int = 12,
+    from_zero: bool = True,
+    unicode: bool = True,
+    color: bool = False,
 ) -> str:
     """
     Curves of one length over their index, with axes and a legend, as lines of text.
@@ -34,11 +40,14 @@ def terminal_plot(
         title (`str`): Shown above.
         width (`int`, *optional*, defaults to 80): Characters in a line.
         height (`int`, *optional*, defaults to 12): Lines of the plot itself.
+        from_zero (`bool`, *optional*, defaults to `True`): Whether the vertical axis begins at 0.
         unicode (`bool`, *optional*, defaults to `True`): Whether more than ASCII may be used.
         color (`bool`, *optional*, defaults to `False`): Whether ANSI colours may be used.
     """
     values = list(curves.values())
-    low, high = min(0.0, *(curve.min() for curve in values)), max(curve.max() for curve in values)
+    low, high = float(min(map(np.min, values))), float(max(map(np.max, values)))
+    if from_zero or low == high:
+        low = min(low, 0.0)
     labels = f"{high:.3g}", f"{low:.3g}"
     margin = max(map(len, labels)) + 1
     columns = max(10, width - margin - 2)
@@ -54,7 +63,8 @@ def terminal_plot(
             return " "
         # Curves that lie on one another take turns.
         owner = owners[column % len(owners)]
-        return paint(chr(0x2800 + cells[owner][row, column]) if fine else _mark(owner, unicode), owner)
+        dots = np.bitwise_or.reduce([cell[row, column] for cell in cells])
+        return paint(chr(0x2800 + dots) if fine else _mark(owner, unicode), owner)
 
     bar, corner, dash = "│└─" if unicode else "|+-"
     rows = [f"{labels[0] if row == 0 else '':>{margin}} {bar}" for row in range(height)]

@@ -1,13 +1,28 @@
-import pytest
+"""The registry, and what each registration gives: values, documentation, errors and a function in diffusers' form."""
 
+import inspect
+import math
+import pickle
+import re
+
+import diffusers.optimization
+import numpy as np
+import pytest
+import transformers.optimization
+from test_schedules import BASE, Row, close, cos, variants
+
+import diffusers_lrlab
+from diffusers_lrlab import list_schedulers, lr_curve
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.registry import Parameter, Registry
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.schedules import functions
+from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 
 @pytest.fixture
 def registry():
-    registry = Registry("colour")
+    registry = Registry("colour", common=(Parameter("gloss", float, 0.0, "of the surface", "[0, 1]"),))
     registry.register(
         "red",
         description="like blood",
@@ -16,54 +31,228 @@ def registry():
             Parameter("shade", float, 0.5, "how dark", "(0, 1]"),
             Parameter("coats", int, None, "layers of paint; derived: as many as needed", "[1, inf)"),
             Parameter("kind", str, "oil", "of paint", choices=("oil", "water")),
+            Parameter("dry", bool, False, "whether to wait"),
+            Parameter("mixture", list, (0.5, 0.5), "shares", "[0, 1]"),
+            Parameter("layers", list, None, "names", items=str),
+            Parameter("shine", float, None, "another name for `gloss`", "[0, 1]", same_as="gloss"),
         ),
         traits=("warm",),
+        aliases=("rouge",),
     )(object())
     return registry
 
 
 def test_unknown_name_suggests_and_lists(registry):
-    with pytest.raises(LabError, match=r"Unknown colour 'rad'. Did you mean 'red'\? Known: red\."):
+    with pytest.raises(LabError, match=r"Unknown colour 'rad'. Did you mean 'red'\? Known: red, rouge\."):
         registry["rad"]
 
 
-def test_a_name_is_taken_only_once(registry):
+@pytest.mark.parametrize("taken", [{"name": "red"}, {"name": "rouge"}, {"name": "pink", "aliases": ("red",)}])
+def test_a_name_is_taken_only_once(registry, taken):
     with pytest.raises(LabError, match="already registered"):
-        registry.register("red", description="", source="")(object())
+        registry.register(**taken, description="", source="")(object())
+
+
+def test_an_alias_is_the_entry_but_is_not_listed(registry):
+    assert registry["rouge"] is registry["red"]
+    assert "rouge" in registry
+    assert list(registry) == ["red"]
+    assert registry.aliases == {"rouge": "red"}
+    assert "| `red`, `rouge` | like blood |" in registry.table()
 
 
 def test_resolve_fills_in_defaults_and_converts(registry):
-    assert registry["red"].resolve({"shade": 1, "coats": 2.0}) == {"shade": 1.0, "coats": 2, "kind": "oil"}
-    assert isinstance(registry["red"].resolve({"coats": 2.0})["coats"], int)
+    given = registry["red"].resolve({"shade": 1, "coats": 2.0, "mixture": (1, 0), "shine": 1})
+    expected = {"shade": 1.0, "coats": 2, "kind": "oil", "dry": False, "mixture": [1.0, 0.0], "layers": None, "gloss": 1.0}
+    assert given == expected
+    assert [type(value) for value in (given["shade"], given["coats"], *given["mixture"])] == [float, int, float, float]
     assert registry["red"].resolve({})["coats"] is None
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"shade": 0}, r"shade=0; allowed: float in \(0, 1\]"),
-        ({"shade": 1.0001}, r"shade=1.0001"),
-        ({"shade": float("nan")}, "shade=nan"),
-        ({"shade": "dark"}, "shade='dark'"),
-        ({"shade": True}, "shade=True"),
-        ({"coats": 1.5}, r"coats=1.5; allowed: int in \[1, inf\)"),
-        ({"coats": 0}, "coats=0"),
-        ({"kind": "wax"}, "allowed: one of 'oil', 'water'"),
-        ({"kind": 3}, "kind=3"),
-        ({"shda": 1}, r"does not take 'shda': it takes shade, coats, kind\. Did you mean 'shade'\?"),
+        ({"shade": 0}, "shade=0; allowed: float in (0, 1]. (how dark)"),
+        ({"shade": True}, "shade=True; allowed: float"),
+        ({"coats": 1.5}, "coats=1.5; allowed: int in [1, inf)"),
+        ({"coats": 10**400}, "coats=1000"),
+        ({"kind": "wax"}, "kind='wax'; allowed: one of 'oil', 'water'"),
+        ({"dry": 1}, "dry=1; allowed: bool"),
+        ({"mixture": [0.5, 2]}, "mixture=[0.5, 2]; allowed: list of float in [0, 1]"),
+        ({"layers": [1]}, "layers=[1]; allowed: list of str"),
+        ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of one thing"),
+        ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
     ],
 )
 def test_wrong_arguments_name_value_and_range(registry, kwargs, message):
-    with pytest.raises(LabError, match=message):
+    with pytest.raises(LabError, match=re.escape(message)):
         registry["red"].resolve(kwargs)
 
 
-@pytest.mark.parametrize("name", list(SCHEDULERS))
-def test_every_schedule_is_documented(name):
-    entry = SCHEDULERS[name]
+# --- every entry -----------------------------------------------------------------------------------------------------
+
+ENTRIES = [pytest.param(r, e, id=f"{r.kind} {e.name}") for r in (SCHEDULERS, MOMENTUM_SCHEDULERS) for e in r.values()]
+each_name = pytest.mark.parametrize("name", list_schedulers())
+
+
+@pytest.mark.parametrize(("registry", "entry"), ENTRIES)
+def test_it_is_documented(registry, entry):
     assert entry.description
     assert entry.source
-    assert all(parameter.help for parameter in entry.parameters)
-    assert f"| `{name}` | {entry.description} |" in SCHEDULERS.table()
+    assert all(parameter.help for parameter in (*entry.parameters, *entry.common))
+    names = [entry.name, *(alias for alias, name in registry.aliases.items() if name == entry.name)]
+    assert f"| {', '.join(f'`{name}`' for name in names)} | {entry.description} |" in registry.table()
     # The defaults must satisfy the ranges they stand beside.
     entry.resolve({parameter.name: parameter.default for parameter in entry.parameters})
+
+
+def wrong_values(parameter):
+    """Values of other kinds, and just outside of the range."""
+    if parameter.kind is list:
+        return ["0.5", 0.5, [None], [True], [[0.5]], [math.nan] if parameter.items is float else [1]]
+    if parameter.kind is bool:
+        return [0, 1, "true", [True]]
+    if parameter.kind is str:
+        return [1, True, ["linear"], *(["no such choice"] if parameter.choices else [])]
+    values = ["1", True, [1], math.nan, *([1.5] if parameter.kind is int else [])]
+    if parameter.range:
+        low, high = (float(bound) for bound in parameter.range[1:-1].split(","))
+        values += [low if parameter.range[0] == "(" else low - 1e-9, high if parameter.range[-1] == ")" else high + 1e-9]
+    return values
+
+
+@pytest.mark.parametrize(("registry", "entry"), ENTRIES)
+def test_every_parameter_refuses_what_is_not_allowed(registry, entry):
+    for parameter in (*entry.parameters, *entry.common):
+        for value in wrong_values(parameter):
+            message = f"{entry.name!r} got {parameter.name}={value!r}; allowed: {parameter.allowed}"
+            with pytest.raises(LabError, match=re.escape(message)):
+                entry.resolve({parameter.name: value})
+
+
+@pytest.mark.parametrize(("registry", "entry"), ENTRIES)
+def test_two_names_of_one_thing_and_two_floors_are_refused(registry, entry):
+    names = {parameter.name for parameter in (*entry.parameters, *entry.common)}
+    for parameter in (parameter for parameter in entry.parameters if parameter.same_as):
+        with pytest.raises(LabError, match=f"{parameter.name}=0.0.* and {parameter.same_as}=0.1, two names of one thing"):
+            entry.resolve({parameter.name: 0.0, parameter.same_as: 0.1})
+    if {"min_lr", "min_lr_ratio"} <= names:
+        with pytest.raises(LabError, match=r"min_lr=1e-05 and min_lr_ratio=0.1, which both set its floor"):
+            resolve_schedule(entry.name, {"min_lr": 1e-5, "min_lr_ratio": 0.1})
+        with pytest.raises(LabError, match=rf"The floor 0.002 of '{entry.name}' is above its peak, 0.001"):
+            lr_curve(entry.name, BASE, 0, 10, {"min_lr": 2 * BASE})
+        close(lr_curve(entry.name, BASE, 0, 10, {"min_lr": BASE}), BASE * np.ones(10))
+
+
+# --- exact values ----------------------------------------------------------------------------------------------------
+
+E = 1 / 25 / 1e4  # where one_cycle ends
+
+EXACT = [
+    ("constant", 3, 0, {}, [1, 1, 1]),
+    ("constant_with_warmup", 2, 0, {}, [1, 1]),
+    ("constant_with_warmup", 4, 2, {}, [0, 1 / 2, 1, 1]),
+    ("linear", 4, 0, {"f_min": 0.5}, [1, 0.875, 0.75, 0.625]),
+    ("linear", 4, 1, {"f_max": 2.0}, [0, 2, 4 / 3, 2 / 3]),
+    ("cosine", 5, 1, {}, [0, *cos([0, 1 / 4, 1 / 2, 3 / 4])]),
+    ("cosine", 3, 2, {}, [0, 1 / 2, 1]),
+    ("cosine_with_restarts", 4, 0, {"num_cycles": 2}, [1, 1 / 2, 1, 1 / 2]),
+    ("polynomial", 4, 0, {"power": 2.0, "lr_end": 0.0}, [1, 9 / 16, 1 / 4, 1 / 16]),
+    ("piecewise_constant", 5, 0, {"step_rules": "1:2,0.1:4,0.01"}, [1, 1, 0.1, 0.1, 0.01]),
+    ("inverse_sqrt", 5, 1, {"timescale": 3}, [0, 1, *np.sqrt([3 / 4, 3 / 5, 3 / 6])]),
+    ("cosine_with_min_lr", 4, 1, {}, [0, 1, *(0.1 + 0.9 * cos([1 / 3, 2 / 3]))]),
+    ("cosine_warmup_with_min_lr", 5, 2, {}, [1 / 2, 1, *(0.1 + 0.9 * cos([1 / 3, 2 / 3])), 0.1]),
+    ("cosine_warmup_with_min_lr", 4, 1, {"warmup_lr_rate": 0.2}, [0.2, *(0.1 + 0.9 * cos([1 / 3, 2 / 3])), 0.1]),
+    ("warmup_stable_decay", 10, 2, {}, [0, 1 / 2, 1, 1, 1, 1, 1, 1, 1, cos(1 / 2)]),
+    ("wsd", 4, 0, {"num_decay_steps": 4, "decay_type": "1-sqrt"}, 1 - np.sqrt([0, 1 / 4, 2 / 4, 3 / 4])),
+    ("wsd", 6, 1, {"num_stable_steps": 3, "decay_type": "linear"}, [0, 1, 1, 1, 1, 1 / 2]),
+    ("trapezoid", 6, 1, {"num_decay_steps": 3, "min_lr_ratio": 0.4}, [0, 1, 1, 1, 0.8, 0.6]),
+    ("step", 6, 0, {}, [1, 1, 0.1, 0.1, 0.01, 0.01]),
+    ("step", 5, 2, {"step_size": 1, "gamma": 0.5}, [0, 1 / 2, 1, 1 / 2, 1 / 4]),
+    ("multistep", 4, 0, {}, [1, 1, 0.1, 0.01]),
+    ("multistep", 4, 2, {"milestones": [3], "gamma": 0.5}, [0, 1 / 2, 1, 1 / 2]),
+    ("exponential", 4, 1, {"gamma": 0.5}, [0, 1, 1 / 2, 1 / 4]),
+    ("exponential", 4, 0, {}, 0.01 ** (np.arange(4) / 4)),
+    ("cosine_annealing", 3, 1, {"eta_min": BASE / 2}, [0, 1, 3 / 4]),
+    ("cosine_annealing", 4, 0, {"T_max": 2}, [1, 1 / 2, 0, 1 / 2]),
+    ("cosine_annealing_warm_restarts", 7, 0, {"T_0": 1, "T_mult": 2}, [1, 1, 1 / 2, 1, *cos([1 / 4, 1 / 2, 3 / 4])]),
+    ("cyclic", 7, 1, {"step_size_up": 2}, [0, 0.1, 0.55, 1, 0.55, 0.1, 0.55]),
+    ("cyclic", 5, 0, {"step_size_up": 1, "mode": "triangular2", "min_lr": 0.0}, [0, 1, 0, 1 / 2, 0]),
+    ("one_cycle", 10, 0, {"anneal_strategy": "linear"}, [0.04, 0.52, *(1 - np.arange(8) / 7 * (1 - E))]),
+    ("one_cycle", 5, 2, {"anneal_strategy": "linear"}, [0.04, 0.52, 1, (1 + E) / 2, E]),
+    ("rex", 5, 1, {}, [0, 1, 0.75 / 0.875, 0.5 / 0.75, 0.25 / 0.625]),
+    ("edm2_inverse_sqrt", 10, 0, {}, [1, *(1 / np.sqrt(np.arange(1, 10)))]),
+    ("piecewise", 4, 0, {}, [1, 1, 1, 0.55]),
+    ("join", 4, 0, {}, [1, 1, 1, 1 / 2]),
+    ("demon", 4, 1, {}, [0, 1, 1, 1]),
+    ("mdlrc", 5, 1, {}, [0, 1, 0.775, 0.55, 0.325]),
+    ("mdlrc", 4, 0, {"momentum_form": "heavy_ball"}, 1 / (1 - 0.9 * np.arange(4) / 4)),
+    ("mdlrc_lr_only", 5, 1, {}, [0, 1, 0.775, 0.55, 0.325]),
+    ("mdlrc_linear", 5, 1, {}, [0, 1, 0.75, 0.5, 0.25]),
+    ("reduce_lr_on_plateau", 4, 2, {}, [0, 1 / 2, 1, 1]),
+    ("greedy", 4, 2, {}, [0, 1 / 2, 1, 1]),
+    ("adaptive", 4, 2, {}, [0, 1 / 2, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("name", "num_updates", "warmup", "kwargs", "expected"), EXACT)
+def test_exact_arrays(name, num_updates, warmup, kwargs, expected):
+    close(lr_curve(name, BASE, warmup, num_updates, kwargs), BASE * np.asarray(expected))
+
+
+# Where they begin; a milestone at half of one update is at update 0, and join's default parts do not fit into one.
+STARTS = {"cyclic": 0.1, "one_cycle": E, "cosine_warmup_with_min_lr": 0.1, "multistep": 0.1, "join": None}
+
+
+@each_name
+def test_a_run_of_one_update(name):
+    if (start := STARTS.get(name, 1.0)) is not None:
+        close(lr_curve(name, BASE, 0, 1), [start * BASE])
+
+
+# --- the function of every name --------------------------------------------------------------------------------------
+
+
+@each_name
+def test_each_name_has_a_function_in_diffusers_form(name):
+    function, entry = getattr(diffusers_lrlab, f"get_{name}_schedule"), SCHEDULERS[name]
+    own = [parameter.name for parameter in (*entry.parameters, *entry.common)]
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == ["optimizer", "num_warmup_steps", "num_training_steps", *own, "last_epoch"]
+    assert parameters["last_epoch"].default == -1
+    assert all(f"    {parameter} (" in function.__doc__ for parameter in parameters)
+    assert entry.description in function.__doc__
+    assert function is getattr(functions, f"get_{name}_schedule")
+    assert function.__name__ == f"get_{name}_schedule"
+    assert function.__name__ in dir(functions)
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+@each_name
+def test_the_function_makes_what_get_scheduler_makes(name):
+    for kwargs in variants(SCHEDULERS[name]):
+        row = Row(SCHEDULERS[name].name, kwargs)
+        expected = row.build(20, 3)[0]
+        made = getattr(functions, f"get_{name}_schedule")(row.optimizer(), row.warmup(3), 20, **kwargs)
+        assert type(made) is type(expected)
+        assert made.state_dict() == expected.state_dict()
+
+
+def test_functions_refuse_what_they_do_not_take():
+    with pytest.raises(AttributeError, match="get_cosin_schedule"):
+        diffusers_lrlab.get_cosin_schedule  # noqa: B018
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
+        functions.get_cosine_schedule(Row("cosine", {}).optimizer(), 0, 10, gamma=1)
+    with pytest.raises(TypeError, match="missing a required argument: 'optimizer'"):
+        functions.get_cosine_schedule()
+
+
+@pytest.mark.parametrize("library", [diffusers.optimization, transformers.optimization], ids=lambda module: module.__name__)
+def test_functions_take_what_the_libraries_own_take(library):
+    theirs = {member.value: library.TYPE_TO_SCHEDULER_FUNCTION[member] for member in library.SchedulerType}
+    theirs = {name: function for name, function in theirs.items() if name in SCHEDULERS and inspect.isfunction(function)}
+    assert len(theirs) >= 7
+    for name, function in theirs.items():
+        kinds = inspect.signature(function).parameters.values()
+        taken = {kind.name for kind in kinds if kind.kind is kind.POSITIONAL_OR_KEYWORD}
+        assert taken <= set(inspect.signature(getattr(functions, f"get_{name}_schedule")).parameters)

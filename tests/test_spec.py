@@ -1,11 +1,21 @@
-import json
+"""What users write: spec strings to the character, schedules and counts that cannot be, and what the errors say."""
 
+import json
+import re
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_schedules import BASE, Row, run
 
+from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.progress import resolve_updates, resolve_warmup_updates
+from diffusers_lrlab.schedules.catalogue import SCHEDULERS
 from diffusers_lrlab.schedules.spec import format_spec, parse_json_kwargs, parse_spec
+
+JOIN_PARTS = ["constant", "rex:d=0.9"]
 
 
 @pytest.mark.parametrize(
@@ -15,7 +25,27 @@ from diffusers_lrlab.schedules.spec import format_spec, parse_json_kwargs, parse
         ("step:step_size=100,gamma=0.5", ("step", {"step_size": 100, "gamma": 0.5})),
         ("exponential:gamma=1e-3", ("exponential", {"gamma": 1e-3})),
         ("reduce_lr_on_plateau:mode=max", ("reduce_lr_on_plateau", {"mode": "max"})),
+        ("wsd:decay_type=1-sqrt", ("wsd", {"decay_type": "1-sqrt"})),
+        ("greedy:smooth=true", ("greedy", {"smooth": True})),
         ('piecewise_constant:{"step_rules": "1:5,0.1"}', ("piecewise_constant", {"step_rules": "1:5,0.1"})),
+        ("multistep:milestones=[10|0.5]", ("multistep", {"milestones": [10, 0.5]})),
+        ("multistep:milestones=[10, 20],gamma=0.5", ("multistep", {"milestones": [10, 20], "gamma": 0.5})),
+        ("multistep:milestones=[7]", ("multistep", {"milestones": [7]})),
+        ("multistep:milestones=[]", ("multistep", {"milestones": []})),
+        ("multistep:milestones=[ 1 | 2 ]", ("multistep", {"milestones": [1, 2]})),
+        (
+            "join:schedules=[constant|rex:d=0.9],boundaries=[5]",
+            ("join", {"schedules": JOIN_PARTS, "boundaries": [5]}),
+        ),
+        (
+            "join:schedules=[rex:d=0.9,min_lr_ratio=0.1|step]",
+            ("join", {"schedules": ["rex:d=0.9,min_lr_ratio=0.1", "step"]}),
+        ),
+        ('join:schedules=["constant", "rex:d=0.9"]', ("join", {"schedules": JOIN_PARTS})),
+        (
+            "join:schedules=[join:schedules=[constant|rex:d=0.9],boundaries=[5]|cosine]",
+            ("join", {"schedules": ["join:schedules=[constant|rex:d=0.9],boundaries=[5]", "cosine"]}),
+        ),
     ],
 )
 def test_forms(text, expected):
@@ -26,13 +56,24 @@ def test_forms(text, expected):
     ("text", "position", "problem"),
     [
         ("", 0, "no name"),
+        (":a=1", 0, "no name"),
         ("step size:gamma=1", 4, "unexpected character"),
+        ("step,gamma=1", 4, "unexpected character"),
         ("step:", 5, "key=value is missing"),
         ("step:gamma", 10, "key=value is missing"),
         ("step:gamma=0.5,", 15, "key=value is missing"),
+        ("step:,gamma=0.5", 5, "key=value is missing"),
         ("step:gamma=", 11, "has no value"),
+        ("step:gamma=,step_size=1", 11, "has no value"),
         ("step:gamma=1,gamma=2", 13, "given twice"),
         ("step:=5", 5, "key=value is missing"),
+        ("join:schedules=[a|b", 15, "this bracket is never closed"),
+        ("join:schedules=[a|[b],boundaries=[5]", 15, "this bracket is never closed"),
+        ("join:schedules=[a|b]],x=1", 20, "this bracket was never opened"),
+        ("join:schedules=a]", 16, "this bracket was never opened"),
+        ("join:schedules=[a|b]boundaries=[5]x", 20, "a comma is missing after the bracket"),
+        ("join:schedules=[a|b]boundaries=[5]", 20, "a comma is missing after the bracket"),
+        ("join:scales=[1],schedules=[a|b]=5", 31, "a comma is missing after the bracket"),
     ],
 )
 def test_syntax_errors_point_at_the_character(text, position, problem):
@@ -40,28 +81,56 @@ def test_syntax_errors_point_at_the_character(text, position, problem):
         parse_spec(text)
     shown, marker = str(caught.value).splitlines()[-2:]
     assert shown == f"  {text}"
-    assert marker.index("^") - 2 == position
+    assert marker == "  " + " " * position + "^"
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{}, {"gamma": 0.5, "step_size": 10}, {"mode": "max"}, {"step_rules": "1:5,0.1"}, {"eps": 1e-8}]
+    "kwargs",
+    [
+        {},
+        {"gamma": 0.5, "step_size": 10},
+        {"mode": "max"},
+        {"decay_type": "1-sqrt"},
+        {"step_rules": "1:5,0.1"},
+        {"word": "true"},
+        {"word": "5"},
+        {"eps": 1e-8},
+        {"milestones": [1, 0.5]},
+        {"schedules": JOIN_PARTS, "boundaries": [0.5], "smooth": False},
+    ],
 )
 def test_format_is_read_back(kwargs):
     assert parse_spec(format_spec("name", kwargs)) == ("name", kwargs)
     assert format_spec("name", {**kwargs, "derived": None}) == format_spec("name", kwargs)
 
 
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
-        st.one_of(st.integers(-99, 99), st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
-        min_size=1,
-    )
-)
-def test_both_forms_carry_any_scalars(kwargs):
+scalars = st.one_of(st.integers(-99, 99), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
+keys = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
+
+
+@given(st.dictionaries(keys, st.one_of(scalars, st.lists(scalars)), min_size=1))
+def test_both_forms_carry_any_scalars_and_lists_of_them(kwargs):
     joined = ",".join(f"{key}={json.dumps(value)}" for key, value in kwargs.items())
     assert parse_spec(f"name:{joined}") == ("name", kwargs)
     assert parse_spec(f"name:{json.dumps(kwargs)}") == ("name", kwargs)
+    barred = ",".join(
+        f"{key}=" + (f"[{'|'.join(map(json.dumps, value))}]" if isinstance(value, list) else json.dumps(value))
+        for key, value in kwargs.items()
+    )
+    assert parse_spec(f"name:{barred}") == ("name", kwargs)
+
+
+@given(st.dictionaries(keys, st.one_of(scalars, st.text(), st.lists(st.text()))))
+def test_format_is_read_back_whatever_it_holds(kwargs):
+    assert parse_spec(format_spec("name", kwargs)) == ("name", kwargs)
+
+
+@given(st.text(alphabet="ab=,[]|:{}\"' 1.", max_size=20))
+def test_any_text_is_read_or_refused_in_words(text):
+    try:
+        parse_spec(text)
+    except LabError as error:
+        assert text.strip()[:5] in str(error)  # noqa: PT017  # most texts are refused, some are read
 
 
 @pytest.mark.parametrize("text", ["{", "{'gamma': 1}", "[1]", "5", '{"gamma": }'])
@@ -73,3 +142,117 @@ def test_bad_json_says_how_to_write_it(text):
 def test_json_with_a_repeated_key_is_refused():
     with pytest.raises(LabError, match="'gamma' twice"):
         parse_spec('step:{"gamma": 0.5, "gamma": 0.1}')
+
+
+def test_a_parameter_in_the_spec_and_beside_it_is_refused():
+    with pytest.raises(LabError, match=r"'gamma' is given twice: in the spec string 'step:gamma=0.5' and as gamma=0.1"):
+        lr_curve("step:gamma=0.5", BASE, 0, 10, {"gamma": 0.1})
+
+
+# --- asking for it wrongly -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("cosin", "Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'? Known: adaptive, constant,"),
+        ("warmup_stable", "Did you mean 'warmup_stable_decay'?"),
+        ("step:step=3", "'step' does not take 'step': it takes step_size, gamma, min_lr, min_lr_ratio, warmup_type"),
+        ("cosine:num_cycle=2", "Did you mean 'num_cycles'?"),
+        ("constant:min_lr=0.1", "'constant' does not take 'min_lr': it takes no arguments."),
+        ("step:gamma=1.5", "'step' got gamma=1.5; allowed: float in (0, 1]. (factor at each drop)"),
+        ("step:step_size=true", "'step' got step_size=True; allowed: int in [1, inf)"),
+        ("polynomial:lr_end=1.0", "The floor 1 of 'polynomial' is above its peak, 0.001. Lower one or raise the other."),
+        ("linear:f_max=0.1,f_min=0.2", "The floor 0.0002 of 'linear' is above its peak, 0.0001."),
+        ("wsd:num_decay_steps=21", "0 updates of warm-up, -1 at the peak and 21 of cool-down: that is not 20"),
+        ("wsd:num_decay_steps=11,num_stable_steps=10", "10 at the peak and 11 of cool-down: that is not 20"),
+        ("wsd:num_stable_steps=21", "21 at the peak and -1 of cool-down: that is not 20"),
+        ("trapezoid:num_decay_steps=30", "30 of cool-down: that is not 20"),
+        ("wsd:num_decay_steps=1.5", "num_decay_steps 1.5 is neither a whole number of updates"),
+        ("one_cycle:base_momentum=0.95,max_momentum=0.85", "base_momentum=0.95 above max_momentum=0.85. Swap them."),
+        ("one_cycle:three_phase=true,pct_start=0.7", "three_phase rises for 14 of 20 updates; let it be under half"),
+        ("edm2_inverse_sqrt:reference_images=1000", "not how many images an update has. Add images_per_update=N"),
+        ("multistep:milestones=[2.5]", "A milestone 2.5 is neither a whole number of updates"),
+        ("multistep:milestones=[0.5|0]", "'multistep' got milestones=[0.5, 0]; allowed: list of float in (0, inf)"),
+        ("multistep:milestones=5", "'multistep' got milestones=5; allowed: list of float"),
+        ('piecewise_constant:{"step_rules": "1:x,0.1"}', "step_rules='1:x,0.1' cannot be read; write MULTIPLIER:UPDATE"),
+        ('piecewise_constant:{"step_rules": "2:5,0.1"}', "has a multiplier outside [0, 1]; raise the learning rate instead"),
+    ],
+)
+def test_wrong_requests_name_the_value_and_the_remedy(spec, message):
+    with pytest.raises(LabError, match=re.escape(message)):
+        lr_curve(spec, BASE, 0, 20)
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+takes_warmup = [name for name in list_schedulers() if "no_warmup" not in SCHEDULERS[name].traits]
+
+
+def build(name, warmup, total, lr=BASE):
+    return get_scheduler(name, Row(name, {}).optimizer(lr=lr), warmup, total)
+
+
+@pytest.mark.parametrize("name", takes_warmup)
+@pytest.mark.parametrize("warmup", [10, 11, -1, 2.5, float("nan")])
+def test_a_warm_up_that_does_not_fit_is_an_error(name, warmup):
+    with pytest.raises(LabError, match=r"(?i)warm-up"):
+        build(name, warmup, 10)
+    with pytest.raises(LabError, match=r"(?i)warm-up"):
+        lr_curve(name, BASE, warmup, 10)
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name not in takes_warmup])
+def test_warm_up_is_refused_where_it_would_be_ignored(name):
+    with pytest.raises(LabError, match="has no warm-up, but 2 warm-up steps"):
+        build(name, 2, 10)
+
+
+@pytest.mark.parametrize("name", list_schedulers())
+def test_the_length_of_the_run_is_needed_unless_nothing_depends_on_it(name):
+    if "endless" in SCHEDULERS[name].traits:
+        assert build(name, 0, None).get_last_lr() == [BASE]
+    else:
+        with pytest.raises(LabError, match=f"'{SCHEDULERS[name].name}' needs num_training_steps, the optimizer updates"):
+            build(name, 0, None)
+
+
+@pytest.mark.parametrize("warmup", [float("inf"), True, None, "3"])
+def test_a_warm_up_that_is_no_count_is_an_error_in_words(warmup):
+    with pytest.raises(LabError, match=r"(?i)warm-up"):
+        build("cosine", warmup, 10)
+
+
+@pytest.mark.parametrize("total", [0, -3, 10.5, float("nan"), float("inf"), True, "10"])
+def test_a_length_that_is_no_count_is_an_error_in_words(total):
+    with pytest.raises(LabError, match="num_training_steps|updates"):
+        build("cosine", 0, total)
+
+
+def test_a_fraction_of_an_endless_run_is_an_error():
+    with pytest.raises(LabError, match="num_training_steps"):
+        build("constant_with_warmup", 0.05, None)
+    scheduler = build("constant_with_warmup", 2, None)
+    assert [float(scheduler.values(update)[0]) for update in (0, 1, 2, 10**9)] == [0, BASE / 2, BASE, BASE]
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(np.int64(3), np.int64(10)), (3.0, 10.0), (np.float64(0.3), np.int32(10))])
+def test_counts_of_numpy_are_counts(warmup, total):
+    scheduler = build("cosine", warmup, total)
+    assert json.loads(json.dumps(scheduler.state_dict())) == build("cosine", 3, 10).state_dict()
+    np.testing.assert_array_equal(lr_curve("cosine", BASE, warmup, total), lr_curve("cosine", BASE, 3, 10))
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "cyclic", "mdlrc"])
+def test_a_group_that_does_not_learn_stays_so(name):
+    scheduler = build(name, 0, 5, lr=0.0)
+    assert not run(scheduler, scheduler.optimizer, 5)[:, 0, 0].any()
+
+
+@given(st.integers(2, 10**6), st.data())
+def test_warm_up_counts_and_fractions_agree(total, data):
+    updates = data.draw(st.integers(0, total - 1))
+    assert resolve_warmup_updates(updates, total) == updates
+    if 0 < updates:
+        assert resolve_warmup_updates(updates / total, total) == updates
+        assert resolve_updates(updates / total, total, "") == updates

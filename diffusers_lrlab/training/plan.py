@@ -16,7 +16,7 @@ from ..models.unet import default_unet_config
 from ..progress import resolve_warmup_updates
 from ..schedules.catalogue import SCHEDULERS
 from ..schedules.frame import Schedule
-from ..schedules.lr import schedule_curves
+from ..schedules.promise import schedule_curves
 from ..schedules.resolve import describe_schedule, double_decay
 from ..schedules.spec import format_spec
 from .checks import with_batch

@@ -69,7 +69,9 @@ def train(config: TrainingConfig) -> Path | None:
         accelerator.init_trackers("diffusers_lrlab", config=flat)
     _run_recorded(trainer, record)
     accelerator.print(trainer.audit.summary())
-    # Torn down while another process is still in its last exchange, gloo can wait for ever.
+    # A distributed model that is freed after its process group can wait for ever inside gloo.
+    del trainer
+    accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
     if config.push_to_hub and accelerator.is_main_process:

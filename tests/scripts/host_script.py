@@ -69,9 +69,6 @@ def main(args):
     if accelerator.is_main_process:
         with open(os.path.join(args.output_dir, "rows.json"), "w") as file:
             json.dump(rows, file)
-    # Torn down while another process is still in its last exchange, gloo can wait for ever.
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""What a schedule costs at each update, beside torch's LambdaLR and accelerate's wrapper around it.
+
+    python benchmarks/scheduler_step.py
+
+Prints the median microseconds of one `step()` with one parameter group, all schedules taking turns in one process.
+"""
+
+import argparse
+import statistics
+import time
+import warnings
+
+import torch
+from accelerate import Accelerator
+from accelerate.scheduler import AcceleratedScheduler
+
+from diffusers_lrlab import get_scheduler
+from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+
+
+def make_optimizer():
+    return torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+
+
+def make_schedulers(num_updates):
+    """Name -> scheduler: torch's, accelerate's, and all of ours that follow the clock."""
+    lambda_lr = torch.optim.lr_scheduler.LambdaLR(make_optimizer(), lambda n: 1 - n / num_updates)
+    schedulers = {"torch LambdaLR": lambda_lr}
+    optimizer = Accelerator(cpu=True).prepare(make_optimizer())
+    inner = torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, lambda n: 1 - n / num_updates)
+    schedulers["accelerate's wrapper around it"] = AcceleratedScheduler(inner, optimizer)
+    for name, entry in SCHEDULERS.items():
+        if "feedback" not in entry.traits:
+            warmup = 0 if entry.traits & {"no_warmup", "rises"} else 100
+            schedulers[name] = get_scheduler(name, make_optimizer(), warmup, num_updates)
+    many = "|".join(["cosine"] * 8)
+    spec = f"join:schedules=[{many}],boundaries=[{'|'.join(str(share / 8) for share in range(1, 8))}]"
+    schedulers["join of 8"] = get_scheduler(spec, make_optimizer(), 100, num_updates)
+    return schedulers
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=500, help="per round")
+    arguments = parser.parse_args()
+    schedulers = make_schedulers(arguments.rounds * arguments.steps)
+    times = {name: [] for name in schedulers}
+    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # there is nothing to optimize here
+    for _ in range(arguments.rounds):
+        for name, scheduler in schedulers.items():
+            started = time.perf_counter()
+            for _ in range(arguments.steps):
+                scheduler.step()
+            times[name].append((time.perf_counter() - started) / arguments.steps * 1e6)
+    print("| schedule | microseconds per step, median | slowest round |\n|---|---|---|")
+    for name, rounds in times.items():
+        print(f"| {name} | {statistics.median(rounds):.1f} | {max(rounds):.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a registry holds, for a terminal and for programs; its markdown tables are its own."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from .registry import Entry, Parameter, Registry
+
+
+def as_markdown(registry: Registry) -> str:
+    """The tables of the README: entries, and the arguments that they share if there are any."""
+    return "\n\n".join([registry.table(), *([registry.common_table()] if registry.common else [])])
+
+
+def _aliases(registry: Registry, entry: Entry) -> list[str]:
+    return [alias for alias, name in registry.aliases.items() if name == entry.name]
+
+
+def as_json(registry: Registry) -> list[dict[str, Any]]:
+    """Everything that is known about the entries."""
+
+    def parameter(p: Parameter) -> dict[str, Any]:
+        return {"name": p.name, "kind": p.kind.__name__, "default": p.default, "allowed": p.allowed, "help": p.help}
+
+    return [
+        {
+            "name": entry.name,
+            "aliases": _aliases(registry, entry),
+            "description": entry.description,
+            "source": entry.source,
+            "parameters": [parameter(p) for p in entry.parameters],
+            "common_parameters": [parameter(p) for p in entry.common],
+            "traits": sorted(entry.traits),
+            "facts": dict(entry.facts),
+        }
+        for entry in registry.values()
+    ]
+
+
+def as_text(registry: Registry, flag: str, width: int | None) -> str:
+    """Columns of names, aliases, descriptions and arguments: an entry a line, but for a terminal, where they wrap."""
+
+    def argument(p: Parameter) -> str:
+        return p.name if p.default is None else f"{p.name}={json.dumps(p.default)}"
+
+    rows = [
+        (entry.name, ", ".join(_aliases(registry, entry)), entry.description, ", ".join(map(argument, entry.parameters)))
+        for entry in registry.values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{registry.kind}s ({flag})"]
+    for name, alias, description, arguments in rows:
+        start = f"  {name:<{widths[0]}}  " + (f"{alias:<{widths[1]}}  " if widths[1] else "")
+        if width is None:
+            lines.append(f"{start}{description:<{widths[2]}}  {arguments}".rstrip())
+            continue
+        room = max(30, width - len(start))
+        wrapped = textwrap.wrap(description, room) + textwrap.wrap(f"({arguments})", room) * bool(arguments)
+        lines += [(start if index == 0 else " " * len(start)) + part for index, part in enumerate(wrapped)]
+    if registry.common:
+        lines.append(f"  All but a few also take: {', '.join(map(argument, registry.common))}")
+    return "\n".join(lines)

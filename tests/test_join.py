@@ -1,0 +1,215 @@
+"""`join` of any registered schedules, and `piecewise` and `multistep`: what begins where, and what cannot be joined."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_schedules import BASE, close, cos, rows
+
+from diffusers_lrlab import get_scheduler, lr_curve
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.schedules.spec import format_spec
+
+TOTAL, WARMUP, BOUNDARY = 60, 6, 30
+FRAME = ("min_lr", "eta_min", "lr_end", "warmup_type", "warmup_start_ratio")
+# Every registered schedule of the learning rate and the clock alone, with each choice of each parameter.
+PARTS = [row for row in rows("momentum") if not set(FRAME) & row.values[0].kwargs.keys()]
+
+
+def join(schedules, boundaries, total=TOTAL, warmup=0, **kwargs):
+    return lr_curve("join", BASE, warmup, total, {"schedules": schedules, "boundaries": boundaries, **kwargs})
+
+
+def alone(spec, total):
+    return BASE * lr_curve(spec, 1.0, 0, total)
+
+
+@pytest.mark.parametrize("row", PARTS)
+def test_any_schedule_can_be_the_last_part(row):
+    spec = format_spec(row.name, row.kwargs)
+    lrs = join(["constant", spec], [BOUNDARY])
+    close(lrs[:BOUNDARY], BASE * np.ones(BOUNDARY))
+    close(lrs[BOUNDARY:], alone(spec, TOTAL - BOUNDARY))
+
+
+@pytest.mark.parametrize("row", PARTS)
+def test_any_schedule_can_be_the_first_part_behind_the_warm_up(row):
+    spec = format_spec(row.name, row.kwargs)
+    lrs = join([spec, "constant"], [BOUNDARY], warmup=WARMUP)
+    part = alone(spec, BOUNDARY - WARMUP)
+    close(lrs[WARMUP:BOUNDARY], part)
+    close(lrs[BOUNDARY:], BASE * np.ones(TOTAL - BOUNDARY))
+    close(lrs[:WARMUP], part[0] * np.arange(WARMUP) / WARMUP)
+
+
+@pytest.mark.parametrize("row", PARTS)
+def test_any_schedule_can_be_in_the_middle_at_a_smaller_scale(row):
+    spec = format_spec(row.name, row.kwargs)
+    lrs = join(["linear", spec, "rex"], [20, 40], scales=[1.0, 0.5, 0.25])
+    close(lrs, np.concatenate([alone("linear", 20), 0.5 * alone(spec, 20), 0.25 * alone("rex", 20)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"), [(entry.name, {}) for entry in SCHEDULERS.values() if {"feedback", "momentum"} & entry.traits]
+)
+def test_parts_that_follow_a_metric_or_set_the_momentum_are_refused(name, kwargs):
+    reason = "follows a metric" if "feedback" in SCHEDULERS[name].traits else "also sets the momentum"
+    with pytest.raises(LabError, match=f"join cannot take '{name}', which {reason}"):
+        join(["constant", name], [0.5])
+
+
+def test_one_cycle_without_its_momentum_is_a_part_like_others():
+    spec = "one_cycle:cycle_momentum=false"
+    close(join(["constant", spec], [BOUNDARY])[BOUNDARY:], alone(spec, TOTAL - BOUNDARY))
+
+
+def test_boundaries_are_updates_or_fractions_of_the_run():
+    parts = ["constant", "linear", "cosine"]
+    expected = join(parts, [15, 45])
+    np.testing.assert_array_equal(join(parts, [0.25, 0.75]), expected)
+    np.testing.assert_array_equal(join(parts, [0.25, 45]), expected)
+    np.testing.assert_array_equal(join(parts, [0.25, 0.75], warmup=6)[6:], join(parts, [15, 45], warmup=6)[6:])
+    close(join(["constant", "constant"], [1], scales=[1.0, 0.5])[:3], BASE * np.array([1, 0.5, 0.5]))
+    close(join(["constant", "constant"], [59], scales=[1.0, 0.5])[-2:], BASE * np.array([1, 0.5]))
+
+
+@given(st.integers(3, 300), st.data())
+def test_each_part_has_a_clock_of_its_own(total, data):
+    first = data.draw(st.integers(1, total - 2))
+    second = data.draw(st.integers(first + 1, total - 1))
+    lrs = lr_curve("join", 1.0, 0, total, {"schedules": ["linear", "cosine", "step"], "boundaries": [first, second]})
+    n = np.arange(total)
+    close(lrs[:first], 1 - n[:first] / first, scale=1)
+    close(lrs[first:second], cos((n[first:second] - first) / (second - first)), scale=1)
+    size = max(1, -((second - total) // 3))
+    close(lrs[second:], 0.1 ** ((n[second:] - second) // size), scale=1)
+
+
+def test_floors_of_the_whole_and_of_a_part():
+    plain = join(["constant", "linear"], [BOUNDARY])
+    close(join(["constant", "linear"], [BOUNDARY], min_lr=BASE / 4), BASE / 4 + 0.75 * plain)
+    close(join(["constant", "linear:min_lr_ratio=0.25"], [BOUNDARY]), BASE / 4 + 0.75 * plain)
+    close(join(["constant", "linear"], [BOUNDARY], min_lr_ratio=0.25), BASE / 4 + 0.75 * plain)
+
+
+def test_joins_nest():
+    inner = {"schedules": ["linear", "constant"], "boundaries": [0.5], "scales": [1.0, 0.5]}
+    expected = np.concatenate([BASE * np.ones(30), alone("linear", 15), BASE * np.ones(15) / 2])
+    close(join(["constant", f"join:{json.dumps(inner)}"], [30]), expected)
+    bars = "join:schedules=[constant|join:schedules=[linear|constant],boundaries=[0.5],scales=[1|0.5]],boundaries=[30]"
+    close(lr_curve(bars, BASE, 0, TOTAL), expected)
+
+
+def test_the_forms_of_writing_it_are_one():
+    texts = [
+        "join:schedules=[constant|rex:d=0.9],boundaries=[0.5],scales=[1|0.5]",
+        'join:schedules=["constant","rex:d=0.9"],boundaries=[30],scales=[1.0,0.5]',
+        'join:{"schedules": ["constant", "rex:d=0.9"], "boundaries": [0.5], "scales": [1, 0.5]}',
+        'join:{"schedules": ["constant", "rex:{\\"d\\": 0.9}"], "boundaries": [30], "scales": [1, 0.5]}',
+    ]
+    curves = [lr_curve(text, BASE, 3, TOTAL) for text in texts]
+    for curve in curves[1:]:
+        np.testing.assert_array_equal(curve, curves[0])
+    np.testing.assert_array_equal(join(["constant", "rex:d=0.9"], [30], warmup=3, scales=[1, 0.5]), curves[0])
+
+
+def test_a_part_is_evaluated_alone_or_within_an_array_alike():
+    kwargs = {"schedules": ["linear", "cyclic", "piecewise", "multistep"], "boundaries": [13, 14, 50]}
+    scheduler = get_scheduler("join", torch.optim.SGD([torch.zeros(1)], lr=BASE), 5, TOTAL, kwargs)
+    close(scheduler.values(np.arange(80))[0], [float(scheduler.values(update)[0]) for update in range(80)])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"boundaries": []}, "join got 2 schedules, 0 boundaries and 2 scales; 2 schedules take 1 boundaries and 2 scales"),
+        ({"boundaries": [0.3, 0.6]}, "join got 2 schedules, 2 boundaries"),
+        ({"scales": [1.0]}, "join got 2 schedules, 1 boundaries and 1 scales"),
+        ({"schedules": ["linear"] * 3, "boundaries": [40, 20]}, "at the updates [40, 20]; they must increase"),
+        ({"schedules": ["linear"] * 3, "boundaries": [20, 20]}, "at the updates [20, 20]; they must increase"),
+        ({"schedules": ["linear"] * 3, "boundaries": [0.5, 20]}, "at the updates [30, 20]; they must increase"),
+        ({"boundaries": [61]}, "boundaries at the updates [61]; they must increase and lie inside the run of 60"),
+        ({"boundaries": [60]}, "the last before the end at 60"),
+        ({"boundaries": [6]}, "the first must come after the 6 updates of warm-up"),
+        ({"boundaries": [0.05]}, "boundaries at the updates [3]; the first must come after the 6 updates of warm-up"),
+        ({"boundaries": [10.5]}, "A boundary of join 10.5 is neither a whole number of updates"),
+        ({"boundaries": [0]}, "'join' got boundaries=[0]; allowed: list of float in (0, inf)"),
+        ({"scales": [1, 2]}, "'join' got scales=[1, 2]; allowed: list of float in [0, 1]"),
+        ({"schedules": "constant"}, "'join' got schedules='constant'; allowed: list of str"),
+        ({"schedules": ["constant", "cosin"]}, "Did you mean 'cosine'"),
+        ({"schedules": ["constant", "rex:d=2"]}, "'rex' got d=2; allowed: float in [0, 1)"),
+        ({"schedules": ["constant", "rex:"]}, "key=value is missing here"),
+        ({"schedules": ["constant", "cosine:min_lr=1e-5"]}, "join cannot take min_lr inside 'cosine:min_lr=1e-5'"),
+        ({"schedules": ["constant", "cosine_annealing:eta_min=1e-5"]}, "join cannot take min_lr inside"),
+        ({"schedules": ["constant", "polynomial:lr_end=1e-5"]}, "join cannot take min_lr inside"),
+        ({"schedules": ["constant", "cosine:warmup_type=cosine"]}, "warmup_type"),
+    ],
+)
+def test_joins_that_cannot_be(kwargs, message):
+    with pytest.raises(LabError, match=re.escape(message)):
+        join(**{"schedules": ["linear", "cosine"], "boundaries": [0.5], "warmup": WARMUP, **kwargs})
+
+
+# --- piecewise and multistep -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "expected"),
+    [
+        ("linear", [0.2, 0.2, 0.2, 0.6, 1, 0.75, 0.5, 0.25, 0, 0]),
+        ("cosine", [0.2, 0.2, 0.2, 0.6, 1, *cos([1 / 4, 1 / 2, 3 / 4]), 0, 0]),
+        ("constant", [0.2, 0.2, 0.2, 0.2, 1, 1, 1, 1, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("updates", [[2, 4, 8], [0.2, 0.4, 0.8], [2, 0.4, 8]])
+def test_piecewise_goes_through_its_points(interpolation, expected, updates):
+    kwargs = {"updates": updates, "values": [0.2, 1.0, 0.0], "interpolation": interpolation}
+    close(lr_curve("piecewise", BASE, 0, 10, kwargs), BASE * np.array(expected))
+
+
+def test_piecewise_counts_from_the_start_of_the_run_and_warm_up_multiplies_it():
+    kwargs = {"updates": [2, 6], "values": [1.0, 0.5], "min_lr": BASE / 10}
+    shape = np.array([1, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5])
+    expected = (0.1 + 0.9 * shape) * np.minimum(np.arange(8) / 4, 1)
+    close(lr_curve("piecewise", BASE, 4, 8, kwargs), BASE * expected)
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "cosine", "constant"])
+def test_piecewise_of_one_point_is_that_point(interpolation):
+    for update in (0, 1, 5):
+        kwargs = {"updates": [update], "values": [0.5], "interpolation": interpolation}
+        close(lr_curve("piecewise", BASE, 0, 10, kwargs), 0.5 * BASE * np.ones(10))
+
+
+def test_the_update_one_is_not_the_whole_run():
+    kwargs = {"updates": [0, 1], "values": [1.0, 0.5], "interpolation": "constant"}
+    close(lr_curve("piecewise", BASE, 0, 4, kwargs), BASE * np.array([1, 0.5, 0.5, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"updates": [1, 2, 3]}, "piecewise got 3 updates and 2 values; give as many of one as of the other"),
+        ({"updates": [], "values": []}, "piecewise got 0 updates and 0 values"),
+        ({"updates": [5, 5]}, "piecewise has boundaries at the updates [5, 5]; they must increase"),
+        ({"updates": [0.9, 5]}, "piecewise has boundaries at the updates [9, 5]; they must increase"),
+        ({"updates": [5, 11]}, "they must increase and lie inside the run of 10 updates"),
+        ({"updates": [2.5, 5]}, "A boundary of piecewise 2.5 is neither a whole number of updates"),
+        ({"updates": [-1, 5]}, "'piecewise' got updates=[-1, 5]; allowed: list of float in [0, inf)"),
+        ({"values": [1, 1.5]}, "'piecewise' got values=[1, 1.5]; allowed: list of float in [0, 1]"),
+    ],
+)
+def test_piecewise_that_cannot_be(kwargs, message):
+    with pytest.raises(LabError, match=re.escape(message)):
+        lr_curve("piecewise", BASE, 0, 10, {"updates": [2, 5], "values": [1.0, 0.5], **kwargs})
+
+
+def test_milestones_are_updates_of_the_run_or_fractions_in_any_order():
+    expected = BASE * np.array([0, 0.25, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]) * [1, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    for milestones in ([4, 7], [0.7, 0.4], [4, 0.7]):
+        close(lr_curve("multistep", BASE, 2, 10, {"milestones": milestones, "gamma": 0.5}), expected)

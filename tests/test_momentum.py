@@ -1,0 +1,321 @@
+"""Momentum schedules: the formulas, what the optimizer has when it steps, what is refused, and what survives a resume."""
+
+import copy
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers.optimization
+from hypothesis import given
+from hypothesis import strategies as st
+from test_schedules import BASE, COPIES, CountSyncs, close, run, settings
+from torch.optim import lr_scheduler
+
+from diffusers_lrlab import get_momentum_scheduler, get_scheduler, list_momentum_schedulers, lr_curve
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.progress import Progress
+from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS
+from diffusers_lrlab.schedules.resolve import resolve_schedule
+
+
+def weights():
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    parameter.grad = torch.ones(2, 2)
+    return [parameter]
+
+
+def adamw(beta1=0.9, **kwargs):
+    return torch.optim.AdamW(weights(), lr=BASE, betas=(beta1, 0.999), **kwargs)
+
+
+def demon(beta, p):
+    return beta * (1 - p) / ((1 - beta) + beta * (1 - p))
+
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+# Progress, momentum and learning rate over its peak.
+VECTORS = {
+    0.9: (
+        [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1],
+        [0.9, 0.890110, 0.870968, 0.818182, 0.692308, 0.473684, 0],
+        [1, 0.91, 0.775, 0.55, 0.325, 0.19, 0.1],
+    ),
+    0.95: ([0.25, 0.5, 0.75, 1], [0.93443, 0.90476, 0.82609, 0], [0.7625, 0.525, 0.2875, 0.05]),
+    0.99: ([0.25, 0.5, 0.75, 1], [0.98671, 0.98020, 0.96117, 0], [0.7525, 0.505, 0.2575, 0.01]),
+}
+
+
+@pytest.mark.parametrize("beta", VECTORS)
+def test_mdlrc_has_the_tabulated_values(beta):
+    progress, betas, factors = VECTORS[beta]
+    scheduler = get_scheduler("mdlrc", adamw(beta), 10, 110)
+    lrs, momenta = scheduler.values(10 + np.rint(100 * np.array(progress)).astype(int))
+    np.testing.assert_allclose(momenta, betas, atol=6e-6)
+    close(lrs, BASE * np.array(factors))
+
+
+CLOCKS = st.integers(1, 10**6).flatmap(
+    lambda total: st.tuples(st.just(total), st.integers(0, total - 1), st.integers(0, total))
+)
+
+
+@given(st.floats(0.01, 0.9999), st.floats(0, 0.99), CLOCKS)
+def test_the_weight_of_a_fresh_gradient_stays_what_it_was(beta, floor, clock):
+    total, warmup, update = clock
+    for form, keeps in (("ema", lambda b: 1 - b), ("heavy_ball", lambda b: 1 / (1 - b))):
+        schedule = resolve_schedule("mdlrc", {"min_momentum": floor, "momentum_form": form})
+        lr, momentum = schedule.at(Progress(update, total, warmup), 1.0, beta)
+        ramp = min(update / warmup, 1) if warmup else 1
+        assert lr * keeps(momentum) == pytest.approx(ramp * keeps(beta), rel=1e-12)
+        assert min(floor, beta) <= momentum <= beta * (1 + 1e-15)
+        if update <= warmup:
+            assert momentum == pytest.approx(beta, rel=1e-15)
+        elif floor == 0:
+            p = (update - warmup) / (total - warmup)
+            assert momentum == pytest.approx(demon(beta, p), abs=1e-12)
+            assert form == "heavy_ball" or lr == pytest.approx(1 - beta * p, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", list_momentum_schedulers())
+@pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
+def test_every_momentum_schedule_is_a_momentum_and_stays_at_its_end(name, beta):
+    for kwargs in ({}, {"min_momentum": 0.3}):
+        if not kwargs.keys() <= {parameter.name for parameter in MOMENTUM_SCHEDULERS[name].parameters}:
+            continue
+        scheduler = get_momentum_scheduler(name, adamw(beta), 3, 20, kwargs)
+        lrs, momenta = scheduler.values(np.arange(60))
+        assert ((momenta >= kwargs.get("min_momentum", 0)) & (momenta < 1)).all()
+        assert (momenta[20:] == momenta[20]).all()
+        assert (np.ones(60) * lrs <= BASE * (1 + 1e-12)).all()
+        scalars = [scheduler.values(update) for update in range(60)]
+        close(momenta, [float(momentum) for _, momentum in scalars])
+        close(np.ones(60) * lrs, [float(lr) for lr, _ in scalars])
+
+
+EXPECTED = {  # momentum and factor on the learning rate at beta, p
+    "constant": lambda beta, p: (beta, 1),
+    "demon": lambda beta, p: (demon(beta, p), 1),
+    "mdlrc": lambda beta, p: (demon(beta, p), 1 - beta * p),
+    "mdlrc:momentum_form=heavy_ball": lambda beta, p: (demon(beta, p), 1 / (1 - beta * p)),
+    "mdlrc_lr_only": lambda beta, p: (beta, 1 - beta * p),
+    "mdlrc_linear": lambda beta, p: (beta * (1 - p), 1 - p),
+}
+
+# --- the optimizer at the moment of its step -------------------------------------------------------------------------
+
+ADAFACTOR = {"lr": BASE, "relative_step": False, "scale_parameter": False}
+TENSORS = (torch.tensor(0.9, dtype=torch.float64), torch.tensor(0.999, dtype=torch.float64))
+EMA = ("demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "constant")
+HEAVY_BALL = ("demon", "mdlrc:momentum_form=heavy_ball", "mdlrc_linear", "constant")
+OPTIMIZERS = {
+    "Adam": (lambda: torch.optim.Adam(weights(), lr=BASE), EMA),
+    "AdamW": (lambda: adamw(0.95), EMA),
+    "AdamW with tensor betas": (lambda: torch.optim.AdamW(weights(), BASE, copy.deepcopy(TENSORS), foreach=False), EMA),
+    "NAdam": (lambda: torch.optim.NAdam(weights(), lr=BASE), EMA),
+    "RAdam": (lambda: torch.optim.RAdam(weights(), lr=BASE), EMA),
+    "transformers' Adafactor": (lambda: transformers.optimization.Adafactor(weights(), beta1=0.8, **ADAFACTOR), EMA),
+    "SGD": (lambda: torch.optim.SGD(weights(), lr=BASE, momentum=0.9), HEAVY_BALL),
+    "Nesterov": (lambda: torch.optim.SGD(weights(), lr=BASE, momentum=0.8, nesterov=True), HEAVY_BALL),
+    "RMSprop": (lambda: torch.optim.RMSprop(weights(), lr=BASE, momentum=0.9), HEAVY_BALL),
+    "Muon": (lambda: torch.optim.Muon(weights(), lr=BASE), ("demon", "constant")),
+}
+PAIRS = [(optimizer, spec) for optimizer, (_, specs) in OPTIMIZERS.items() for spec in specs]
+
+
+def watch(optimizer):
+    """Records what the optimizer has each time it steps."""
+    seen = []
+    optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: seen.append(settings(optimizer)[0]))
+    return seen
+
+
+@pytest.mark.parametrize(("kind", "spec"), PAIRS)
+def test_the_optimizer_has_both_numbers_when_it_steps(kind, spec):
+    optimizer = OPTIMIZERS[kind][0]()
+    beta = settings(optimizer)[0][1]
+    seen = watch(optimizer)
+    scheduler = get_momentum_scheduler(spec, optimizer, 2, 10, lr_scheduler="constant_with_warmup")
+    run(scheduler, optimizer, 10)
+    progress = np.maximum(np.arange(10) - 2, 0) / 8
+    expected = np.array([EXPECTED[spec](beta, p) for p in progress])
+    ramp = np.minimum(np.arange(10) / 2, 1)
+    close(seen, np.stack([BASE * ramp * expected[:, 1], expected[:, 0]], axis=1))
+
+
+@pytest.mark.parametrize("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle"])
+def test_tensor_betas_are_filled_in_place_and_never_read(spec):
+    optimizer = OPTIMIZERS["AdamW with tensor betas"][0]()
+    beta1, scheduler = optimizer.param_groups[0]["betas"][0], get_scheduler(spec, optimizer, 2, 8)
+    optimizer.step()
+    for update in range(1, 8):
+        with CountSyncs() as syncs:
+            scheduler.step()
+        assert syncs.count == 0
+        close(float(beta1), float(scheduler.values(update)[1]))
+    assert optimizer.param_groups[0]["betas"][0] is beta1
+    json.dumps(scheduler.state_dict())
+
+
+def test_each_group_starts_from_its_own_momentum():
+    groups = [{"params": weights(), "betas": (beta, 0.99)} for beta in (0.5, 0.9)]
+    optimizer = torch.optim.AdamW(groups, lr=BASE)
+    applied = run(get_scheduler("mdlrc", optimizer, 0, 4), optimizer, 4)
+    for group, beta in enumerate((0.5, 0.9)):
+        close(applied[:, group, 1], demon(beta, np.arange(4) / 4))
+        close(applied[:, group, 0], BASE * (1 - beta * np.arange(4) / 4))
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def stand_in(name):
+    """An optimizer of another class name, for packages that may not be there."""
+    return type(name, (torch.optim.AdamW,), {})(weights(), lr=BASE)
+
+
+def from_package(package, name):
+    return getattr(pytest.importorskip(package), name)(weights(), lr=BASE)
+
+
+NONE = "needs an optimizer with momentum, and this"
+SIGN = "the compensation would have the wrong sign. Give momentum_form="
+
+
+@pytest.mark.parametrize(
+    ("make", "spec", "message"),
+    [
+        (
+            lambda: torch.optim.Adafactor(weights()),
+            "demon",
+            f"{NONE} Adafactor has none: use one that has it, such as AdamW",
+        ),
+        (lambda: torch.optim.Adagrad(weights()), "demon", f"{NONE} Adagrad has none: use one that has it"),
+        (
+            lambda: transformers.optimization.Adafactor(weights(), **ADAFACTOR),
+            "mdlrc",
+            f"{NONE} Adafactor has none: give it one, such as beta1=0.9.",
+        ),
+        (lambda: torch.optim.SGD(weights()), "demon", f"{NONE} SGD has none: give it one, such as momentum=0.9."),
+        (lambda: adamw(0.0), "demon", f"{NONE} AdamW has none: give it one, such as beta1=0.9."),
+        (lambda: stand_in("Lion"), "demon", "cannot drive Lion: its beta1 weighs the gradient against its running mean"),
+        (lambda: stand_in("PagedLion8bit"), "mdlrc", "cannot drive PagedLion8bit"),
+        (lambda: stand_in("AdamWScheduleFree"), "demon", "its beta1 interpolates between two sequences of weights"),
+        (lambda: from_package("lion_pytorch", "Lion"), "mdlrc", "cannot drive Lion"),
+        (lambda: from_package("schedulefree", "AdamWScheduleFree"), "demon", "cannot drive AdamWScheduleFree"),
+        (lambda: torch.optim.Muon(weights()), "mdlrc", "which Muon normalises away. Use 'demon'."),
+        (lambda: torch.optim.SGD(weights(), momentum=0.9), "mdlrc", f"does not suit SGD, .* {SIGN}heavy_ball"),
+        (lambda: torch.optim.SGD(weights(), momentum=0.9), "mdlrc_lr_only", f"{SIGN}heavy_ball, which raises the rate"),
+        (lambda: torch.optim.RMSprop(weights(), momentum=0.9), "mdlrc", f"does not suit RMSprop, .* {SIGN}heavy_ball"),
+        (lambda: torch.optim.Adam(weights()), "mdlrc:momentum_form=heavy_ball", f"does not suit Adam, .* {SIGN}ema."),
+        (adamw, "demn", "Unknown momentum schedule 'demn'. Did you mean 'demon'? Known: constant, demon"),
+        (adamw, "demon:min_momentum=1", "min_momentum=1; allowed: float in [0, 1)"),
+        (adamw, "demon:min_lr=0.1", "'demon' does not take 'min_lr': it takes min_momentum"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
+    pattern = re.escape(message).replace(re.escape(".*"), ".*")
+    with pytest.raises(LabError, match=pattern):
+        get_momentum_scheduler(spec, make(), 0, 10)
+    if spec in ("demon", "mdlrc"):
+        with pytest.raises(LabError, match=pattern):
+            get_scheduler(spec, make(), 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "lr_scheduler", "message"),
+    [
+        ("demon", "one_cycle", "'one_cycle' sets the momentum, and so does .*'demon'. Give it cycle_momentum=false"),
+        ("demon", "mdlrc", "'mdlrc' sets the momentum, and so does .*'demon'. Drop one"),
+        ("constant", "demon", "'demon' sets the momentum, and so does .*'constant'. Drop one"),
+        ("mdlrc", "reduce_lr_on_plateau", "'mdlrc' sets the learning rate, and so does 'reduce_lr_on_plateau'"),
+        ("demon", "greedy", "follows a metric: build a momentum scheduler beside it, without lr_scheduler"),
+    ],
+)
+def test_two_things_that_drive_one_number_are_refused(momentum, lr_scheduler, message):
+    with pytest.raises(LabError, match=message):
+        get_momentum_scheduler(momentum, adamw(), 0, 10, lr_scheduler=lr_scheduler)
+
+
+# --- beside and together with a schedule of the learning rate --------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["demon", "one_cycle", "constant"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_momentum_schedule_leaves_the_rate_to_a_foreign_scheduler(spec, first):
+    optimizer, applied = adamw(), []
+    schedulers = []
+    if first:
+        schedulers.append(get_momentum_scheduler(spec, optimizer, 0, 8))
+    schedulers.append(lr_scheduler.LambdaLR(optimizer, lambda n: min(n / 2, 1) * 0.9**n))
+    if not first:
+        schedulers.append(get_momentum_scheduler(spec, optimizer, 0, 8))
+    for _ in range(8):
+        applied.append(settings(optimizer)[0])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    n = np.arange(8)
+    close([lr for lr, _ in applied], BASE * np.minimum(n / 2, 1) * 0.9**n)
+    expected = EXPECTED[spec](0.9, n / 8)[0] if spec in EXPECTED else lr_momentum_of_one_cycle(8)
+    close([beta for _, beta in applied], np.ones(8) * expected)
+
+
+def lr_momentum_of_one_cycle(total):
+    optimizer = adamw()
+    return run(lr_scheduler.OneCycleLR(optimizer, BASE, total), optimizer, total)[:, 0, 1]
+
+
+def test_without_a_schedule_of_the_rate_mdlrc_multiplies_the_optimizers():
+    optimizer = adamw()
+    applied = run(get_momentum_scheduler("mdlrc", optimizer, 2, 10), optimizer, 10)[:, 0]
+    p = np.maximum(np.arange(10) - 2, 0) / 8
+    close(applied, np.stack([BASE * (1 - 0.9 * p), demon(0.9, p)], axis=1))
+
+
+@pytest.mark.parametrize(
+    "lr_scheduler", ["constant", "piecewise_constant", "constant_with_warmup", "one_cycle:cycle_momentum=false"]
+)
+def test_momentum_decays_after_warm_up_beside_any_rate(lr_scheduler):
+    optimizer = adamw()
+    applied = run(get_momentum_scheduler("demon", optimizer, 2, 10, lr_scheduler=lr_scheduler), optimizer, 10)[:, 0]
+    close(applied[:, 1], demon(0.9, np.maximum(np.arange(10) - 2, 0) / 8))
+
+
+@pytest.mark.parametrize(
+    ("lr_scheduler", "together", "alone"),
+    [("inverse_sqrt:timescale=10", 0.05, 0.5), ("cosine:min_lr_ratio=0.2", 0.2, 0.2), ("rex", 0, 0)],
+)
+def test_a_product_of_two_decays_warns_with_both_ends(lr_scheduler, together, alone):
+    message = f"together they end at {together:g} of the peak, '.*' alone at {alone:g}. Use 'constant_with_warmup' beside"
+    optimizer = adamw()
+    with pytest.warns(UserWarning, match=message):
+        scheduler = get_momentum_scheduler("mdlrc", optimizer, 0, 30, lr_scheduler=lr_scheduler)
+    lrs, _ = scheduler.values(np.arange(31))
+    assert lrs[30] == pytest.approx(together * BASE, abs=1e-15)
+    if "ratio" not in lr_scheduler:  # a floor holds for the product
+        close(lrs[:30], lr_curve(lr_scheduler, BASE, 0, 30) * (1 - 0.9 * np.arange(30) / 30))
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle", "constant"])
+@pytest.mark.parametrize("beta", [0.9, 0.95])
+def test_the_base_momentum_survives_a_resume_at_any_update(spec, beta):
+    def build():
+        optimizer = adamw(beta)
+        return get_momentum_scheduler(spec, optimizer, 2, 8), optimizer
+
+    whole = run(*build(), 10)
+    for stop in range(10):
+        first, first_optimizer = build()
+        run(first, first_optimizer, stop)
+        for through in COPIES:
+            second, optimizer = build()
+            optimizer.load_state_dict(copy.deepcopy(first_optimizer.state_dict()))
+            second.load_state_dict(through(first.state_dict()))
+            np.testing.assert_array_equal(run(second, optimizer, 10 - stop), whole[stop:])
+            assert optimizer.param_groups[0]["initial_momentum"] == beta

@@ -1,0 +1,309 @@
+"""Values by hand, and against the functions and classes whose names the schedules have; those that follow a metric too."""
+
+import copy
+import itertools
+import json
+
+import diffusers.optimization
+import numpy as np
+import pytest
+import torch
+import transformers.optimization
+from test_schedules import BASE, COPIES, Row, close, cos, run, settings, variants
+from torch.optim import lr_scheduler
+
+from diffusers_lrlab import get_scheduler, lr_curve
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+
+
+def sgd(**kwargs):
+    return torch.optim.SGD([torch.zeros(1)], lr=BASE, **kwargs)
+
+
+def applied(make_scheduler, num_updates):
+    """The learning rate in the optimizer at each update under another library's scheduler."""
+    optimizer = sgd()
+    return run(make_scheduler(optimizer), optimizer, num_updates)[:, 0, 0]
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+# Cool-downs at q = 0, 1/4, 1/2, 3/4, 1.
+Q = np.arange(5) / 4
+COOLDOWNS = {
+    "linear": 1 - Q,
+    "cosine": cos(Q),
+    "exponential": (0.01**Q - 0.01) / 0.99,
+    "1-sqrt": [1, 0.5, 1 - np.sqrt(0.5), 1 - np.sqrt(0.75), 0],
+    "square": [1, 15 / 16, 3 / 4, 7 / 16, 0],
+    "mirror_cosine": 2 * (1 - Q) - cos(Q),
+}
+
+
+@pytest.mark.parametrize("decay_type", COOLDOWNS)
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_the_six_cooldowns(decay_type, floor):
+    kwargs = {"decay_type": decay_type, "num_decay_steps": 4, "min_lr_ratio": floor}
+    scheduler = get_scheduler("wsd", sgd(), 2, 10, kwargs)
+    lrs, _ = scheduler.values(np.arange(6, 11))
+    close(lrs, BASE * (floor + (1 - floor) * np.array(COOLDOWNS[decay_type])))
+
+
+@pytest.mark.parametrize(("d", "published"), [(0.5, [0.8571, 0.6667, 0.4, 0.1818]), (0.9, [0.9677, 0.9091, 0.7692, 0.5263])])
+def test_rex_has_the_published_values(d, published):
+    lrs = lr_curve("rex", 1.0, 0, 20, {"d": d})[[5, 10, 15, 18]]
+    np.testing.assert_allclose(lrs, published, atol=5e-5)
+
+
+def test_edm2_counts_images():
+    kwargs = {"reference_images": 70_000 * 2048, "images_per_update": 2048}
+    lrs, _ = get_scheduler("edm2_inverse_sqrt", sgd(), 5000, 10**6, kwargs).values(
+        np.array([2500, 70_000, 280_000, 700_000])
+    )
+    close(lrs, BASE * np.array([1 / 2, 1, 1 / 2, np.sqrt(0.1)]))
+
+
+# --- diffusers and transformers --------------------------------------------------------------------------------------
+
+LENGTHS = [(1, 0), (2, 1), (40, 0), (40, 7), (41, 40)]
+GRID = [
+    ("constant", {}),
+    ("constant_with_warmup", {}),
+    *(("linear", kwargs) for kwargs in ({}, {"f_min": 0.2}, {"f_min": 0.5, "f_max": 0.75}, {"f_max": 3.0})),
+    *(("cosine", {"num_cycles": cycles}) for cycles in (0.5, 0.3, 1.0, 2.7)),
+    *(("cosine_with_restarts", {"num_cycles": cycles}) for cycles in (1, 2, 3, 7)),
+    *(("polynomial", kwargs) for kwargs in ({}, {"power": 2.0}, {"power": 0.5, "lr_end": 1e-4}, {"lr_end": 0.0})),
+    *(("piecewise_constant", {"step_rules": rules}) for rules in ("1.0", "1:5,0.1", "0.5:3,1:20,0.1:30,0")),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), GRID)
+@pytest.mark.parametrize(("num_updates", "warmup"), LENGTHS)
+def test_diffusers_names_have_diffusers_values(name, kwargs, num_updates, warmup):
+    optimization = diffusers.optimization
+    clock = {"num_warmup_steps": warmup, "num_training_steps": num_updates}
+    if "no_warmup" in SCHEDULERS[name].traits:
+        clock, warmup = {}, 0
+    elif name == "constant_with_warmup":
+        del clock["num_training_steps"]
+    function = optimization.TYPE_TO_SCHEDULER_FUNCTION[optimization.SchedulerType(name)]
+    theirs = applied(lambda optimizer: function(optimizer, **clock, **kwargs), num_updates)
+    close(lr_curve(name, BASE, warmup, num_updates, kwargs), theirs)
+
+
+TRANSFORMERS = [
+    ("linear", {}),
+    ("polynomial", {"lr_end": 1e-5, "power": 3.0}),
+    *(("inverse_sqrt", kwargs) for kwargs in ({}, {"timescale": 50}, {"timescale": 100_000})),
+    *(
+        ("cosine_with_min_lr", {**floor, "num_cycles": cycles})
+        for floor in ({"min_lr_rate": 0.1}, {"min_lr_rate": 0.0}, {"min_lr": BASE / 3}, {"min_lr": BASE})
+        for cycles in (0.5, 1.3)
+    ),
+    *(
+        ("cosine_warmup_with_min_lr", {**floor, **start, "num_cycles": cycles})
+        for floor in ({"min_lr_rate": 0.2}, {"min_lr": BASE / 7})
+        for start in ({}, {"warmup_lr_rate": 0.0}, {"warmup_lr_rate": 0.3}, {"warmup_lr_rate": 1.0})
+        for cycles in (0.5, 1.3)
+    ),
+]
+WSD = [
+    {"num_decay_steps": steps, "warmup_type": warmup, "decay_type": decay, "min_lr_ratio": ratio, "num_cycles": cycles}
+    for warmup, decay in itertools.product(("linear", "cosine", "1-sqrt"), repeat=2)
+    for steps, ratio, cycles in ((1, 0.0, 0.5), (10, 0.1, 0.5), (30, 0.5, 0.5), (10, 0.1, 1.5), (7, 1.0, 0.3))
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), TRANSFORMERS)
+@pytest.mark.parametrize(("num_updates", "warmup"), LENGTHS)
+def test_transformers_names_have_transformers_values(name, kwargs, num_updates, warmup):
+    def theirs(optimizer):
+        return transformers.optimization.get_scheduler(name, optimizer, warmup, num_updates, kwargs)
+
+    close(lr_curve(name, BASE, warmup, num_updates, kwargs), applied(theirs, num_updates))
+
+
+@pytest.mark.parametrize("kwargs", WSD)
+@pytest.mark.parametrize("stable", [None, 3])
+def test_warmup_stable_decay_is_transformers(kwargs, stable):
+    def theirs(optimizer):
+        total = 40 if stable is None else None  # transformers warns if it gets both
+        return transformers.optimization.get_wsd_schedule(
+            optimizer, 7, num_training_steps=total, num_stable_steps=stable, **kwargs
+        )
+
+    close(lr_curve("warmup_stable_decay", BASE, 7, 40, {"num_stable_steps": stable, **kwargs}), applied(theirs, 40))
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+TORCH = [
+    *(("step", "StepLR", {"step_size": size, "gamma": gamma}) for size, gamma in ((7, 0.5), (1, 1.0), (100, 0.1), (3, 0.9))),
+    *(("multistep", "MultiStepLR", {"milestones": at, "gamma": 0.3}) for at in ([1], [10, 20, 49], [30, 5], [8, 8, 90])),
+    *(("exponential", "ExponentialLR", {"gamma": gamma}) for gamma in (0.97, 0.5, 1.0)),
+    *(
+        ("cosine_annealing", "CosineAnnealingLR", {"T_max": period, "eta_min": floor})
+        for period, floor in ((50, 0.0), (50, 1e-5), (20, 1e-4), (7, 0.0), (200, 0.0), (1, 0.0))
+    ),
+    *(
+        ("cosine_annealing_warm_restarts", "CosineAnnealingWarmRestarts", {"T_0": first, "T_mult": factor, "eta_min": floor})
+        for first, factor, floor in itertools.product((1, 2, 7, 60), (1, 2, 3), (0.0, 1e-4))
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "torch_class", "kwargs"), TORCH)
+@pytest.mark.parametrize("warmup", [0, 6])
+def test_torchs_names_have_torchs_values_once_warm_up_is_over(name, torch_class, kwargs, warmup):
+    theirs = applied(lambda optimizer: getattr(lr_scheduler, torch_class)(optimizer, **kwargs), 50)
+    if name == "multistep":  # which counts from the start of the run
+        close(lr_curve(name, BASE, 0, 50, kwargs), theirs)
+    else:
+        close(lr_curve(name, BASE, warmup, 50 + warmup, kwargs)[warmup:], theirs)
+
+
+@pytest.mark.parametrize("mode", ["triangular", "triangular2", "exp_range"])
+@pytest.mark.parametrize("sizes", [(8, 8), (5, 11), (1, 1), (60, 3)])
+@pytest.mark.parametrize("floor", [0.0, 2e-4])
+def test_cyclic_is_torchs(mode, sizes, floor):
+    kwargs = {"step_size_up": sizes[0], "step_size_down": sizes[1], "mode": mode, "gamma": 0.95}
+    theirs = applied(lambda optimizer: lr_scheduler.CyclicLR(optimizer, floor, BASE, cycle_momentum=False, **kwargs), 50)
+    close(lr_curve("cyclic", BASE, 0, 50, {"min_lr": floor, **kwargs}), theirs)
+
+
+@pytest.mark.parametrize("anneal_strategy", ["cos", "linear"])
+@pytest.mark.parametrize("three_phase", [False, True])
+@pytest.mark.parametrize("pct_start", [0.3, 0.17, 0.5])
+@pytest.mark.parametrize("factors", [{}, {"div_factor": 10.0, "final_div_factor": 3.0}, {"div_factor": 1.0}])
+@pytest.mark.parametrize("momenta", [{}, {"base_momentum": 0.5, "max_momentum": 0.99}, {"cycle_momentum": False}])
+@pytest.mark.parametrize("total", [3, 50])
+def test_one_cycle_is_torchs_with_its_momentum(anneal_strategy, three_phase, pct_start, factors, momenta, total):
+    kwargs = {"anneal_strategy": anneal_strategy, "three_phase": three_phase, "pct_start": pct_start, **factors, **momenta}
+    ours, theirs = (torch.optim.AdamW([torch.zeros(1)], lr=BASE) for _ in range(2))
+    expected = run(lr_scheduler.OneCycleLR(theirs, BASE, total, **kwargs), theirs, total)
+    close(run(get_scheduler("one_cycle", ours, 0, total, kwargs), ours, total), expected)
+
+
+# --- schedules that follow a metric ----------------------------------------------------------------------------------
+
+METRICS = [3.0, 2.0, 1.0, 1.5, 1.2, 1.2, 1.3, 0.5, 0.4, 0.3, 0.2, 0.2, 0.2, 0.9, 1.8, 3.6]
+FEEDBACK = [entry for entry in SCHEDULERS.values() if "feedback" in entry.traits]
+
+
+def impatient(entry, kwargs):
+    """With its patience, if it has any, short enough for a test."""
+    takes = {parameter.name for parameter in entry.parameters}
+    return Row(entry.name, {**kwargs, **({"patience": 1} if "patience" in takes else {})})
+
+
+each_feedback_row = pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(impatient(entry, kwargs), id=" ".join([entry.name, *kwargs]))
+        for entry in FEEDBACK
+        for kwargs in variants(entry)
+    ],
+)
+each_feedback_name = pytest.mark.parametrize("row", [pytest.param(impatient(e, {}), id=e.name) for e in FEEDBACK])
+
+
+def feed(scheduler, optimizer, metrics):
+    """The learning rate at each update of a run that is validated after every one."""
+    lrs = []
+    for metric in metrics:
+        lrs.append(settings(optimizer)[0][0])
+        optimizer.step()
+        scheduler.advance()
+        scheduler.step(metric)
+    return lrs
+
+
+@each_feedback_row
+def test_feedback_warms_up_by_the_clock_and_then_follows_the_metric(row):
+    lrs = feed(*row.build(100, 4), METRICS)
+    close(lrs[:5], BASE * np.arange(5) / 4)
+    close(row.curve(6, 4), BASE * np.minimum(np.arange(6) / 4, 1))
+    assert len(set(lrs[4:])) > 1
+    assert min(lrs[4:]) >= row.floor()
+    # Metrics of the warm-up, however good, leave no trace.
+    assert feed(*row.build(100, 4), [-99.0, 99.0, -99.0, *METRICS[3:]]) == lrs
+
+
+@each_feedback_row
+def test_feedback_resumed_at_any_update_is_the_same(row):
+    whole = feed(*row.build(100, 3), METRICS)
+    for stop in range(len(METRICS)):
+        first, first_optimizer = row.build(100, 3)
+        feed(first, first_optimizer, METRICS[:stop])
+        for through in COPIES:
+            second, second_optimizer = row.build(100, 3)
+            second_optimizer.load_state_dict(copy.deepcopy(first_optimizer.state_dict()))
+            second.load_state_dict(through(first.state_dict()))
+            assert feed(second, second_optimizer, METRICS[stop:]) == whole[stop:]
+
+
+@each_feedback_name
+def test_feedback_without_a_metric_says_what_to_do(row):
+    with pytest.raises(LabError, match=r"needs a metric: call advance\(\) .*step\(validation_loss\)"):
+        row.build(10, 0)[0].step()
+
+
+@each_feedback_name
+def test_the_state_of_feedback_is_json_for_every_reader(row):
+    json.dumps(row.build(10, 0)[0].state_dict(), allow_nan=False)
+
+
+@each_feedback_name
+def test_feedback_keeps_a_tensor_learning_rate_and_a_state_of_numbers(row):
+    optimizer = row.optimizer()
+    lr = optimizer.param_groups[0]["lr"] = torch.tensor(BASE, dtype=torch.float64)
+    scheduler = get_scheduler(row.name, optimizer, 3, 100, row.kwargs)
+    close(feed(scheduler, optimizer, METRICS), feed(*row.build(100, 3), METRICS))
+    assert optimizer.param_groups[0]["lr"] is lr
+    json.dumps(scheduler.state_dict())
+
+
+PLATEAU = {"factor": 0.3, "patience": 1, "threshold": 0.01, "cooldown": 1, "min_lr": 1e-4}
+GREEDY = {"factor": 0.5, "patience": 1, "cooldown": 2, "warmup": 1, "min_lr": 1e-4, "max_lr": 3e-3, "reset_start": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "kwargs"),
+    [
+        *(("reduce_lr_on_plateau", lr_scheduler.ReduceLROnPlateau, {**PLATEAU, "mode": mode}) for mode in ("min", "max")),
+        ("reduce_lr_on_plateau", lr_scheduler.ReduceLROnPlateau, {"patience": 0, "threshold_mode": "abs", "eps": 1e-5}),
+        *(("greedy", transformers.optimization.GreedyLR, {**GREEDY, "mode": mode}) for mode in ("min", "max")),
+        ("greedy", transformers.optimization.GreedyLR, {**GREEDY, "smooth": True, "window_size": 3}),
+        ("greedy", transformers.optimization.GreedyLR, {"patience": 0, "threshold_mode": "rel", "min_lr": 0.0}),
+    ],
+)
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_feedback_is_torchs_and_transformers_behind_the_warm_up(name, theirs, kwargs, warmup):
+    # A validation counts once the warm-up is over, the one after its last update included.
+    ours = feed(*Row(name, kwargs).build(100, warmup), [99.0] * (warmup - 1) + METRICS * 2)
+    optimizer = sgd()
+    scheduler, expected = theirs(optimizer, **kwargs), []
+    for metric in METRICS * 2:
+        expected.append(optimizer.param_groups[0]["lr"])
+        scheduler.step(metric)
+    assert ours[warmup:] == expected[warmup > 0 :]
+    assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_adaptive_follows_its_docstring_to_the_number(mode):
+    #        the first one is no change; -10 %: up; +5 %: down; within 1 %: stays; twice up to the ceiling, down to the floor
+    metrics = [1.0, 0.9, 0.945, 0.945, 0.9404, 0.5, 0.25, 0.5, 1.0, 2.0, 4.0]
+    factors = [1, 2, 0.5, 0.5, 0.5, 1, 2, 0.5, 0.3, 0.3, 0.3]
+    kwargs = {"increase": 2.0, "decrease": 0.25, "min_lr_ratio": 0.3, "max_lr_ratio": 2.0, "mode": mode}
+    metrics = metrics if mode == "min" else [-metric for metric in metrics]
+    lrs = feed(*Row("adaptive", kwargs).build(100, 0), [*metrics, 0.0])
+    close(lrs[1:], BASE * np.array(factors))
+
+
+@each_feedback_name
+def test_feedback_cannot_start_from_a_count_alone(row):
+    with pytest.raises(LabError, match="restore it by load_state_dict"):
+        get_scheduler(row.name, sgd(), 0, 10, last_epoch=3)
