@@ -44,7 +44,8 @@ def test_any_schedule_can_be_the_first_part_behind_the_warm_up(row):
     part = alone(spec, BOUNDARY - WARMUP)
     close(lrs[WARMUP:BOUNDARY], part)
     close(lrs[BOUNDARY:], BASE * np.ones(TOTAL - BOUNDARY))
-    close(lrs[:WARMUP], part[0] * np.arange(WARMUP) / WARMUP)
+    top = BASE if row.has("early_peak") else part[0]  # which has begun to fall at its first update
+    close(lrs[:WARMUP], top * np.arange(WARMUP) / WARMUP)
 
 
 @pytest.mark.parametrize("row", PARTS)
@@ -74,8 +75,12 @@ def test_boundaries_are_updates_or_fractions_of_the_run():
     np.testing.assert_array_equal(join(parts, [0.25, 0.75]), expected)
     np.testing.assert_array_equal(join(parts, [0.25, 45]), expected)
     np.testing.assert_array_equal(join(parts, [0.25, 0.75], warmup=6)[6:], join(parts, [15, 45], warmup=6)[6:])
-    close(join(["constant", "constant"], [1], scales=[1.0, 0.5])[:3], BASE * np.array([1, 0.5, 0.5]))
-    close(join(["constant", "constant"], [59], scales=[1.0, 0.5])[-2:], BASE * np.array([1, 0.5]))
+
+
+@pytest.mark.parametrize("boundary", [1, 2, 59])
+def test_a_part_may_last_one_update(boundary):
+    lrs = join(["constant", "constant"], [boundary], scales=[1.0, 0.5])
+    close(lrs, np.where(np.arange(TOTAL) < boundary, BASE, BASE / 2))
 
 
 @given(st.integers(3, 300), st.data())
@@ -97,12 +102,17 @@ def test_floors_of_the_whole_and_of_a_part():
     close(join(["constant", "linear"], [BOUNDARY], min_lr_ratio=0.25), BASE / 4 + 0.75 * plain)
 
 
-def test_joins_nest():
-    inner = {"schedules": ["linear", "constant"], "boundaries": [0.5], "scales": [1.0, 0.5]}
+INNER = {"schedules": ["linear", "constant"], "boundaries": [0.5], "scales": [1.0, 0.5]}
+NESTED = {
+    "json": f"join:{json.dumps({'schedules': ['constant', f'join:{json.dumps(INNER)}'], 'boundaries': [30]})}",
+    "bars": "join:schedules=[constant|join:schedules=[linear|constant],boundaries=[0.5],scales=[1|0.5]],boundaries=[30]",
+}
+
+
+@pytest.mark.parametrize("form", NESTED)
+def test_joins_nest(form):
     expected = np.concatenate([BASE * np.ones(30), alone("linear", 15), BASE * np.ones(15) / 2])
-    close(join(["constant", f"join:{json.dumps(inner)}"], [30]), expected)
-    bars = "join:schedules=[constant|join:schedules=[linear|constant],boundaries=[0.5],scales=[1|0.5]],boundaries=[30]"
-    close(lr_curve(bars, BASE, 0, TOTAL), expected)
+    close(lr_curve(NESTED[form], BASE, 0, TOTAL), expected)
 
 
 def test_the_forms_of_writing_it_are_one():

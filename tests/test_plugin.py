@@ -8,7 +8,7 @@ import pytest
 
 from diffusers_lrlab.schedules.catalogue import SCHEDULERS
 
-NEW_NAMES = [name for name in SCHEDULERS if "host" not in SCHEDULERS[name].traits]
+NEW_NAMES = [name for name in (*SCHEDULERS, *SCHEDULERS.aliases) if "host" not in SCHEDULERS[name].traits]
 
 
 def run_python(code, *arguments):
@@ -104,13 +104,54 @@ def test_spec_strings_reach_what_diffusers_hides():
     )
 
 
+def test_every_name_and_new_spec_strings_make_what_our_own_get_scheduler_makes():
+    run_python(
+        f"""
+        import torch, diffusers_lrlab
+        from diffusers.optimization import SchedulerType, get_scheduler
+        def adamw():
+            return torch.optim.AdamW([torch.zeros(1)], lr=1e-3)
+        specs = [
+            "wsd:decay_type=1-sqrt,num_decay_steps=0.2", "warmup_stable_decay:min_lr_ratio=0.1,warmup_type=cosine",
+            "join:schedules=[constant|rex:d=0.9],boundaries=[0.5],scales=[1|0.5]",
+            'join:{{"schedules": ["linear", "cosine:num_cycles=1.5"], "boundaries": [12]}}',
+            "multistep:milestones=[5|0.5]", "piecewise:updates=[0|0.5|1.0],values=[1|0.1|0]", "cosine:min_lr=1e-5",
+            "one_cycle:cycle_momentum=false", "mdlrc:min_momentum=0.2", "demon", "cosine_annealing:eta_min=1e-5",
+            "reduce_lr_on_plateau:patience=2", "adaptive:increase=1.1", "greedy:smooth=true",
+        ]
+        for spec in (*{NEW_NAMES!r}, *specs):
+            theirs = get_scheduler(spec, adamw(), num_warmup_steps=4, num_training_steps=20)
+            ours = diffusers_lrlab.get_scheduler(spec, adamw(), 4, 20)
+            assert type(theirs) is type(ours) and theirs.state_dict() == ours.state_dict(), spec
+        for name, factor in (("mdlrc", 1 - 0.9 * 7 / 8), ("demon", 1.0)):
+            optimizer = adamw()
+            scheduler = get_scheduler(SchedulerType[name.upper()], optimizer, num_warmup_steps=0, num_training_steps=8)
+            for _ in range(7):
+                optimizer.step(); scheduler.step()
+            group = optimizer.param_groups[0]
+            assert abs(group["lr"] - factor * 1e-3) < 1e-15, group
+            assert abs(group["betas"][0] - 0.1125 / 0.2125) < 1e-12, group
+        try:
+            get_scheduler("greedy", adamw(), num_warmup_steps=0, num_training_steps=20).step()
+        except ValueError as error:
+            assert "GreedyWithWarmup needs a metric: call advance()" in str(error)
+        else:
+            raise AssertionError("a script without a metric went on")
+        """
+    )
+
+
 def test_wrong_names_are_explained():
     run_python(
         """
         import torch, diffusers_lrlab
         from diffusers.optimization import SchedulerType, get_scheduler
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-        for name, part in (("cosin", "Did you mean 'cosine'"), ("step:gama=1", "Did you mean 'gamma'"), ("step:", "^")):
+        for name, part in (
+            ("cosin", "Did you mean 'cosine'"), ("step:gama=1", "Did you mean 'gamma'"), ("step:", "^"),
+            ("join:schedules=[rex|", "this bracket is never closed"), ("mdlrc", "this SGD has none"),
+            ("constant:", "key=value is missing"), ("wsd:num_decay_steps=6", "that is not 5"),
+        ):
             try:
                 get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=5)
             except ValueError as error:
