@@ -206,7 +206,9 @@ class Registry(Mapping[str, Entry]):
 
 
 def _default(parameter: Parameter) -> str:
-    return "derived" if parameter.default is None else repr(parameter.default)
+    if parameter.default is None:
+        return "derived" if "derived" in parameter.help else "none"
+    return repr(list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default)
 
 
 def _describe(parameters: tuple[Parameter, ...]) -> str:

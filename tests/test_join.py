@@ -196,9 +196,12 @@ def test_piecewise_of_one_point_is_that_point(interpolation):
         close(lr_curve("piecewise", BASE, 0, 10, kwargs), 0.5 * BASE * np.ones(10))
 
 
-def test_the_update_one_is_not_the_whole_run():
-    kwargs = {"updates": [0, 1], "values": [1.0, 0.5], "interpolation": "constant"}
-    close(lr_curve("piecewise", BASE, 0, 4, kwargs), BASE * np.array([1, 0.5, 0.5, 0.5]))
+@pytest.mark.parametrize(
+    ("updates", "counts"), [([0, 1.0], [0, 8]), ([0.25, 1.0], [2, 8]), ([1, 8], [1, 8]), ([0, 2], [0, 2])]
+)
+def test_one_is_the_end_of_the_run_after_fractions_only(updates, counts):
+    expected = BASE * np.interp(np.arange(8), counts, [1, 0.5])
+    close(lr_curve("piecewise", BASE, 0, 8, {"updates": updates, "values": [1.0, 0.5]}), expected)
 
 
 @pytest.mark.parametrize(
