@@ -45,19 +45,23 @@ def as_text(registry: Registry, flag: str, width: int | None) -> str:
     def argument(p: Parameter) -> str:
         return p.name if p.default is None else f"{p.name}={json.dumps(p.default)}"
 
+    def description(entry: Entry) -> str:
+        facts = "".join(f"; {heading}: {entry.facts[fact]}" for fact, heading in registry.shown_facts.items())
+        return entry.description + facts
+
     rows = [
-        (entry.name, ", ".join(_aliases(registry, entry)), entry.description, ", ".join(map(argument, entry.parameters)))
+        (entry.name, ", ".join(_aliases(registry, entry)), description(entry), ", ".join(map(argument, entry.parameters)))
         for entry in registry.values()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{registry.kind}s ({flag})"]
-    for name, alias, description, arguments in rows:
+    for name, alias, text, arguments in rows:
         start = f"  {name:<{widths[0]}}  " + (f"{alias:<{widths[1]}}  " if widths[1] else "")
         if width is None:
-            lines.append(f"{start}{description:<{widths[2]}}  {arguments}".rstrip())
+            lines.append(f"{start}{text:<{widths[2]}}  {arguments}".rstrip())
             continue
         room = max(30, width - len(start))
-        wrapped = textwrap.wrap(description, room) + textwrap.wrap(f"({arguments})", room) * bool(arguments)
+        wrapped = textwrap.wrap(text, room) + textwrap.wrap(f"({arguments})", room) * bool(arguments)
         lines += [(start if index == 0 else " " * len(start)) + part for index, part in enumerate(wrapped)]
     if registry.common:
         lines.append(f"  All but a few also take: {', '.join(map(argument, registry.common))}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-OPTIMIZERS = Registry("optimizer")
+OPTIMIZERS = Registry("optimizer", shown_facts={"state_bytes": "state, bytes per parameter"})
 """
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
@@ -173,7 +173,7 @@ def rmsprop(params: list[Any], lr: float, alpha: float, eps: float, momentum: fl
 
 @OPTIMIZERS.register(
     "adafactor",
-    description="Adam with the mean of squares by rows and columns: no memory to speak of, 2.7 bytes a weight of a 3x3 kernel",
+    description="Adam with the mean of squares by rows and columns; 3x3 kernels take 2.7 bytes, matrices next to none",
     source="transformers.optimization.Adafactor; arXiv 1804.04235",
     parameters=(
         _beta1(None, "decay of the mean of gradients; none, and no memory for it, if not given"),

@@ -129,10 +129,11 @@ class Registry(Mapping[str, Entry]):
     Args:
         kind (`str`): What is registered, in the words of an error text: "learning-rate schedule".
         common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
+        shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
     """
 
-    def __init__(self, kind: str, common: tuple[Parameter, ...] = ()):
-        self.kind, self.common = kind, common
+    def __init__(self, kind: str, common: tuple[Parameter, ...] = (), shown_facts: Mapping[str, str] | None = None):
+        self.kind, self.common, self.shown_facts = kind, common, dict(shown_facts or {})
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
 
@@ -191,11 +192,14 @@ class Registry(Mapping[str, Entry]):
 
     def table(self) -> str:
         """The entries as a markdown table: name, description, arguments of its own, source."""
-        rows = ["| name | what it does | arguments (default; allowed) | source |", "|---|---|---|---|"]
+        headings = ["name", "what it does", *self.shown_facts.values(), "arguments (default; allowed)", "source"]
+        rows = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
         for entry in self.values():
             names = [entry.name, *(alias for alias, name in self._aliases.items() if name == entry.name)]
             shown = ", ".join(f"`{name}`" for name in names)
-            rows.append(f"| {shown} | {entry.description} | {_describe(entry.parameters) or '–'} | {entry.source} |")
+            facts = [str(entry.facts[fact]) for fact in self.shown_facts]
+            cells = [shown, entry.description, *facts, _describe(entry.parameters) or "–", entry.source]
+            rows.append(f"| {' | '.join(cells)} |")
         return "\n".join(rows)
 
     def common_table(self) -> str:
