@@ -70,7 +70,7 @@ def resolve_updates(value: float, total_updates: int, what: str) -> int:
         raise LabError(
             f"{what} {value!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
         )
-    return round(value * total_updates) if value < 1 else int(value)
+    return round(float(value) * total_updates) if value < 1 else int(value)
 
 
 def resolve_warmup_updates(warmup: float, total_updates: int) -> int:

@@ -63,7 +63,9 @@ class Parameter:
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         else:
-            right_kind = float(value).is_integer() if kind is int else abs(value) < 2**53 or not isinstance(value, int)
+            # A float of that size would be another number.
+            exact = isinstance(value, float) or abs(value) < 2**53
+            right_kind = exact and (kind is float or float(value).is_integer())
         return right_kind and self._contains(value)
 
     def _contains(self, value: Any) -> bool:

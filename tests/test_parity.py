@@ -1,4 +1,4 @@
-"""Schedules against formulas, and against the functions and classes whose names they have; those that follow a metric too."""
+"""Schedules against formulas, and against those whose names they have; and the ones that follow a metric."""
 
 import copy
 import itertools
@@ -45,8 +45,7 @@ COOLDOWNS = {
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 def test_the_six_cooldowns(decay_type, floor):
     kwargs = {"decay_type": decay_type, "num_decay_steps": 4, "min_lr_ratio": floor}
-    scheduler = get_scheduler("wsd", sgd(), 2, 10, kwargs)
-    lrs, _ = scheduler.values(np.arange(6, 11))
+    lrs, _ = get_scheduler("wsd", sgd(), 2, 10, kwargs).values(np.arange(6, 11))
     close(lrs, BASE * (floor + (1 - floor) * np.array(COOLDOWNS[decay_type])))
 
 
@@ -87,8 +86,8 @@ def test_diffusers_names_have_diffusers_values(name, kwargs, num_updates, warmup
     elif name == "constant_with_warmup":
         del clock["num_training_steps"]
     function = optimization.TYPE_TO_SCHEDULER_FUNCTION[optimization.SchedulerType(name)]
-    theirs = applied(lambda optimizer: function(optimizer, **clock, **kwargs), num_updates)
-    close(lr_curve(name, BASE, warmup, num_updates, kwargs), theirs)
+    ours, _ = get_scheduler(name, sgd(), warmup, num_updates, kwargs).values(np.arange(num_updates + 1))
+    close(ours, applied(lambda optimizer: function(optimizer, **clock, **kwargs), num_updates + 1))  # up to the very end
 
 
 TRANSFORMERS = [
@@ -185,7 +184,6 @@ def test_one_cycle_is_torchs_with_its_momentum(anneal_strategy, three_phase, pct
 
 
 # --- schedules that follow a metric ----------------------------------------------------------------------------------
-
 METRICS = [3.0, 2.0, 1.0, 1.5, 1.2, 1.2, 1.3, 0.5, 0.4, 0.3, 0.2, 0.2, 0.2, 0.9, 1.8, 3.6]
 FEEDBACK = [entry for entry in SCHEDULERS.values() if "feedback" in entry.traits]
 
@@ -196,14 +194,8 @@ def impatient(entry, kwargs):
     return Row(entry.name, {**kwargs, **({"patience": 1} if "patience" in takes else {})})
 
 
-each_feedback_row = pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(impatient(entry, kwargs), id=" ".join([entry.name, *kwargs]))
-        for entry in FEEDBACK
-        for kwargs in variants(entry)
-    ],
-)
+ROWS = [pytest.param(impatient(e, kwargs), id=" ".join([e.name, *kwargs])) for e in FEEDBACK for kwargs in variants(e)]
+each_feedback_row = pytest.mark.parametrize("row", ROWS)
 each_feedback_name = pytest.mark.parametrize("row", [pytest.param(impatient(e, {}), id=e.name) for e in FEEDBACK])
 
 
@@ -292,12 +284,12 @@ def test_feedback_is_torchs_and_transformers_behind_the_warm_up(name, theirs, kw
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_adaptive_follows_its_docstring_to_the_number(mode):
-    #        the first one is no change; -10 %: up; +5 %: down; within 1 %: stays; twice up to the ceiling, down to the floor
+    # The first one is no change; -10 %: up; +5 %: down; within 1 %: stays; up to the ceiling; down to the floor.
     metrics = [1.0, 0.9, 0.945, 0.945, 0.9404, 0.5, 0.25, 0.5, 1.0, 2.0, 4.0]
     factors = [1, 2, 0.5, 0.5, 0.5, 1, 2, 0.5, 0.3, 0.3, 0.3]
     kwargs = {"increase": 2.0, "decrease": 0.25, "min_lr_ratio": 0.3, "max_lr_ratio": 2.0, "mode": mode}
-    metrics = metrics if mode == "min" else [-metric for metric in metrics]
-    lrs = feed(*Row("adaptive", kwargs).build(100, 0), [*metrics, 0.0])
+    sign = 1 if mode == "min" else -1
+    lrs = feed(*Row("adaptive", kwargs).build(100, 0), [sign * metric for metric in (*metrics, 0.0)])
     close(lrs[1:], BASE * np.array(factors))
 
 

@@ -184,6 +184,18 @@ def test_wrong_requests_name_the_value_and_the_remedy(spec, message):
         lr_curve(spec, BASE, 0, 20)
 
 
+@pytest.mark.parametrize("name", [None, 5, ["cosine"]])
+def test_a_name_that_is_no_text_is_an_error_in_words(name):
+    with pytest.raises(LabError, match="schedule"):
+        get_scheduler(name, Row("cosine", {}).optimizer(), 0, 10)
+
+
+@pytest.mark.parametrize("spec", ["reduce_lr_on_plateau:min_lr=1", "greedy:min_lr=1", "greedy:max_lr=1e-6"])
+def test_a_metric_cannot_move_a_rate_that_starts_outside_its_bounds(spec):
+    with pytest.raises(LabError, match="above|below"):
+        get_scheduler(spec, Row("cosine", {}).optimizer(), 0, 10)
+
+
 # --- counts ----------------------------------------------------------------------------------------------------------
 
 takes_warmup = [name for name in list_schedulers() if "no_warmup" not in SCHEDULERS[name].traits]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -23,10 +25,19 @@ class FeedbackSchedule:
     optimizer: Optimizer
     _last_lr: list[Any]
 
-    def _start_warmup(self, optimizer: Optimizer, num_warmup_steps: int) -> None:
+    def _start_warmup(
+        self, optimizer: Optimizer, num_warmup_steps: int, min_lr: float = 0.0, max_lr: float = math.inf
+    ) -> None:
+        for lr in (float(group["lr"]) for group in optimizer.param_groups):
+            if not min_lr <= lr <= max_lr:
+                raise LabError(
+                    f"The learning rate {lr:g} is {'above' if lr > max_lr else 'below'} what {type(self).__name__} may set: "
+                    f"[{min_lr:g}, {max_lr:g}]. Change it, or min_lr and max_lr."
+                )
         self.num_warmup_steps = num_warmup_steps
         self.num_updates = 0
         self.peak_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self._set_lrs([float(group["lr"]) for group in optimizer.param_groups])
         self._set_warmup_lrs()
 
     def _set_warmup_lrs(self) -> None:
@@ -61,6 +72,31 @@ class FeedbackSchedule:
             )
         return self.num_updates >= self.num_warmup_steps
 
+    @contextmanager
+    def _numbers_for_tensors(self) -> Iterator[None]:
+        """Lets torch's or transformers' rule change the rates as numbers; tensors are filled, not replaced by them."""
+        held = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(group["lr"])
+        yield
+        lrs = [group["lr"] for group in self.optimizer.param_groups]
+        for group, lr in zip(self.optimizer.param_groups, held, strict=True):
+            group["lr"] = lr
+        self._set_lrs(lrs)
+
+
+# The best metric before the first one, which JSON cannot write as a number.
+_MAY_BE_INFINITE = ("best", "mode_worse")
+
+
+def _without_infinity(state: dict[str, Any]) -> dict[str, Any]:
+    written = {key: str(state[key]) for key in _MAY_BE_INFINITE if key in state and not math.isfinite(state[key])}
+    return {**state, **written}
+
+
+def _with_infinity(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, **{key: float(state[key]) for key in _MAY_BE_INFINITE if key in state}}
+
 
 class PlateauWithWarmup(FeedbackSchedule, ReduceLROnPlateau):
     """torch's `ReduceLROnPlateau` behind a linear warm-up.
@@ -73,12 +109,22 @@ class PlateauWithWarmup(FeedbackSchedule, ReduceLROnPlateau):
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, **kwargs: Any):
         super().__init__(optimizer, **kwargs)
-        self._start_warmup(optimizer, num_warmup_steps)
+        self._start_warmup(optimizer, num_warmup_steps, kwargs.get("min_lr", 0.0))
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # as torch's own
         """Shows the schedule a validation loss."""
         if self._counts(metrics):
-            super().step(metrics)
+            with self._numbers_for_tensors():
+                super().step(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's state and the clock."""
+        return _without_infinity(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues where `state_dict()` was taken."""
+        super().load_state_dict(_with_infinity(state_dict))
+        self._set_lrs(list(state_dict["_last_lr"]))
 
 
 class GreedyWithWarmup(FeedbackSchedule, GreedyLR):
@@ -92,25 +138,29 @@ class GreedyWithWarmup(FeedbackSchedule, GreedyLR):
     """
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any):
-        lr = min(float(group["lr"]) for group in optimizer.param_groups)
-        super().__init__(optimizer, min_lr=min(1e-3, lr / 100) if min_lr is None else min_lr, **kwargs)
-        self._start_warmup(optimizer, num_warmup_steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Transformers' state and the clock; the best value is a string while there is none, since JSON knows no inf."""
-        own = {"num_updates": self.num_updates, "num_warmup_steps": self.num_warmup_steps, "peak_lrs": self.peak_lrs}
-        return {**super().state_dict(), **own, "best": self.best if math.isfinite(self.best) else str(self.best)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues where `state_dict()` was taken."""
-        super().load_state_dict({**state_dict, "best": float(state_dict["best"])})
-        for name in ("num_updates", "num_warmup_steps", "peak_lrs"):
-            setattr(self, name, state_dict[name])
+        if min_lr is None:
+            min_lr = min(1e-3, *(float(group["lr"]) / 100 for group in optimizer.param_groups))
+        super().__init__(optimizer, min_lr=min_lr, **kwargs)
+        self._init_lrs = [float(lr) for lr in self._init_lrs]
+        self._start_warmup(optimizer, num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric may be missing
         """Shows the schedule a validation loss."""
         if self._counts(metrics):
-            super().step(metrics)
+            with self._numbers_for_tensors():
+                super().step(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Transformers' state and the clock."""
+        own = {"num_updates": self.num_updates, "num_warmup_steps": self.num_warmup_steps, "peak_lrs": self.peak_lrs}
+        return _without_infinity({**super().state_dict(), **own})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues where `state_dict()` was taken."""
+        with self._numbers_for_tensors():
+            super().load_state_dict(_with_infinity(state_dict))
+        for name in ("num_updates", "num_warmup_steps", "peak_lrs"):
+            setattr(self, name, state_dict[name])
 
 
 class BoldDriver(FeedbackSchedule, LRScheduler):
@@ -149,7 +199,6 @@ class BoldDriver(FeedbackSchedule, LRScheduler):
         self.min_lr_ratio, self.max_lr_ratio = min_lr_ratio, max_lr_ratio
         self.scale = 1.0
         self.last_metric: float | None = None
-        self._last_lr = [float(group["lr"]) for group in optimizer.param_groups]
         self._start_warmup(optimizer, num_warmup_steps)
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric, no epoch

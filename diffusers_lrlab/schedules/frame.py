@@ -123,7 +123,7 @@ class Schedule:
         # Exact at both ends, unlike floor + (peak - floor) * shape.
         height = shape * factor
         value = peak * height + floor * (1 - height) if floor else peak * height
-        return self._ramp(progress, floor / peak) * value, beta
+        return self._ramp(progress, floor / peak if peak else 0.0) * value, beta
 
     def _shape(self, progress: Progress) -> Any:
         if self.name is None:
@@ -142,7 +142,7 @@ class Schedule:
         return peak, floor
 
     def _ramp(self, progress: Progress, floor_ratio: float) -> Any:
-        if not progress.warmup_updates or self.name is None or "rises" in SCHEDULERS[self.name].traits:
+        if not progress.warmup_updates or self.name is None or {"rises", "no_warmup"} & SCHEDULERS[self.name].traits:
             return 1.0
         start, traits = self.kwargs["warmup_start_ratio"], SCHEDULERS[self.name].traits
         fraction = progress.warmup_fraction

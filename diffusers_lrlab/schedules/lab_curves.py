@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -75,7 +76,7 @@ def edm2_inverse_sqrt(progress: Progress, reference_images: float | None, images
 )  # fmt: skip
 def piecewise(progress: Progress, updates: list[float], values: list[float], interpolation: str) -> Any:
     """The first value holds before the first point, the last one after the last."""
-    points = _boundaries("piecewise", updates, progress.total_updates)
+    points = _boundaries("piecewise", updates, progress.total_updates, may_end=len(updates) > 1)
     if len(points) != len(values) or not points:
         raise LabError(f"piecewise got {len(points)} updates and {len(values)} values; give as many of one as of the other.")
     if interpolation == "constant":
@@ -88,9 +89,9 @@ def piecewise(progress: Progress, updates: list[float], values: list[float], int
     return heights[index + 1] + (heights[index] - heights[index + 1]) * half_cosine(share)
 
 
-def _boundaries(owner: str, given: list[float], total_updates: int) -> list[int]:
-    """Increasing updates from counts or fractions; 1.0 is the end of the run where it is the last of several."""
-    whole = given and given[-1] == 1.0 and all(value < 1 for value in given[:-1])
+def _boundaries(owner: str, given: list[float], total_updates: int, may_end: bool = False) -> list[int]:
+    """Increasing updates from counts or fractions; 1.0 after fractions is the end of the run if one may be there."""
+    whole = may_end and given[-1] == 1.0 and all(value < 1 for value in given[:-1])
     updates = [resolve_updates(value, total_updates, f"A boundary of {owner}") for value in given]
     if whole:
         updates[-1] = total_updates
@@ -104,19 +105,25 @@ def _boundaries(owner: str, given: list[float], total_updates: int) -> list[int]
 
 @lru_cache(maxsize=256)
 def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
-    from .resolve import resolve_schedule
+    """The schedules of a join; what belongs to the run as a whole is refused in them."""
+    from .resolve import merge_spec, resolve_schedule
 
-    parts = tuple(resolve_schedule(spec) for spec in specs)
-    for spec, part in zip(specs, parts, strict=True):
-        entry = SCHEDULERS[part.name]  # type: ignore[index]
+    parts = []
+    for spec in specs:
+        part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
+        entry = SCHEDULERS[name]
         if "feedback" in entry.traits or part.sets_momentum:
             why = "follows a metric" if "feedback" in entry.traits else "also sets the momentum"
             raise LabError(
                 f"join cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone."
             )
-        if part.kwargs.get("min_lr") and part.name != "polynomial":
-            raise LabError(f"join cannot take min_lr inside {spec!r}: give min_lr_ratio there, or min_lr to the join.")
-    return parts
+        meaning = {parameter.name: parameter.same_as or parameter.name for parameter in (*entry.parameters, *entry.common)}
+        for key in given:
+            if meaning[key] in ("min_lr", "warmup_type", "warmup_start_ratio"):
+                remedy = "min_lr_ratio there, or min_lr to the join" if meaning[key] == "min_lr" else "it to the join"
+                raise LabError(f"join cannot take {meaning[key]} inside {spec!r}: give {remedy}.")
+        parts.append(replace(part, kwargs=part.kwargs | {"min_lr": None}) if "min_lr" in part.kwargs else part)
+    return tuple(parts)
 
 
 @SCHEDULERS.register(

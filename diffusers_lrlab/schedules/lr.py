@@ -15,7 +15,7 @@ from .catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .frame import Schedule
 from .momentum import MomentumSlot, read_momentum, write_momentum
 from .promise import lr_curve, schedule_curves, settle_length
-from .resolve import double_decay, resolve_schedule
+from .resolve import checked_name, double_decay, resolve_schedule
 
 __all__ = [
     "CurveLR",
@@ -98,6 +98,10 @@ class CurveLR(LRScheduler):
     def replan(self, num_warmup_steps: int, num_training_steps: int) -> None:
         """Gives the schedule another length before the first update, and sets the rate of that update."""
         self.plan = _plan(self.schedule, num_warmup_steps, num_training_steps)
+        self._apply()
+
+    def _apply(self) -> None:
+        """Puts the values of this update into the optimizer."""
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             if hasattr(group["lr"], "fill_"):
                 group["lr"].fill_(lr)
@@ -127,9 +131,10 @@ class CurveLR(LRScheduler):
                 "checkpoint, or build the optimizer and schedule anew and load only the model."
             )
         super().load_state_dict(state_dict)
-        for index, group in enumerate(self.optimizer.param_groups if self._base_momenta else []):
-            group["initial_momentum"] = self._base_momenta[index]
-            write_momentum(group, float(self.values(self.last_epoch, index)[1]))
+        # Whether the optimizer's state is restored before or after this, it ends up with the values of this update.
+        for group, momentum in zip(self.optimizer.param_groups, self._base_momenta, strict=False):
+            group["initial_momentum"] = momentum
+        self._apply()
 
 
 def _plan(schedule: Schedule, num_warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
@@ -176,7 +181,7 @@ def get_scheduler(
     Raises:
         LabError: for an unknown name or parameter, a value out of range, or warm-up that does not fit the run.
     """
-    schedule = resolve_schedule(name, scheduler_specific_kwargs)
+    schedule = resolve_schedule(checked_name(name), scheduler_specific_kwargs)
     return build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
 
 
@@ -216,7 +221,7 @@ def get_momentum_scheduler(
     Raises:
         LabError: as [`get_scheduler`], and for an optimizer without momentum or with another meaning of it.
     """
-    schedule = resolve_schedule(lr_scheduler, None, name, scheduler_specific_kwargs)
+    schedule = resolve_schedule(lr_scheduler, None, checked_name(name), scheduler_specific_kwargs)
     scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
     if isinstance(scheduler, CurveLR) and (warning := scheduler.double_decay()):
         warnings.warn(warning, stacklevel=2)

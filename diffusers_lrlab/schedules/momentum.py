@@ -163,7 +163,8 @@ class MomentumSlot:
             if name in self.kind:
                 raise LabError(f"A momentum schedule cannot drive {self.kind}: its beta1 {meaning}. Use another optimizer.")
         for group in self.groups:
-            if not read_momentum(group):
+            # A resumed one may have decayed to 0 since it was made.
+            if not group.get("initial_momentum", read_momentum(group)):
                 remedy = "use one that has it, such as AdamW"
                 if (key := _key(group)) is not None:
                     remedy = f"give it one, such as {'beta1' if key == 'betas' else key}=0.9"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,25 @@ from .frame import ENDLESS, Schedule
 from .resolve import resolve_schedule
 
 
+def _check_count(what: str, count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, numbers.Real):
+        raise LabError(f"{what}={count!r} is no count of updates. Give a number.")
+
+
 def settle_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
     """Updates of warm-up and of the whole run, as far as the schedule has a use for them."""
     traits = SCHEDULERS[schedule.name].traits if schedule.name else frozenset()
     name = schedule.name or schedule.momentum
+    _check_count("Warm-up", num_warmup_steps)
+    if num_training_steps is not None:
+        _check_count("num_training_steps", num_training_steps)
+        if not 1 <= num_training_steps <= ENDLESS or num_training_steps != int(num_training_steps):
+            raise LabError(
+                f"num_training_steps={num_training_steps!r} is no count of updates; give a whole number from 1 on."
+            )
+        num_training_steps = int(num_training_steps)
+    elif 0 < num_warmup_steps < 1:
+        raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")
     if num_training_steps is None:
         if "endless" not in traits or schedule.momentum is not None:
             raise LabError(f"The schedule {name!r} needs num_training_steps, the optimizer updates of the whole run.")

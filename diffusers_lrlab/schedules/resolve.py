@@ -14,6 +14,13 @@ from .frame import Schedule
 from .spec import format_spec, parse_spec
 
 
+def checked_name(name: Any) -> str:
+    """`name`, if it is one at all."""
+    if not isinstance(name, str):
+        raise LabError(f"The name of a schedule is a text such as 'cosine' or 'rex:d=0.9', not {name!r}.")
+    return name
+
+
 def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
     """Name and given parameters from a spec string and a dictionary; a parameter given in both is an error."""
     name, from_spec = parse_spec(spec)

@@ -21,25 +21,30 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        return [_value(item.strip()) for item in text[1:-1].split("|")] if text.startswith("[") else text
+        if not text.startswith("["):
+            return text
+        return [_value(item.strip()) for _, item in _split(text[1:-1], 0, "|")]
 
 
-def _split(text: str, start: int) -> Iterator[tuple[int, str]]:
-    """The parts between commas outside of brackets, each with its position."""
-    depth, begin = 0, start
+def _split(text: str, start: int, separator: str) -> Iterator[tuple[int, str]]:
+    """The parts between separators outside of brackets, each with its position."""
+    begin = start
+    opened: list[int] = []
     for position in range(start, len(text)):
         character = text[position]
         if character == "[":
-            depth, opened = depth + 1, position
+            opened.append(position)
         elif character == "]":
-            depth -= 1
-            if depth < 0:
+            if not opened:
                 raise _fail(text, position, "this bracket was never opened")
-        elif character == "," and depth == 0:
+            opened.pop()
+            if not opened and separator == "," and text[position + 1 : position + 2] not in ("", ",", "]"):
+                raise _fail(text, position + 1, "a comma is missing after the bracket")
+        elif character == separator and not opened:
             yield begin, text[begin:position]
             begin = position + 1
-    if depth:
-        raise _fail(text, opened, "this bracket is never closed")
+    if opened:
+        raise _fail(text, opened[0], "this bracket is never closed")
     yield begin, text[begin:]
 
 
@@ -61,14 +66,12 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     if rest.lstrip().startswith("{"):
         return name, parse_json_kwargs(rest, f"the arguments of {name!r}")
     kwargs: dict[str, Any] = {}
-    for position, part in _split(text, len(name) + 1):
+    for position, part in _split(text, len(name) + 1, ","):
         key, equals, value = part.partition("=")
         if not re.fullmatch(r"\w+", key) or not equals:
             raise _fail(text, position + len(key) * bool(key), "key=value is missing here")
         if not value:
             raise _fail(text, position + len(part), f"{key!r} has no value")
-        if value.startswith("[") and not value.endswith("]"):
-            raise _fail(text, position + part.rindex("]") + 1, "a comma is missing after the bracket")
         if key in kwargs:
             raise _fail(text, position, f"{key!r} is given twice")
         kwargs[key] = _value(value)
