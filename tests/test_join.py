@@ -13,7 +13,7 @@ from test_schedules import BASE, close, cos, rows
 from diffusers_lrlab import get_scheduler, lr_curve
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.schedules.catalogue import SCHEDULERS
-from diffusers_lrlab.schedules.spec import format_spec
+from diffusers_lrlab.schedules.spec import format_spec, parse_spec
 
 TOTAL, WARMUP, BOUNDARY = 60, 6, 30
 FRAME = ("min_lr", "eta_min", "lr_end", "warmup_type", "warmup_start_ratio")
@@ -26,7 +26,11 @@ def join(schedules, boundaries, total=TOTAL, warmup=0, **kwargs):
 
 
 def alone(spec, total):
-    return BASE * lr_curve(spec, 1.0, 0, total)
+    """The part as a run of its own; a floor in units of the learning rate is the whole's business."""
+    name, kwargs = parse_spec(spec)
+    if "min_lr" in SCHEDULERS[name].facts and "min_lr_ratio" not in kwargs:
+        kwargs["min_lr"] = 0.0
+    return BASE * lr_curve(name, 1.0, 0, total, kwargs)
 
 
 @pytest.mark.parametrize("row", PARTS)

@@ -18,7 +18,7 @@ from diffusers_lrlab.schedules.catalogue import SCHEDULERS
 
 
 def sgd():
-    return torch.optim.SGD([torch.zeros(1)], lr=BASE)
+    return Row("cosine", {}).optimizer()
 
 
 def applied(make_scheduler, num_updates):
@@ -55,10 +55,8 @@ def test_rex_has_the_tabulated_values(d, table):
 
 
 def test_edm2_counts_images():
-    kwargs = {"reference_images": 70_000 * 2048, "images_per_update": 2048}
-    lrs, _ = get_scheduler("edm2_inverse_sqrt", sgd(), 5000, 10**6, kwargs).values(
-        np.array([2500, 70_000, 280_000, 700_000])
-    )
+    kwargs, updates = {"reference_images": 70_000 * 2048, "images_per_update": 2048}, [2500, 70_000, 280_000, 700_000]
+    lrs, _ = get_scheduler("edm2_inverse_sqrt", sgd(), 5000, 10**6, kwargs).values(np.array(updates))
     close(lrs, BASE * np.array([1 / 2, 1, 1 / 2, np.sqrt(0.1)]))
 
 
@@ -222,16 +220,18 @@ def test_feedback_warms_up_by_the_clock_and_then_follows_the_metric(row):
 
 
 @each_feedback_row
-def test_feedback_resumed_at_any_update_is_the_same(row):
+@pytest.mark.parametrize("loaded_before_the_scheduler_is_built", [False, True])
+def test_feedback_resumed_at_any_update_is_the_same(row, loaded_before_the_scheduler_is_built):
     whole = feed(*row.build(100, 3), METRICS)
-    for stop in range(len(METRICS)):
+    for stop, through in itertools.product(range(len(METRICS)), COPIES):
         first, first_optimizer = row.build(100, 3)
         feed(first, first_optimizer, METRICS[:stop])
-        for through in COPIES:
-            second, second_optimizer = row.build(100, 3)
-            second_optimizer.load_state_dict(copy.deepcopy(first_optimizer.state_dict()))
-            second.load_state_dict(through(first.state_dict()))
-            assert feed(second, second_optimizer, METRICS[stop:]) == whole[stop:]
+        second, optimizer = row.build(100, 3)
+        optimizer.load_state_dict(copy.deepcopy(first_optimizer.state_dict()))
+        if loaded_before_the_scheduler_is_built:
+            second = get_scheduler(row.name, optimizer, 3, 100, row.kwargs)
+        second.load_state_dict(through(first.state_dict()))
+        assert feed(second, optimizer, METRICS[stop:]) == whole[stop:]
 
 
 @each_feedback_name
@@ -273,8 +273,7 @@ GREEDY = {"factor": 0.5, "patience": 1, "cooldown": 2, "warmup": 1, "min_lr": 1e
 def test_feedback_is_torchs_and_transformers_behind_the_warm_up(name, theirs, kwargs, warmup):
     # A validation counts once the warm-up is over, the one after its last update included.
     ours = feed(*Row(name, kwargs).build(100, warmup), [99.0] * (warmup - 1) + METRICS * 2)
-    optimizer = sgd()
-    scheduler, expected = theirs(optimizer, **kwargs), []
+    scheduler, expected = theirs(optimizer := sgd(), **kwargs), []
     for metric in METRICS * 2:
         expected.append(optimizer.param_groups[0]["lr"])
         scheduler.step(metric)
