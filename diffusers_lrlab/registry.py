@@ -26,6 +26,7 @@ class Parameter:
         choices (`tuple`, *optional*): Allowed values, when there are only some.
         items (`type`, *optional*, defaults to `float`): What a list holds.
         same_as (`str`, *optional*): The common parameter that this is another name for.
+        only_with (`tuple`, *optional*): Another parameter and the value that it must have for this one to have an effect.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Parameter:
     choices: tuple[Any, ...] | None = None
     items: type = float
     same_as: str | None = None
+    only_with: tuple[str, Any] | None = None
 
     @property
     def allowed(self) -> str:
@@ -114,6 +116,13 @@ class Entry:
             name: parameter.check(kwargs.get(name, parameter.default), repr(self.name)) for name, parameter in known.items()
         }
         for parameter in self.parameters:
+            if parameter.only_with and given[parameter.name] != parameter.default:
+                other, needed = parameter.only_with
+                if given[other] != needed:
+                    raise LabError(
+                        f"{self.name!r} got {parameter.name}={given[parameter.name]!r}, which has no effect with "
+                        f"{other}={given[other]!r}; it needs {other}={needed!r}. Drop one."
+                    )
             if parameter.same_as is not None:
                 value = given.pop(parameter.name)
                 if value is not None and parameter.name in kwargs and kwargs.get(parameter.same_as) is not None:

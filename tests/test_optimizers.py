@@ -152,6 +152,7 @@ def test_muon_follows_weights_that_move():
         ({"optimizer": "adafactor", "momentum_scheduler": "demon"}, "give it one, such as beta1=0.9"),
         ({"optimizer": "muon", "momentum_scheduler": "mdlrc"}, "Use 'demon'"),
         ({"lr_scheduler": "join:schedules=[cosine|linear],boundaries=[0.3|0.6]"}, "2 schedules, 2 boundaries"),
+        ({"lr_scheduler": "cosine:warmup_type=cosine", "lr_warmup_steps": 0}, "has no effect without warm-up"),
         ({"lr_scheduler": "cosine:min_lr=1"}, "min_lr=1 of 'cosine' is above --learning_rate"),
     ],
 )

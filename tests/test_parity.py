@@ -108,6 +108,7 @@ WSD = [
     {"num_decay_steps": steps, "warmup_type": warmup, "decay_type": decay, "min_lr_ratio": ratio, "num_cycles": cycles}
     for warmup, decay in itertools.product(("linear", "cosine", "1-sqrt"), repeat=2)
     for steps, ratio, cycles in ((1, 0.0, 0.5), (10, 0.1, 0.5), (30, 0.5, 0.5), (10, 0.1, 1.5), (7, 1.0, 0.3))
+    if decay == "cosine" or cycles == 0.5  # which has no effect on the others, and is an error there
 ]
 
 
@@ -163,7 +164,12 @@ def test_torchs_names_have_torchs_values_once_warm_up_is_over(name, torch_class,
 @pytest.mark.parametrize("sizes", [(8, 8), (5, 11), (1, 1), (60, 3)])
 @pytest.mark.parametrize("floor", [0.0, 2e-4])
 def test_cyclic_is_torchs(mode, sizes, floor):
-    kwargs = {"step_size_up": sizes[0], "step_size_down": sizes[1], "mode": mode, "gamma": 0.95}
+    kwargs = {
+        "step_size_up": sizes[0],
+        "step_size_down": sizes[1],
+        "mode": mode,
+        "gamma": 0.95 if mode == "exp_range" else 1.0,
+    }
     theirs = applied(lambda optimizer: lr_scheduler.CyclicLR(optimizer, floor, BASE, cycle_momentum=False, **kwargs), 50)
     close(lr_curve("cyclic", BASE, 0, 50, {"min_lr": floor, **kwargs}), theirs)
 

@@ -63,7 +63,7 @@ def test_flags_named_in_the_readme_exist():
         command.add_arguments(parser)
         known |= {flag.lstrip("-") for action in parser._actions for flag in action.option_strings}
     for flag in re.findall(r"--(\w+)", README):
-        assert flag in known | accelerates | benchmarks | launcher | {"updates"}, flag
+        assert flag in known | accelerates | benchmarks | launcher | {"updates", "threads"}, flag
 
 
 def test_links_lead_somewhere():

@@ -201,7 +201,7 @@ def test_exact_arrays(name, num_updates, warmup, kwargs, expected):
 
 
 # Where they begin; a milestone at half of one update is at update 0, and join's default parts do not fit into one.
-STARTS = {"cyclic": 0.1, "one_cycle": E, "cosine_warmup_with_min_lr": 0.1, "multistep": 0.1, "join": None}
+STARTS = {"cyclic": 0.1, "one_cycle": E, "cosine_warmup_with_min_lr": 0.1, "join": None}
 
 
 @each_name

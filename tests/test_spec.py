@@ -206,6 +206,19 @@ def test_a_metric_cannot_move_a_rate_that_starts_outside_its_bounds(spec):
         get_scheduler(spec, Row("cosine", {}).optimizer(), 0, 10)
 
 
+@pytest.mark.parametrize(
+    ("spec", "needs"),
+    [
+        ("cyclic:gamma=0.5", "mode='exp_range'"),
+        ("wsd:decay_type=linear,num_cycles=3", "decay_type='cosine'"),
+        ("one_cycle:cycle_momentum=false,base_momentum=0.5", "cycle_momentum=True"),
+    ],
+)
+def test_arguments_without_effect_are_errors(spec, needs):
+    with pytest.raises(LabError, match=f"has no effect with .*; it needs {needs}"):
+        lr_curve(spec, BASE, 0, 20)
+
+
 # --- counts ----------------------------------------------------------------------------------------------------------
 
 takes_warmup = [name for name in list_schedulers() if "no_warmup" not in SCHEDULERS[name].traits]

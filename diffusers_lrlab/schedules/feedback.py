@@ -28,7 +28,7 @@ class FeedbackSchedule:
     def _start_warmup(
         self, optimizer: Optimizer, num_warmup_steps: int, min_lr: float = 0.0, max_lr: float = math.inf
     ) -> None:
-        for lr in (float(group["lr"]) for group in optimizer.param_groups):
+        for lr in (float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups):
             if not min_lr <= lr <= max_lr:
                 raise LabError(
                     f"The learning rate {lr:g} is {'above' if lr > max_lr else 'below'} what {type(self).__name__} may set: "
@@ -139,9 +139,9 @@ class GreedyWithWarmup(FeedbackSchedule, GreedyLR):
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any):
         if min_lr is None:
-            min_lr = min(1e-3, *(float(group["lr"]) / 100 for group in optimizer.param_groups))
+            min_lr = min(1e-3, *(float(group.get("initial_lr", group["lr"])) / 100 for group in optimizer.param_groups))
         super().__init__(optimizer, min_lr=min_lr, **kwargs)
-        self._init_lrs = [float(lr) for lr in self._init_lrs]
+        self._init_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self._start_warmup(optimizer, num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric may be missing

@@ -50,7 +50,7 @@ def _documentation(entry: Entry) -> str:
         lines += [f"        {parameter.help[0].upper()}{parameter.help[1:]}. Allowed: {parameter.allowed}."]
     lines += [
         "    last_epoch (`int`, *optional*, defaults to -1):",
-        "        Updates already done.",
+        "        As for every torch scheduler.",
         "",
         f"Source: {entry.source}",
     ]

@@ -114,7 +114,8 @@ def read_step_rules(step_rules: str) -> tuple[np.ndarray, np.ndarray]:
     """Boundaries (updates) and multipliers of diffusers' rules, `"1:500,0.1:900,0.01"`."""
     *parts, last = step_rules.split(",")
     try:
-        pairs = sorted((int(update), float(value)) for value, update in (part.split(":") for part in parts))
+        # As in diffusers, the last one of equal boundaries counts.
+        pairs = sorted({int(update): float(value) for value, update in (part.split(":") for part in parts)}.items())
         values = [value for _, value in pairs] + [float(last)]
     except ValueError:
         raise LabError(
@@ -221,7 +222,7 @@ _DECAY = Parameter(
         _DECAY,
         Parameter("num_stable_steps", float, None, "updates at the peak, or a fraction; derived: the rest", "[0, inf)"),
         Parameter("decay_type", str, "cosine", "shape of the cool-down", choices=tuple(COOLDOWNS)),
-        Parameter("num_cycles", float, 0.5, "waves of the cosine cool-down", "(0, inf)"),
+        Parameter("num_cycles", float, 0.5, "waves of the cosine cool-down", "(0, inf)", only_with=("decay_type", "cosine")),
     ),
     traits=("warmup_from_floor",),
     aliases=("wsd",),
@@ -242,7 +243,7 @@ def _stable_and_decay(progress: Progress, decay: float | None, stable: float | N
     total, span = progress.total_updates, progress.span
     num_stable = None if stable is None else resolve_updates(stable, total, "num_stable_steps")
     if decay is not None:
-        num_decay = resolve_updates(decay, total, "num_decay_steps")
+        num_decay = max(1, resolve_updates(decay, total, "num_decay_steps"))
     else:
         num_decay = min(span, max(1, round(0.2 * total))) if num_stable is None else span - num_stable
     num_stable = span - num_decay if num_stable is None else num_stable

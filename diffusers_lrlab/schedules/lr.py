@@ -51,7 +51,7 @@ class CurveLR(LRScheduler):
         schedule ([`Schedule`]): What to follow.
         num_warmup_steps (`int`): Updates of warm-up.
         num_training_steps (`int`): Updates of the whole run.
-        last_epoch (`int`, *optional*, defaults to -1): Updates already done, as for every torch scheduler.
+        last_epoch (`int`, *optional*, defaults to -1): As for every torch scheduler.
 
     Raises:
         LabError: if the schedule does not fit the run, or sets a momentum that the optimizer does not have.
@@ -172,7 +172,7 @@ def get_scheduler(
         scheduler_specific_kwargs (`dict`, *optional*):
             The schedule's own parameters, as transformers spells it.
         last_epoch (`int`, *optional*, defaults to -1):
-            Updates already done.
+            As for every torch scheduler: -1 starts anew, and k continues an optimizer after its first k + 1 updates.
 
     Returns:
         `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update. For schedules that follow
@@ -213,7 +213,7 @@ def get_momentum_scheduler(
             the learning rate alone, so that any other scheduler can drive it, and the `mdlrc` family multiplies the
             optimizer's learning rate by its compensation.
         last_epoch (`int`, *optional*, defaults to -1):
-            Updates already done.
+            As for every torch scheduler: -1 starts anew, and k continues an optimizer after its first k + 1 updates.
 
     Returns:
         `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update.

@@ -75,6 +75,8 @@ def schedule_curves(
     schedule: Schedule, base_lr: float, momentum: float | None, num_warmup_steps: float, num_training_steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Learning rate and momentum for each update of a run, float64; the momentum is NaN where the optimizer has none."""
+    if num_training_steps is None:
+        raise LabError("A curve needs num_training_steps, the number of updates to give values for.")
     warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
     updates = np.arange(total)
     if schedule.name and "feedback" in SCHEDULERS[schedule.name].traits:

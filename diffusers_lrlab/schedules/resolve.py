@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ from .spec import format_spec, parse_spec
 
 
 def checked_name(name: Any) -> str:
-    """`name`, if it is one at all."""
+    """`name`, if it is one at all; a member of diffusers' enum will do."""
+    name = name.value if isinstance(name, Enum) else name
     if not isinstance(name, str):
         raise LabError(f"The name of a schedule is a text such as 'cosine' or 'rex:d=0.9', not {name!r}.")
     return name
@@ -24,6 +27,8 @@ def checked_name(name: Any) -> str:
 def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
     """Name and given parameters from a spec string and a dictionary; a parameter given in both is an error."""
     name, from_spec = parse_spec(spec)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
     given = dict(kwargs or {})
     for key in from_spec.keys() & given.keys():
         raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
@@ -105,7 +110,7 @@ def double_decay(
         return None
     together = float(np.max(schedule.at(end, lr, momentum)[0]))
     return (
-        f"{schedule.momentum!r} lowers the learning rate by itself, on top of {schedule.name!r}: together they end at "
+        f"{schedule.momentum!r} changes the learning rate by itself, on top of {schedule.name!r}: together they end at "
         f"{together / lr:.3g} of the peak, {schedule.name!r} alone at {alone / lr:.3g}. Use 'constant_with_warmup' beside "
         "it, or 'demon' for the momentum alone."
     )

@@ -38,7 +38,8 @@ def _split(text: str, start: int, separator: str) -> Iterator[tuple[int, str]]:
             if not opened:
                 raise _fail(text, position, "this bracket was never opened")
             opened.pop()
-            if not opened and separator == "," and text[position + 1 : position + 2] not in ("", ",", "]"):
+            after = ("", ",", "]", "|") if opened or separator == "|" else ("", ",", "]")
+            if text[position + 1 : position + 2] not in after:
                 raise _fail(text, position + 1, "a comma is missing after the bracket")
         elif character == separator and not opened:
             yield begin, text[begin:position]

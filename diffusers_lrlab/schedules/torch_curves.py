@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -43,7 +44,9 @@ def step(progress: Progress, step_size: int | None, gamma: float) -> Any:
 )
 def multistep(progress: Progress, milestones: list[float], gamma: float) -> Any:
     r"""\(s = \gamma^m\), \(m\) milestones having been reached."""
-    updates = sorted(resolve_updates(milestone, progress.total_updates, "A milestone") for milestone in milestones)
+    total = progress.total_updates
+    # Never before the first update, however short the run is.
+    updates = sorted(max(1, resolve_updates(milestone, total, "A milestone")) for milestone in milestones)
     return gamma ** np.searchsorted(updates, progress.now, side="right")
 
 
@@ -110,7 +113,7 @@ def cosine_annealing_warm_restarts(progress: Progress, T_0: int | None, T_mult: 
             "mode", str, "triangular", "peaks of one height, halved at each wave, or times gamma^update",
             choices=("triangular", "triangular2", "exp_range"),
         ),
-        Parameter("gamma", float, 1.0, "of exp_range", "(0, 1]"),
+        Parameter("gamma", float, 1.0, "of exp_range", "(0, 1]", only_with=("mode", "exp_range")),
     ),
     facts={"min_lr_ratio": 0.1},
 )  # fmt: skip
@@ -137,6 +140,7 @@ ONE_CYCLE_MOMENTA = (
     Parameter("base_momentum", float, 0.85, "momentum at the peak", "[0, 1)"),
     Parameter("max_momentum", float, 0.95, "momentum at start and end", "[0, 1)"),
 )
+_CYCLED_MOMENTA = tuple(replace(parameter, only_with=("cycle_momentum", True)) for parameter in ONE_CYCLE_MOMENTA)
 
 
 def one_cycle_course(
@@ -146,7 +150,7 @@ def one_cycle_course(
     The course of `OneCycleLR` through three levels: start, peak, end.
 
     Raises:
-        LabError: for a rise given both as warm-up and as share of the run, and for one that leaves no time to fall.
+        LabError: for a rise given both as warm-up and as share of the run, and for one of three phases over half of it.
     """
     total = progress.total_updates
     ends, values = _one_cycle_phases(total, progress.warmup_updates, levels, rise, three_phase)
@@ -185,7 +189,7 @@ def _one_cycle_phases(
         ONE_CYCLE_RISE,
         ONE_CYCLE_STRATEGY,
         Parameter("cycle_momentum", bool, True, "whether the momentum is cycled too"),
-        *ONE_CYCLE_MOMENTA,
+        *_CYCLED_MOMENTA,
         Parameter("div_factor", float, 25.0, "the peak over the rate at the start", "[1, inf)"),
         Parameter("final_div_factor", float, 1e4, "the rate at the start over that at the end", "[1, inf)"),
         ONE_CYCLE_PHASES,

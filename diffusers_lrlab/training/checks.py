@@ -246,6 +246,10 @@ def _resolve_schedule(config: TrainingConfig) -> None:
         config.lr_warmup_steps = 0
     elif config.lr_warmup_steps is None:
         config.lr_warmup_steps = 0 if "rises" in entry.traits else 0.05
+    shape = {key: kwargs[key] for key in ("warmup_type", "warmup_start_ratio", "warmup_lr_rate") if key in kwargs}
+    changed = {key: value for key, value in shape.items() if value not in (None, "linear")}
+    if changed and config.lr_warmup_steps == 0:
+        raise LabError(f"{changed} of {name!r} has no effect without warm-up. Give --lr_warmup_steps, or leave it out.")
     resolve_warmup_updates(config.lr_warmup_steps, config.max_train_steps or 10**12)
     if "feedback" in entry.traits and config.num_validation_images == 0:
         raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
