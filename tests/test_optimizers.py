@@ -12,7 +12,8 @@ from diffusers import UNet2DModel
 from diffusers_lrlab import get_optimizer, list_optimizers
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.optimizers import OPTIMIZERS, optimizer_state_bytes
-from diffusers_lrlab.training.checks import check_schedule, resolve_config
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.choices import check_schedule
 from diffusers_lrlab.training.config import TrainingConfig
 
 

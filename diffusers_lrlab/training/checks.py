@@ -13,12 +13,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import LabError, did_you_mean
-from ..optimizers import OPTIMIZERS, check_installed
-from ..progress import resolve_warmup_updates
-from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from ..schedules.frame import Schedule
-from ..schedules.resolve import merge_spec, resolve_kwargs
-from ..schedules.spec import parse_json_kwargs
+from ..optimizers import OPTIMIZERS
+from .choices import resolve_lr_schedule, resolve_momentum, resolve_optimizer
 from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, TrainingConfig
 
 _AT_LEAST_ONE = (
@@ -57,11 +53,11 @@ def resolve_config(config: TrainingConfig) -> TrainingConfig:
     """
     config = dataclasses.replace(config)
     _check_types(config)
-    _resolve_optimizer(config)
+    resolve_optimizer(config)
     _resolve_data(config)
     _check_numbers(config)
-    _resolve_schedule(config)
-    _resolve_momentum(config)
+    resolve_lr_schedule(config)
+    resolve_momentum(config)
     _check_combinations(config)
     resumed = Path(config.resume_from_checkpoint or "latest")
     if config.output_dir is None and (resumed / "trainer.json").is_file():
@@ -158,103 +154,6 @@ def _check_numbers(config: TrainingConfig) -> None:
             raise LabError(f"--{name} {getattr(config, name)} is outside [0, 1).")
 
 
-def _given(kwargs: dict[str, Any] | str | None, flag: str) -> dict[str, Any]:
-    return parse_json_kwargs(kwargs, flag) if isinstance(kwargs, str) else kwargs or {}
-
-
-# The options of diffusers' script, and the parameters that they are of the optimizers that take them.
-_ADAM_OPTIONS = {
-    "adam_beta1": "beta1",
-    "adam_beta2": "beta2",
-    "adam_weight_decay": "weight_decay",
-    "adam_epsilon": "eps",
-}
-
-
-def _resolve_optimizer(config: TrainingConfig) -> None:
-    """Splits name and parameters, and gives Adam's kin the options that diffusers' script has for them."""
-    name, kwargs = merge_spec(config.optimizer, _given(config.optimizer_kwargs, "--optimizer_kwargs"), OPTIMIZERS)
-    takes = "adam" in OPTIMIZERS[name].traits
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for option, key in _ADAM_OPTIONS.items():
-        value = getattr(config, option)
-        asked = value != defaults[option]
-        if asked and not takes:
-            raise LabError(
-                f"--{option} {value} has no effect on {name!r}. Use --optimizer_kwargs; see `lrlab list optimizers`."
-            )
-        if asked and kwargs.get(key, value) != value:
-            raise LabError(f"{key!r} of {name!r} is given twice: --{option} {value} and {key}={kwargs[key]!r}. Drop one.")
-        if takes:
-            kwargs.setdefault(key, value)
-            setattr(config, option, float(kwargs[key]))
-    check_installed(name)
-    config.optimizer, config.optimizer_kwargs = name, OPTIMIZERS[name].resolve(kwargs)
-
-
-def _resolve_momentum(config: TrainingConfig) -> None:
-    """Splits name and parameters of the momentum schedule, and checks what goes with what."""
-    given = _given(config.momentum_scheduler_kwargs, "--momentum_scheduler_kwargs")
-    if config.momentum_scheduler is None:
-        if given:
-            raise LabError(f"--momentum_scheduler_kwargs {given} without --momentum_scheduler. Give its name too.")
-        config.momentum_scheduler_kwargs = {}
-    else:
-        name, given = merge_spec(config.momentum_scheduler, given, MOMENTUM_SCHEDULERS)
-        config.momentum_scheduler, config.momentum_scheduler_kwargs = name, MOMENTUM_SCHEDULERS[name].resolve(given)
-    schedule = config.schedule  # two schedules of one number are an error here
-    if schedule.compensates and "feedback" in SCHEDULERS[config.lr_scheduler].traits:
-        raise LabError(
-            f"{config.momentum_scheduler!r} sets the learning rate, and so does {config.lr_scheduler!r}, which follows the "
-            "validation loss. Use --momentum_scheduler demon beside it."
-        )
-    if "averages" not in OPTIMIZERS[config.optimizer].traits:
-        return
-    wrong = []
-    if config.lr_scheduler not in ("constant", "constant_with_warmup") or config.momentum_scheduler is not None:
-        wrong.append("--lr_scheduler constant_with_warmup and no --momentum_scheduler")
-    if config.use_ema:
-        wrong.append("--no_use_ema")
-    if wrong:
-        raise LabError(
-            f"{config.optimizer!r} averages the weights in place of a schedule and of an EMA: it goes with "
-            f"{', and with '.join(wrong)}."
-        )
-
-
-def _resolve_schedule(config: TrainingConfig) -> None:
-    """Splits name and parameters, fills in defaults, and settles warm-up as far as the length of the run is known."""
-    name, kwargs = merge_spec(config.lr_scheduler, _given(config.lr_scheduler_kwargs, "--lr_scheduler_kwargs"))
-    flags = {"num_cycles": config.lr_num_cycles, "power": config.lr_power}
-    for key, value in flags.items():
-        if value is not None and key in kwargs:
-            raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Drop one.")
-        if value is not None:
-            kwargs[key] = value
-    entry = SCHEDULERS[name]
-    config.lr_scheduler, config.lr_scheduler_kwargs = name, resolve_kwargs(entry, kwargs)
-    if (floor := config.lr_scheduler_kwargs.get("min_lr") or 0.0) > config.learning_rate:
-        raise LabError(f"min_lr={floor:g} of {name!r} is above --learning_rate {config.learning_rate:g}. Lower it.")
-    config.lr_num_cycles = config.lr_power = None
-
-    if "no_warmup" in entry.traits:
-        if config.lr_warmup_steps:
-            raise LabError(
-                f"--lr_warmup_steps {config.lr_warmup_steps:g} has no effect on {name!r}, which has no warm-up"
-                + ("; use --lr_scheduler constant_with_warmup." if name == "constant" else ". Leave it out.")
-            )
-        config.lr_warmup_steps = 0
-    elif config.lr_warmup_steps is None:
-        config.lr_warmup_steps = 0 if "rises" in entry.traits else 0.05
-    shape = {key: kwargs[key] for key in ("warmup_type", "warmup_start_ratio", "warmup_lr_rate") if key in kwargs}
-    changed = {key: value for key, value in shape.items() if value not in (None, "linear")}
-    if changed and config.lr_warmup_steps == 0:
-        raise LabError(f"{changed} of {name!r} has no effect without warm-up. Give --lr_warmup_steps, or leave it out.")
-    resolve_warmup_updates(config.lr_warmup_steps, config.max_train_steps or 10**12)
-    if "feedback" in entry.traits and config.num_validation_images == 0:
-        raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
-
-
 def _check_combinations(config: TrainingConfig) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for names, need, is_there in _NEEDS:
@@ -307,27 +206,6 @@ def _check_streaming(config: TrainingConfig) -> None:
     for name in ("save_images_epochs", "save_model_epochs"):
         if getattr(config, name) is not None:
             raise LabError(f"--{name} counts epochs, which a stream does not have. Leave it out.")
-
-
-def check_schedule(config: TrainingConfig) -> None:
-    """Builds optimizer and schedules once, for what only their own code can refuse; the real length may be unknown yet."""
-    import torch
-
-    from ..optimizers import get_optimizer
-    from ..schedules.lr import build_all
-
-    weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
-    optimizer = get_optimizer(config.optimizer, weights, config.learning_rate, **config.optimizer_arguments)
-    length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
-    schedule = with_batch(config.schedule, config.train_batch_size * config.gradient_accumulation_steps)
-    build_all(schedule, optimizer, config.lr_warmup_steps, length)
-
-
-def with_batch(schedule: Schedule, images_per_update: int) -> Schedule:
-    """The schedule, told the effective batch if it counts images and was not told."""
-    if "images_per_update" not in schedule.kwargs or schedule.kwargs["images_per_update"] is not None:
-        return schedule
-    return dataclasses.replace(schedule, kwargs={**schedule.kwargs, "images_per_update": images_per_update})
 
 
 def check_launch() -> None:

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from ..data.loading import ImageData
 from ..errors import Interrupted, LabError
 from ..evaluation.validation_loss import ValidationLoss
 from ..loss import draw_timesteps, image_losses
-from ..optimizers import OPTIMIZERS, get_optimizer
+from ..optimizers import get_optimizer
 from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.lr import build_all
 from ..schedules.momentum import read_momentum
 from ..streams import block_randn, stream_generator, stream_seed
-from .averaging import make_ema
+from .averaging import averages_itself, ema_weights, make_ema, own_average
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
 from .interrupts import InterruptGuard
 from .plan import Plan
@@ -185,7 +185,7 @@ class Trainer:
             config.skip_corrupt_images,
         )
         self.model.train()
-        if self.averages_itself:
+        if averages_itself(self.optimizer):
             self.optimizer.train()
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
@@ -267,7 +267,7 @@ class Trainer:
     def validate(self) -> dict[str, float]:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
         assert self.validation is not None
-        with self._own_average():
+        with own_average(list(self.unet.parameters()), self.optimizer):
             losses = {"validation_loss": self.validation(self.unet)}
         if self.ema is not None:
             with self.averaged_weights():
@@ -285,41 +285,11 @@ class Trainer:
 
     # --- weights, checkpoints, results -------------------------------------------------------------------------------
 
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
+    def averaged_weights(self) -> AbstractContextManager[None]:
         """The model carries the EMA's weights, or the average that the optimizer makes, inside this block."""
-        if self.ema is None:
-            with self._own_average():
-                yield
-            return
-        parameters = list(self.unet.parameters())
-        self.ema.store(parameters)
-        self.ema.copy_to(parameters)
-        try:
-            yield
-        finally:
-            self.ema.restore(parameters)
-
-    @property
-    def averages_itself(self) -> bool:
-        """Whether the optimizer is one whose weights are to be evaluated only after its `eval()`."""
-        return "averages" in OPTIMIZERS[self.config.optimizer].traits
-
-    @contextmanager
-    def _own_average(self) -> Iterator[None]:
-        """The model carries the average of an optimizer that makes one; afterwards its weights are back to the bit."""
-        if not self.averages_itself or not self.optimizer.param_groups[0]["train_mode"]:
-            yield
-            return
-        # There and back by its own arithmetic would round, and validating more often would change the run.
-        parameters = list(self.unet.parameters())
-        kept = [parameter.detach().clone() for parameter in parameters]
-        self.optimizer.eval()
-        try:
-            yield
-        finally:
-            self.optimizer.train()
-            torch._foreach_copy_([parameter.data for parameter in parameters], kept)
+        if self.ema is not None:
+            return ema_weights(list(self.unet.parameters()), self.ema)
+        return own_average(list(self.unet.parameters()), self.optimizer)
 
     def _facts(self) -> dict[str, Any]:
         return {

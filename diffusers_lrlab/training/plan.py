@@ -19,7 +19,7 @@ from ..schedules.frame import Schedule
 from ..schedules.promise import schedule_curves
 from ..schedules.resolve import describe_schedule, double_decay
 from ..schedules.spec import format_spec
-from .checks import with_batch
+from .choices import with_batch
 from .config import TrainingConfig
 
 

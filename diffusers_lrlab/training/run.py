@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Interrupted, LabError
-from .checks import check_launch, check_model_config, check_precision, check_schedule, resolve_config
+from .checks import check_launch, check_model_config, check_precision, resolve_config
+from .choices import check_schedule
 from .config import TrainingConfig
 from .environment import describe_environment, launch_command, peak_memory_mb
 from .run_folder import RunFolder, check_same_config, find_checkpoint
