@@ -11,6 +11,7 @@ import argparse
 import functools
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -57,6 +58,9 @@ class WatchedSchedule:
         self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
         self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
         self.update: int | None = None
+        # What accelerate made of it, and what is to be done with that once it is known how long the run will be.
+        self.settle: Callable[[], None] | None = None
+        self.is_prepared = False
         optimizer.register_step_pre_hook(self._before_step)
 
     def applied(self, num_updates: int) -> np.ndarray:
@@ -76,6 +80,8 @@ class WatchedSchedule:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Audits the update that is about to be done."""
+        if self.settle is not None:
+            self.settle()
         if self.update is None:  # not 0 in a resumed run
             self.update = self.scheduler.last_epoch // self.length.steps_per_update
         groups = range(len(self.base_lrs))
@@ -122,18 +128,31 @@ class HostClock:
         diffusers_plugin.schedule_function = self._recorded
         for member, function in functions.items():
             functions[member] = self._recorded(member.value, function)
-        prepare = accelerate.Accelerator.prepare
+        self._follow_preparation(accelerate.Accelerator)
+
+    def _follow_preparation(self, accelerator_class: Any) -> None:
+        """Settles clocks when everything is prepared, or before the first update if the data come later or not at all."""
+        prepare, prepare_scheduler = accelerator_class.prepare, accelerator_class.prepare_scheduler
+
+        @functools.wraps(prepare_scheduler)
+        def prepare_and_remember(accelerator: Any, scheduler: Any) -> Any:
+            wrapper = prepare_scheduler(accelerator, scheduler)
+            for watched in self.watched:
+                if watched.scheduler is scheduler:
+                    watched.is_prepared = True
+                    watched.settle = functools.partial(self._settle, accelerator, wrapper, watched)
+            return wrapper
 
         @functools.wraps(prepare)
         def prepare_and_settle(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
             prepared = prepare(accelerator, *args, **kwargs)
-            for one in prepared if isinstance(prepared, tuple) else (prepared,):
-                for watched in self.watched:
-                    if getattr(one, "scheduler", None) is watched.scheduler:
-                        self._settle(accelerator, one, watched)
+            for watched in self.watched:
+                if watched.settle is not None and self._count_updates(accelerator) is not None:
+                    watched.settle()
             return prepared
 
-        accelerate.Accelerator.prepare = prepare_and_settle
+        accelerator_class.prepare_scheduler = prepare_and_remember
+        accelerator_class.prepare = prepare_and_settle
 
     def _recorded(self, spec: str, host_function: Any = None) -> Any:
         """The function behind a name, which remembers what it built; diffusers' own stay its own unless they are fixed."""
@@ -167,6 +186,7 @@ class HostClock:
 
     def _settle(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule) -> None:
         """Once everything is prepared: what was asked for, what would come of it, and the remedy if they differ."""
+        watched.settle = None
         num_updates = self._count_updates(accelerator)
         if not wrapper.step_with_optimizer:
             watched.length.steps_per_update = accelerator.gradient_accumulation_steps
@@ -247,5 +267,12 @@ class HostClock:
         """What the audit found, a line for each schedule."""
         done = [watched for watched in self.watched if watched.audit.num_updates]
         if not done:
-            return "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
-        return "\n".join(watched.audit.summary() for watched in done)
+            return (
+                "diffusers_lrlab: LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
+            )
+        lines = []
+        for watched in done:
+            lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}")
+            if self.fix and not watched.is_prepared:
+                lines[-1] += " --fix_lr_clock left it alone: accelerate does not step it, so its length is the script's own."
+        return "\n".join(f"diffusers_lrlab: {line}" for line in lines)

@@ -120,16 +120,16 @@ def main() -> None:
     except LabError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         # From the script's first line on, as if Python had been started with it.
         frame = error.__traceback__
         while frame is not None and frame.tb_frame.f_code.co_filename != os.path.abspath(options.script):
             frame = frame.tb_next
         traceback.print_exception(error.with_traceback(frame or error.__traceback__))
-        sys.exit(1)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     finally:
         if int(os.environ.get("RANK", 0)) == 0:
-            sys.stderr.write(f"diffusers_lrlab: {clock.report()}\n")
+            sys.stderr.write(f"{clock.report()}\n")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ def test_without_it_the_deviation_is_told_before_and_after(tmp_path, spec):
 
 def test_a_clock_that_is_right_is_not_talked_about(tmp_path):
     _, stderr = host_run(tmp_path, "--lr_scheduler=rex")
-    assert stderr.strip() == "diffusers_lrlab: LR audit: 48 updates, every value that follows the clock was as promised."
+    verdict = "LR audit: 48 updates, every value that follows the clock was as promised."
+    assert stderr.strip() == f"diffusers_lrlab: rex: {verdict}"
 
 
 def test_strict_stops_before_the_first_update(tmp_path):
@@ -144,7 +145,30 @@ def test_the_traceback_is_the_scripts_own(tmp_path):
     direct = subprocess.run(
         [sys.executable, str(HOST_SCRIPT), "--fail", f"--output_dir={tmp_path}"], capture_output=True, text=True, check=False
     ).stderr
-    assert traceback.partition("diffusers_lrlab: LR audit")[0] == direct[direct.index("Traceback") :]
+    assert traceback.partition("diffusers_lrlab: ")[0] == direct[direct.index("Traceback") :]
+
+
+def test_a_scheduler_that_is_prepared_by_itself_and_before_the_data(tmp_path):
+    script = tmp_path / "script.py"
+    text = HOST_SCRIPT.read_text()
+    together = "model, optimizer, loader, lr_scheduler = accelerator.prepare(model, optimizer, loader, lr_scheduler)"
+    assert together in text
+    apart = "lr_scheduler = accelerator.prepare_scheduler(lr_scheduler)\n    "
+    script.write_text(text.replace(together, apart + "model, optimizer = accelerator.prepare(model, optimizer)"))
+    arguments = [f"--output_dir={tmp_path}", "--gradient_accumulation_steps=4", "--lr_scheduler=rex", "--max_train_steps=9"]
+    stderr = launch(script, *arguments, options=["--fix_lr_clock", "--strict_lr_audit"])
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    np.testing.assert_allclose([row["lr"] for row in rows], lr_curve("rex", LR, 2, 9), rtol=1e-12)
+    assert "rex: LR audit: 9 updates, every value" in stderr
+
+
+def test_a_scheduler_that_is_never_prepared_is_audited_by_its_own_numbers(tmp_path):
+    script = tmp_path / "script.py"
+    text = HOST_SCRIPT.read_text().replace("loader, lr_scheduler = accelerator.prepare(", "loader, _ = accelerator.prepare(")
+    script.write_text(text.replace("optimizer, loader, lr_scheduler)", "optimizer, loader, torch.nn.Identity())"))
+    stderr = launch(script, f"--output_dir={tmp_path}", "--lr_scheduler=rex", options=["--fix_lr_clock"])
+    assert "rex: LR audit: 48 updates, every value" in stderr
+    assert "--fix_lr_clock left it alone" in stderr
 
 
 def test_the_script_finds_itself_as_if_started_directly(tmp_path):
