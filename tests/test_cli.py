@@ -296,7 +296,7 @@ def test_json_with_arguments_and_momentum():
 
 def test_a_rate_that_is_lowered_twice_is_said():
     shown = lrlab("preview", "--lr_scheduler", "cosine", "--momentum_scheduler", "mdlrc", "--num_training_steps", 40)
-    assert "lowers the learning rate by itself, on top of 'cosine'" in shown
+    assert "changes the learning rate by itself, on top of 'cosine'" in shown
 
 
 def stepped_by_accelerate(build, num_updates, warmup, processes, accumulation, monkeypatch):
