@@ -22,6 +22,10 @@ from .listing import as_json, as_markdown, as_text
 KINDS = {
     "schedulers": ("schedules.catalogue", "SCHEDULERS", "--lr_scheduler"),
     "momentum": ("schedules.catalogue", "MOMENTUM_SCHEDULERS", "--momentum_scheduler"),
+    "timesteps": ("timesteps.catalogue", "TIMESTEP_SAMPLERS", "--timestep_sampler"),
+    "weightings": ("timesteps.catalogue", "LOSS_WEIGHTINGS", "--loss_weighting"),
+    "timestep_lrs": ("timesteps.catalogue", "TIMESTEP_LRS", "--timestep_lr"),
+    "noises": ("noise", "NOISES", "--noise"),
     "optimizers": ("optimizers", "OPTIMIZERS", "--optimizer"),
 }
 

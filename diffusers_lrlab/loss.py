@@ -1,4 +1,4 @@
-"""What one forward pass learns from: noise, timesteps, the loss of each image. Shared by training and validation."""
+"""The loss of each image of one forward pass. Shared by training, validation and measurements."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
-
-def draw_timesteps(num_images: int, num_train_timesteps: int, generator: torch.Generator) -> torch.Tensor:
-    """Uniform integer timesteps in `[0, num_train_timesteps)`: int64 of shape `(num_images,)`."""
-    return torch.randint(0, num_train_timesteps, (num_images,), generator=generator, device=generator.device)
 
 
 def image_losses(

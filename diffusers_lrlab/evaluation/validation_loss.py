@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..loss import image_losses
@@ -37,14 +38,15 @@ class ValidationLoss:
         self.noise = block_randn(VALIDATION_SEED, "validation-noise", 0, range(num_images), shape, "cpu").to(device)
 
     @torch.no_grad()
-    def __call__(self, model: Any) -> float:
-        """The mean loss over the images, in evaluation mode; the model's mode is restored."""
+    def __call__(self, model: Any) -> np.ndarray:
+        """The loss of each image, float64 `(num_images,)`, in evaluation mode; the model's mode is restored."""
         was_training = model.training
         model.eval()
-        total = torch.zeros((), dtype=torch.float64, device=self.images.device)
+        losses = []
         for start in range(0, len(self.images), self.batch_size):
             part = slice(start, start + self.batch_size)
-            losses = image_losses(model, self.noise_scheduler, self.images[part], self.noise[part], self.timesteps[part])
-            total += losses.double().sum()
+            losses.append(
+                image_losses(model, self.noise_scheduler, self.images[part], self.noise[part], self.timesteps[part])
+            )
         model.train(was_training)
-        return float(total) / len(self.images)
+        return torch.cat(losses).double().cpu().numpy()

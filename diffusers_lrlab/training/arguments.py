@@ -12,8 +12,10 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..errors import LabError, did_you_mean
+from ..noise import NOISES
 from ..optimizers import OPTIMIZERS
 from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from ..timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
@@ -42,6 +44,9 @@ def _make_parser(description: str) -> _Parser:
             ("{lr_schedulers}", SCHEDULERS),
             ("{momentum_schedulers}", MOMENTUM_SCHEDULERS),
             ("{optimizers}", OPTIMIZERS),
+            ("{timestep_samplers}", TIMESTEP_SAMPLERS),
+            ("{loss_weightings}", LOSS_WEIGHTINGS),
+            ("{noises}", NOISES),
         ):
             action.help = (action.help or "").replace(key, ", ".join(names))
     return parser

@@ -4,8 +4,10 @@
     checkpoint-500/unet_ema/         their moving average and its state
     checkpoint-500/optimizer.bin     and random_states_RANK.pkl, by accelerate
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
+    checkpoint-500/timesteps.safetensors   sums of losses by noise level, and what follows the losses
 
-Noise, timesteps and data order need no state: they follow from seed and update (see `streams.py`).
+Noise, timesteps and data order need no state: they follow from seed and update (see `streams.py`), but for samplers that
+follow the losses.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ from ..files import atomic_folder, full_disk_explained, write_text
 from .run_folder import RunFolder, check_same_run, read_state
 
 if TYPE_CHECKING:
+    import torch
     from accelerate import Accelerator
     from diffusers.training_utils import EMAModel
+
+
+_TENSORS = "timesteps.safetensors"
 
 
 @contextmanager
@@ -58,7 +64,13 @@ def register_model_format(accelerator: Accelerator) -> None:
 
 
 def save_checkpoint(
-    accelerator: Accelerator, folder: RunFolder, update: int, ema: EMAModel | None, state: dict[str, Any], keep: int
+    accelerator: Accelerator,
+    folder: RunFolder,
+    update: int,
+    ema: EMAModel | None,
+    state: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    keep: int,
 ) -> Path:
     """
     Writes `checkpoint-<update>` atomically and removes the oldest ones.
@@ -69,8 +81,11 @@ def save_checkpoint(
         update (`int`): Updates done.
         ema (`EMAModel` or `None`): Its weights are saved too.
         state (`dict`): JSON data for `trainer.json`.
+        tensors (`dict`): For `timesteps.safetensors`.
         keep (`int`): How many checkpoints stay; 0 keeps all.
     """
+    from safetensors.torch import save_file
+
     path = folder.path / f"checkpoint-{update}"
     if accelerator.is_main_process:
         with atomic_folder(path, shared=True) as temporary:
@@ -78,6 +93,7 @@ def save_checkpoint(
             accelerator.save_state(str(temporary))
             if ema is not None:
                 ema.save_pretrained(temporary / "unet_ema")
+            save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, temporary / _TENSORS)
             write_text(temporary / "trainer.json", json.dumps({"update": update, **state}, indent=2))
             accelerator.wait_for_everyone()
         for old in folder.checkpoints()[: -keep or None] if keep else []:
@@ -102,13 +118,14 @@ def load_checkpoint(accelerator: Accelerator, path: Path, ema: EMAModel | None, 
         facts (`dict`): What this start must have in common with the checkpoint, besides its configuration.
 
     Returns:
-        `dict`: `trainer.json`.
+        `dict`: `trainer.json`, and as `tensors` what `timesteps.safetensors` holds.
 
     Raises:
         LabError: if the checkpoint is of another run.
     """
     from diffusers import UNet2DModel
     from diffusers.training_utils import EMAModel
+    from safetensors.torch import load_file
 
     state = read_state(path)
     check_same_run(state, facts, path)
@@ -121,4 +138,4 @@ def load_checkpoint(accelerator: Accelerator, path: Path, ema: EMAModel | None, 
     accelerator.load_state(str(path))
     # It also restores a count of micro-batches; a checkpoint lies between updates, whatever the accumulation was.
     accelerator.step = 0
-    return state
+    return {**state, "tensors": load_file(path / _TENSORS)}

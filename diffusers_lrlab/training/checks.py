@@ -16,11 +16,12 @@ from ..errors import LabError, did_you_mean
 from ..optimizers import OPTIMIZERS
 from .choices import resolve_lr_schedule, resolve_momentum, resolve_optimizer
 from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, TrainingConfig
+from .timestep_choices import resolve_timesteps
 
 _AT_LEAST_ONE = (
     "resolution", "train_batch_size", "gradient_accumulation_steps", "num_epochs", "max_train_steps", "ddpm_num_steps",
     "ddpm_num_inference_steps", "logging_steps", "validation_steps", "save_images_epochs", "save_model_epochs",
-    "eval_batch_size", "checkpointing_steps", "stream_shuffle_buffer",
+    "eval_batch_size", "checkpointing_steps", "stream_shuffle_buffer", "timestep_grad_every",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "num_validation_images", "dataloader_num_workers", "checkpoints_total_limit", "in_memory_limit_mb", "cpu_threads",
@@ -36,6 +37,12 @@ _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...
     (("stream_shuffle_buffer",), "--streaming", lambda config: config.streaming),
     (("in_memory_limit_mb", "dataloader_num_workers"), "no --streaming", lambda config: not config.streaming),
     (("validation_steps",), "--num_validation_images above 0", lambda config: config.num_validation_images > 0),
+    (("timestep_grad_every",), "--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0),
+    (
+        ("timestep_grad_every",),
+        "--num_validation_images above 0",
+        lambda config: config.num_validation_images > 0,
+    ),
     (("image_column",), "other data than digits", lambda config: config.dataset_name != "digits"),
     (("dataset_config_name", "dataset_split"), "other data than digits", lambda config: config.dataset_name != "digits"),
 )
@@ -58,6 +65,7 @@ def resolve_config(config: TrainingConfig) -> TrainingConfig:
     _check_numbers(config)
     resolve_lr_schedule(config)
     resolve_momentum(config)
+    resolve_timesteps(config)
     _check_combinations(config)
     resumed = Path(config.resume_from_checkpoint or "latest")
     if config.output_dir is None and (resumed / "trainer.json").is_file():

@@ -15,7 +15,8 @@ from ..schedules.spec import parse_json_kwargs
 from .config import TrainingConfig
 
 
-def _given(kwargs: dict[str, Any] | str | None, flag: str) -> dict[str, Any]:
+def given_kwargs(kwargs: dict[str, Any] | str | None, flag: str) -> dict[str, Any]:
+    """Parameters from a dictionary, or from JSON that `flag` was given."""
     return parse_json_kwargs(kwargs, flag) if isinstance(kwargs, str) else kwargs or {}
 
 
@@ -30,7 +31,7 @@ _ADAM_OPTIONS = {
 
 def resolve_optimizer(config: TrainingConfig) -> None:
     """Splits name and parameters, and gives Adam's kin the options that diffusers' script has for them."""
-    name, kwargs = merge_spec(config.optimizer, _given(config.optimizer_kwargs, "--optimizer_kwargs"), OPTIMIZERS)
+    name, kwargs = merge_spec(config.optimizer, given_kwargs(config.optimizer_kwargs, "--optimizer_kwargs"), OPTIMIZERS)
     takes = "adam" in OPTIMIZERS[name].traits
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for option, key in _ADAM_OPTIONS.items():
@@ -51,7 +52,7 @@ def resolve_optimizer(config: TrainingConfig) -> None:
 
 def resolve_momentum(config: TrainingConfig) -> None:
     """Splits name and parameters of the momentum schedule, and checks what goes with what."""
-    given = _given(config.momentum_scheduler_kwargs, "--momentum_scheduler_kwargs")
+    given = given_kwargs(config.momentum_scheduler_kwargs, "--momentum_scheduler_kwargs")
     if config.momentum_scheduler is None:
         if given:
             raise LabError(f"--momentum_scheduler_kwargs {given} without --momentum_scheduler. Give its name too.")
@@ -81,7 +82,7 @@ def resolve_momentum(config: TrainingConfig) -> None:
 
 def resolve_lr_schedule(config: TrainingConfig) -> None:
     """Splits name and parameters, fills in defaults, and settles warm-up as far as the length of the run is known."""
-    name, kwargs = merge_spec(config.lr_scheduler, _given(config.lr_scheduler_kwargs, "--lr_scheduler_kwargs"))
+    name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config.lr_scheduler_kwargs, "--lr_scheduler_kwargs"))
     flags = {"num_cycles": config.lr_num_cycles, "power": config.lr_power}
     for key, value in flags.items():
         if value is not None and key in kwargs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..schedules.frame import Schedule
+from ..timesteps.bands import TimestepLR
 
 
 def _option(default: Any, help: str) -> Any:
@@ -115,6 +116,40 @@ class ScheduleConfig:
 
 
 @dataclass(kw_only=True)
+class TimestepConfig:
+    """Parameters that control which timesteps are trained when, how strongly, and with which noise."""
+
+    _argument_group_name = "timesteps, loss and noise"
+
+    timestep_sampler: str = _option(
+        "uniform", "Name or spec string of the density that timesteps are drawn from. Names: {timestep_samplers}."
+    )
+    timestep_sampler_kwargs: dict[str, Any] | str | None = _option(
+        None, """Its parameters as JSON, such as '{"sigma": 0.5}'; `lrlab list timesteps` shows them."""
+    )
+    loss_weighting: str = _option(
+        "none", "Name or spec string of the weights of the losses by noise level. Names: {loss_weightings}."
+    )
+    loss_weighting_kwargs: dict[str, Any] | str | None = _option(None, "Its parameters as JSON.")
+    timestep_lr: str | None = _option(
+        None,
+        "A learning rate per timestep: weight:factors=[1|2] weighs the losses of bands of timesteps, banded:factors=[1|2] "
+        "takes all timesteps of an update from one band and does it at that band's rate.",
+    )
+    timestep_lr_kwargs: dict[str, Any] | str | None = _option(None, "Its parameters as JSON.")
+    noise: str = _option("gaussian", "Name or spec string of the noise in training. Names: {noises}.")
+    noise_kwargs: dict[str, Any] | str | None = _option(None, "Its parameters as JSON.")
+    log_timestep_bins: int = _option(
+        None, "Equal parts of the timesteps whose losses are logged apart, in lrlab/timesteps.parquet; 10, and 0 for none."
+    )
+    timestep_grad_every: int | None = _option(
+        None,
+        "Updates between measurements of gradient norm and gradient noise scale in each of these parts, on 32 held-out "
+        "images for each; as dear as a few updates, and off if not given.",
+    )
+
+
+@dataclass(kw_only=True)
 class OptimizerConfig:
     """Parameters that control the optimizer, gradient clipping and EMA."""
 
@@ -204,7 +239,7 @@ class OutputConfig:
 
 
 @dataclass(kw_only=True)
-class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, LoopConfig, OutputConfig):
+class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, OptimizerConfig, LoopConfig, OutputConfig):
     """
     The whole configuration of a run. Fields left at `None` are filled in by [`resolve_config`] as their help says; those
     whose type does not name `None` have a value from then on.
@@ -225,6 +260,14 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, L
         )
 
     @property
+    def timestep_lr_form(self) -> TimestepLR | None:
+        """The learning rate per timestep, once resolved; `None` if there is none."""
+        if self.timestep_lr is None:
+            return None
+        assert isinstance(self.timestep_lr_kwargs, dict)
+        return TimestepLR(self.timestep_lr, **self.timestep_lr_kwargs)
+
+    @property
     def optimizer_arguments(self) -> dict[str, Any]:
         """The optimizer's parameters, once resolved."""
         assert isinstance(self.optimizer_kwargs, dict)
@@ -240,7 +283,15 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, L
         return {key: value for key, value in dataclasses.asdict(self).items() if key != "hub_token"}
 
 
-CONFIG_GROUPS: tuple[Any, ...] = (DataConfig, ModelConfig, ScheduleConfig, OptimizerConfig, LoopConfig, OutputConfig)
+CONFIG_GROUPS: tuple[Any, ...] = (
+    DataConfig,
+    ModelConfig,
+    ScheduleConfig,
+    TimestepConfig,
+    OptimizerConfig,
+    LoopConfig,
+    OutputConfig,
+)
 
 # Defaults that depend on the data: the embedded sets are small, and so is their model.
 GENERAL_DEFAULTS = {

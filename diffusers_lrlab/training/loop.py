@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,25 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, set_seed
-from diffusers import DDPMScheduler, UNet2DModel
+from diffusers import UNet2DModel
 from tqdm.auto import tqdm
 
 from ..data.batches import iterate_batches
 from ..data.loading import ImageData
 from ..errors import Interrupted, LabError
 from ..evaluation.validation_loss import ValidationLoss
-from ..loss import draw_timesteps, image_losses
+from ..loss import image_losses
 from ..optimizers import get_optimizer
 from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.lr import build_all
 from ..schedules.momentum import read_momentum
-from ..streams import block_randn, stream_generator, stream_seed
+from ..streams import stream_seed
 from .averaging import averages_itself, ema_weights, make_ema, own_average
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
 from .interrupts import InterruptGuard
+from .objective import Objective, make_noise_scheduler
+from .observer import TimestepObserver
 from .plan import Plan
 from .run_folder import RunFolder
 from .samples import draw_samples, save_pipeline, save_preview, to_uint8
@@ -62,11 +64,7 @@ class Trainer:
         self.plan, self.data, self.accelerator, self.folder = plan, data, accelerator, folder
         self.on_saved = on_saved
         config = self.config = plan.config
-        self.noise_scheduler = DDPMScheduler(
-            num_train_timesteps=config.ddpm_num_steps,
-            beta_schedule=config.ddpm_beta_schedule,
-            prediction_type=config.prediction_type,
-        )
+        self.noise_scheduler = make_noise_scheduler(config)
         set_seed(stream_seed(config.seed, "weights") % 2**32)
         model = UNet2DModel(**plan.unet_config)
         if config.enable_xformers_memory_efficient_attention:
@@ -84,11 +82,28 @@ class Trainer:
             if len(data.held_out)
             else None
         )
+        layout, device = plan.layout, accelerator.device
+        self.objective = Objective(config, self.noise_scheduler, layout, plan.num_updates, device, accelerator.gather)
+        self.observer = self._make_observer() if config.log_timestep_bins else None
+        # Where this process's images are in the global batch.
+        self._local = torch.cat([torch.arange(part.start, part.stop) for part in layout.positions()]).to(device)
         self.update = 0
         self.training_seconds = 0.0
         self.audit = ScheduleAudit(config.strict_lr_audit)
-        # Sums since the last logged row: loss, gradient norm, updates. On the device, read at logging points only.
-        self.sums = torch.zeros(3, device=accelerator.device)
+        # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
+        # points only.
+        self.sums = torch.zeros(4, device=device)
+
+    def _make_observer(self) -> TimestepObserver:
+        config = self.config
+        return TimestepObserver(
+            config.log_timestep_bins,
+            self.objective.sampler,
+            self.noise_scheduler,
+            self.data.held_out if config.timestep_grad_every else None,
+            self.accelerator,
+            self.folder.lab / "timesteps.parquet",
+        )
 
     @property
     def unet(self) -> UNet2DModel:
@@ -99,31 +114,50 @@ class Trainer:
 
     def do_update(self, images: torch.Tensor) -> bool:
         """One optimizer update on this process's share of images; `False` if fp16 overflowed and it was skipped."""
-        plan, seed, device = self.plan, self.config.seed, self.accelerator.device
-        layout = plan.layout
-        generator = stream_generator(seed, "timesteps", self.update, device=device)
-        timesteps = draw_timesteps(layout.global_batch, self.config.ddpm_num_steps, generator)
+        layout, device = self.plan.layout, self.accelerator.device
+        timesteps = self.objective.draw(self.update)
+        local = timesteps[self._local]
+        weights = self.objective.weights(local, self.update)
         if device.type == "cuda":
             images = images.pin_memory()  # only from pinned memory does the copy run beside the host
         images = images.to(device, non_blocking=True)
-        loss = torch.zeros((), device=device)
-        for step, positions in enumerate(layout.positions()):
-            noise = block_randn(seed, "noise", self.update, positions, tuple(images.shape[1:]), device)
-            part = images[step * layout.micro_batch : (step + 1) * layout.micro_batch]
+        loss, unweighted = torch.zeros((), device=device), []
+        for step, noise in enumerate(self.objective.noise(self.update, images)):
+            part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
             with self.accelerator.accumulate(self.model):
-                losses = image_losses(
-                    self.model, self.noise_scheduler, part, noise, timesteps[positions.start : positions.stop]
-                )
-                self.accelerator.backward(losses.mean())
-                loss += losses.detach().mean() / layout.accumulation
+                losses = image_losses(self.model, self.noise_scheduler, images[part], noise, local[part])
+                unweighted.append(losses.detach())
+                weighted = (losses if weights is None else losses * weights[part]).mean()
+                self.accelerator.backward(weighted)
+                loss += weighted.detach() / layout.accumulation
                 if self.accelerator.sync_gradients:
                     norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         if self.accelerator.optimizer_step_was_skipped:
             return False
-        self.sums += torch.stack([loss, norm.detach().to(loss), torch.ones_like(loss)])
+        losses = torch.cat(unweighted)
+        self.sums += torch.stack([loss, losses.mean(), norm.detach().to(loss), torch.ones_like(loss)])
+        if self.observer is not None:
+            self.observer.add(local, losses)
+        self.objective.observe(timesteps, losses)
         return True
+
+    @contextmanager
+    def band_lr(self) -> Iterator[None]:
+        """The learning rate of this update's band of timesteps, if bands have their own; schedules see theirs again."""
+        if self.plan.lr_factors is None:
+            yield
+            return
+        factor, groups = float(self.plan.lr_factors[self.update]), self.optimizer.param_groups
+        lrs = [group["lr"] for group in groups]
+        for group, lr in zip(groups, lrs, strict=True):
+            group["lr"] = lr * factor
+        try:
+            yield
+        finally:
+            for group, lr in zip(groups, lrs, strict=True):
+                group["lr"] = lr
 
     def advance(self) -> None:
         """Moves the clock by one update, and with it the schedules and the EMA."""
@@ -138,7 +172,7 @@ class Trainer:
 
     def check_schedules(self) -> None:
         """Compares what the optimizer has at this update with what was promised."""
-        promised_lr = None if self.plan.follows_metric else float(self.plan.lrs[self.update])
+        promised_lr = None if self.plan.follows_metric else float(self.plan.promised_lrs[self.update])
         promised_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
         self.audit.check(
             self.update,
@@ -190,13 +224,14 @@ class Trainer:
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
             for images in batches:
-                self.check_schedules()
-                overflows = 0
-                while not self.do_update(images):
-                    overflows += 1
-                    if overflows == _MAX_OVERFLOWS:
-                        raise self._diverged()
-                lr, momentum = self.current_lr, self.current_momentum
+                with self.band_lr():
+                    self.check_schedules()
+                    overflows = 0
+                    while not self.do_update(images):
+                        overflows += 1
+                        if overflows == _MAX_OVERFLOWS:
+                            raise self._diverged()
+                    lr, momentum = self.current_lr, self.current_momentum
                 self.advance()
                 bar.update()
                 if self.update % config.logging_steps == 0 or self.update == plan.num_updates:
@@ -213,7 +248,7 @@ class Trainer:
 
     def _log(self, lr: float, momentum: float | None, bar: tqdm) -> None:
         """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
-        loss_sum, norm_sum, count = self.accelerator.reduce(self.sums, "mean").tolist()
+        loss_sum, unweighted_sum, norm_sum, count = self.accelerator.reduce(self.sums, "mean").tolist()
         self.sums.zero_()
         row = {
             "update": self.update - 1,
@@ -224,11 +259,17 @@ class Trainer:
             "images_seen": self.update * self.plan.layout.global_batch,
             "largest_lr_deviation": self.audit.largest_lr_deviation,
         }
+        if self.objective.is_weighted:
+            row["unweighted_loss"] = unweighted_sum / count
         row = {key: value for key, value in row.items() if value is not None}
         if self.ema is not None:
             row["ema_decay"] = self.ema.cur_decay_value
         if not math.isfinite(row["loss"] + row["grad_norm"]):
             raise self._diverged()
+        if self.observer is not None:
+            spikes = self.observer.read_sums(self.update - round(count), self.update - 1)
+            if spikes:
+                row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
         self.accelerator.log({key: value for key, value in row.items() if key != "update"}, step=self.update)
         bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}", refresh=False)
@@ -244,6 +285,8 @@ class Trainer:
     def _at_boundary(self) -> None:
         """What happens between updates: validation, sample images, saving the pipeline."""
         config, plan = self.config, self.plan
+        if self.observer is not None and config.timestep_grad_every and self.update % config.timestep_grad_every == 0:
+            self.observer.measure_gradients(self.update, self.unet)
         if self.validation and (self.update % plan.validation_updates == 0 or self.update == plan.num_updates):
             self.validate()
         if self.update == plan.num_updates:
@@ -268,15 +311,18 @@ class Trainer:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
         assert self.validation is not None
         with own_average(list(self.unet.parameters()), self.optimizer):
-            losses = {"validation_loss": self.validation(self.unet)}
+            of_images = {"validation_loss": self.validation(self.unet)}
         if self.ema is not None:
             with self.averaged_weights():
-                losses["validation_loss_ema"] = self.validation(self.unet)
+                of_images["validation_loss_ema"] = self.validation(self.unet)
+        losses = {name: float(values.mean()) for name, values in of_images.items()}
         # A schedule that follows the loss must see the same number everywhere.
         broadcast_object_list(values := [losses])
         losses = values[0]
         if not all(map(math.isfinite, losses.values())):
             raise self._diverged()
+        if self.observer is not None:
+            self.observer.after_validation(self.update, self.validation.timesteps, of_images)
         self.folder.append_metrics({"update": self.update, **losses})
         self.accelerator.log(losses, step=self.update)
         if isinstance(self.schedulers[0], FeedbackSchedule):
@@ -315,10 +361,14 @@ class Trainer:
             "training_seconds": self.training_seconds,
             "audit": self.audit.state_dict(),
         }
+        tensors = {f"objective.{key}": value for key, value in self.objective.state_dict().items()}
+        if self.observer is not None:
+            self.observer.write()
+            tensors |= {f"observer.{key}": value for key, value in self.observer.state_dict().items()}
         keep = self.config.checkpoints_total_limit or 0
         # diffusers builds a model to save an EMA, which draws random numbers that dropout would miss.
         with torch.random.fork_rng(devices=[]):
-            return save_checkpoint(self.accelerator, self.folder, self.update, self.ema, state, keep)
+            return save_checkpoint(self.accelerator, self.folder, self.update, self.ema, state, tensors, keep)
 
     def _local_sums(self) -> list[list[float]]:
         return self.accelerator.gather(self.sums[None]).tolist()
@@ -332,6 +382,13 @@ class Trainer:
         self.training_seconds = state["training_seconds"]
         self.audit.load_state_dict(state["audit"])
         self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
+        tensors: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "observer": {}}
+        for key, value in state["tensors"].items():
+            owner, _, name = key.partition(".")
+            tensors[owner][name] = value
+        self.objective.load_state_dict(tensors["objective"])
+        if self.observer is not None:
+            self.observer.load_state_dict(tensors["observer"], self.update)
         self.folder.rewind(self.update)
 
     def save_result(self) -> None:

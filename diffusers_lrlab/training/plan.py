@@ -21,6 +21,7 @@ from ..schedules.resolve import describe_schedule, double_decay
 from ..schedules.spec import format_spec
 from .choices import with_batch
 from .config import TrainingConfig
+from .timestep_choices import describe_choices, timestep_warnings
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Plan:
         schedule ([`Schedule`]): Learning rate and momentum as functions of the clock.
         lrs (`np.ndarray`): The learning rate promised for each update, float64 of shape `(num_updates,)`.
         momenta (`np.ndarray`): The momentum likewise; NaN for an optimizer without one.
+        lr_factors (`np.ndarray` or `None`): What the bands of timesteps that updates are from make of the learning rate.
     """
 
     config: TrainingConfig
@@ -49,6 +51,12 @@ class Plan:
     schedule: Schedule
     lrs: np.ndarray
     momenta: np.ndarray
+    lr_factors: np.ndarray | None = None
+
+    @property
+    def promised_lrs(self) -> np.ndarray:
+        """The learning rate that each update is to be done with: the schedule's, times the factor of its band."""
+        return self.lrs if self.lr_factors is None else self.lrs * self.lr_factors
 
     @property
     def warmup_updates(self) -> int:
@@ -113,18 +121,30 @@ class Plan:
             "schedule": f"{self.schedule_spec}, {self.warmup_updates} updates of warm-up"
             + (", then as the validation loss says" if self.follows_metric else ""),
             "learning rate": lrs,
+            "timesteps": self._timesteps_in_words(),
             "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
-            **({"warning": warning} if (warning := self._double_decay()) else {}),
+            **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),
             "output": f"{config.output_dir}/: model_index.json, unet/, scheduler/, README.md, lrlab/metrics.jsonl, "
             f"lrlab/run.json, lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 
-    def _double_decay(self) -> str | None:
-        if self.follows_metric:
-            return None
-        start = self.config.start_momentum
-        return double_decay(self.schedule, self.config.learning_rate, start, self.warmup_updates, self.num_updates)
+    def _warnings(self) -> list[str]:
+        config, warnings = self.config, timestep_warnings(self.config)
+        if not self.follows_metric:
+            start = config.start_momentum
+            decay = double_decay(self.schedule, config.learning_rate, start, self.warmup_updates, self.num_updates)
+            warnings += [decay] if decay else []
+        return warnings
+
+    def _timesteps_in_words(self) -> str:
+        labels = {
+            "timestep_sampler": "drawn",
+            "loss_weighting": "weighting",
+            "timestep_lr": "learning rate",
+            "noise": "noise",
+        }
+        return ", ".join(f"{labels[option]} {spec}" for option, spec in describe_choices(self.config))
 
     def _momentum_in_words(self, marks: list[tuple[int, int]]) -> str:
         if not self.schedule.sets_momentum:
@@ -159,6 +179,9 @@ def make_plan(
     lrs, momenta = schedule_curves(
         schedule, config.learning_rate, config.start_momentum, config.lr_warmup_steps, num_updates
     )
+    lr_form, lr_factors = config.timestep_lr_form, None
+    if lr_form is not None:
+        lr_factors = lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps)
     if unet_config is None:
         unet_config = default_unet_config(config.resolution, config.image_channels, num_images)
-    return Plan(config, unet_config, layout, num_images, len(data.held_out), num_updates, schedule, lrs, momenta)
+    return Plan(config, unet_config, layout, num_images, len(data.held_out), num_updates, schedule, lrs, momenta, lr_factors)

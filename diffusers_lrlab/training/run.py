@@ -17,6 +17,7 @@ from .choices import check_schedule
 from .config import TrainingConfig
 from .environment import describe_environment, launch_command, peak_memory_mb
 from .run_folder import RunFolder, check_same_config, find_checkpoint
+from .timestep_choices import check_timesteps
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -86,6 +87,7 @@ def _look_before(config: TrainingConfig) -> tuple[Path | None, dict[str, Any] | 
     """The checks that need torch, the disk or the network, but no data and no model."""
     check_launch()
     check_schedule(config)
+    check_timesteps(config)
     checkpoint = find_checkpoint(config)
     if checkpoint:
         check_same_config(config, checkpoint)
@@ -152,6 +154,8 @@ def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
         record["train"]["schedule_audit"] = trainer.audit.state_dict()
         record["train"]["skipped_corrupt_images"] = trainer.data.skipped
         try:
+            if trainer.observer is not None:
+                trainer.observer.write()
             trainer.folder.write_record(record)
         except LabError:
             # A full disk must not hide the error that says so.

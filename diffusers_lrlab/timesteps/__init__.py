@@ -1,0 +1,1 @@
+"""Which timesteps are trained when, and how strongly."""

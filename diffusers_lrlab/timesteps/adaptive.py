@@ -1,0 +1,121 @@
+"""What follows the losses: the only parts of this package with state beyond the clock.
+
+The state lives on the device and is never read back. It is a function of the losses of the whole global batch, so it is
+the same on every process that is shown the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..streams import stream_generator
+from .frame import NoiseLevels
+
+
+class LossSecondMoment:
+    """
+    Probabilities in proportion to the root mean square of the last losses of each timestep.
+
+    Args:
+        levels ([`NoiseLevels`]): Of which only the number counts.
+        history (`int`): Losses that are kept of each timestep.
+        uniform_share (`float`): Share that stays uniform.
+        device (*optional*): Where the state lives.
+    """
+
+    def __init__(self, levels: NoiseLevels, history: int, uniform_share: float, device: Any = None):
+        num = levels.num_train_timesteps
+        self.uniform_share = uniform_share
+        self.losses = torch.zeros(num, history, device=device)
+        self.counts = torch.zeros(num, dtype=torch.int64, device=device)
+
+    def probabilities(self) -> torch.Tensor:
+        """float64 of shape `(T,)` on the device: uniform until every timestep has its history."""
+        num, history = self.losses.shape
+        flat = torch.full((num,), 1 / num, dtype=torch.float64, device=self.losses.device)
+        root = self.losses.double().square().mean(dim=1).sqrt()
+        root = (1 - self.uniform_share) * root / root.sum().clamp(min=1e-300) + self.uniform_share * flat
+        return torch.where((self.counts >= history).all() & (self.losses != 0).any(), root / root.sum(), flat)
+
+    @torch.no_grad()
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Keeps the losses of a batch, each in the place of the oldest of its timestep."""
+        history = self.losses.shape[1]
+        same = timesteps[:, None] == timesteps[None, :]
+        earlier = torch.tril(same, diagonal=-1).sum(dim=1)
+        # More of one timestep than are kept: the first of them would only be written over, in no certain order.
+        kept = same.sum(dim=1) - earlier <= history
+        place = (self.counts[timesteps] + earlier) % history
+        # What is not kept is written to a spare row.
+        padded = torch.cat([self.losses, self.losses[:1]])
+        padded[torch.where(kept, timesteps, len(self.losses)), place] = losses.detach().float()
+        self.losses = padded[:-1]
+        self.counts.index_add_(0, timesteps, torch.ones_like(timesteps))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Losses and counts."""
+        return {"losses": self.losses, "counts": self.counts}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Goes back to a state."""
+        self.losses, self.counts = (state[key].to(self.losses.device) for key in ("losses", "counts"))
+
+
+class LearnedLogVariance:
+    """
+    Weights `exp(-u_t)` with `u_t` trained to minimise `loss_t exp(-u_t) + u_t` (arXiv 2312.02696).
+
+    The minimum is at `exp(u_t) = E[loss_t]`. `u` is linear in random Fourier features of `log(sigma) / 4`, as there, and
+    starts at 0. It has an optimizer of its own instead of the model's, so that any optimizer can train the model, and its
+    gradient is written out, since no graph is needed for it.
+
+    Args:
+        levels ([`NoiseLevels`]): Their noise.
+        num_features (`int`): Random Fourier features.
+        learning_rate (`float`): Of Adam, for `u`.
+        device (*optional*): Where the state lives.
+    """
+
+    def __init__(self, levels: NoiseLevels, num_features: int, learning_rate: float, device: Any = None):
+        generator = stream_generator(0, "log-variance-features")
+        frequencies = 2 * math.pi * torch.randn(num_features, generator=generator, dtype=torch.float64)
+        phases = 2 * math.pi * torch.rand(num_features, generator=generator, dtype=torch.float64)
+        borders = torch.from_numpy(levels.log_sigma_borders).clamp(-20, 20)
+        noise = (borders[1:] + borders[:-1]) / 8  # log(sigma) / 4
+        features = math.sqrt(2) * torch.cos(noise[:, None] * frequencies + phases)
+        self.features = features.float().to(device)
+        self.coefficients = torch.zeros(num_features, device=device, requires_grad=True)
+        self.optimizer = torch.optim.Adam([self.coefficients], lr=learning_rate)
+
+    @torch.no_grad()
+    def weights(self) -> torch.Tensor:
+        """float32 of shape `(T,)` on the device."""
+        return torch.exp(-self._log_variances())
+
+    def _log_variances(self) -> torch.Tensor:
+        return self.features @ self.coefficients / math.sqrt(len(self.coefficients))
+
+    @torch.no_grad()
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """One step of `u` on the losses of a batch."""
+        features = self.features[timesteps] / math.sqrt(len(self.coefficients))
+        slope = 1 - losses.detach().float() * torch.exp(-features @ self.coefficients)
+        # A loss far above exp(u) pulls hard; Adam's running size would remember that for long.
+        self.coefficients.grad = (slope.clamp(-10, 1)[:, None] * features).mean(dim=0)
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The coefficients, and what Adam knows of them."""
+        adam = self.optimizer.state_dict()["state"].get(0, {})
+        return {"coefficients": self.coefficients.detach(), **{f"adam_{key}": value for key, value in adam.items()}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Goes back to a state."""
+        with torch.no_grad():
+            self.coefficients.copy_(state["coefficients"])
+        adam = {key.removeprefix("adam_"): value for key, value in state.items() if key.startswith("adam_")}
+        current = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**current, "state": {0: adam} if adam else {}})

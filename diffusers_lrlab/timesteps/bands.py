@@ -1,0 +1,121 @@
+"""A learning rate for each noise level, in the two forms that mean something.
+
+`weight` multiplies the losses of each band of timesteps. Under SGD that is a learning rate per timestep. Adam divides a
+gradient by its running size, so that a common factor of all bands cancels and only their relation remains. `banded` takes
+all the timesteps of an update from one band and does the update at that band's rate, which is what the words say under
+any optimizer; the bands take turns by the clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import LabError
+from ..progress import Progress
+from ..registry import Parameter, Registry
+from .frame import TIMESTEP_SAMPLERS, NoiseLevels
+
+_EDGES = Parameter(
+    "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"
+)
+
+TIMESTEP_LRS = Registry(
+    "learning rate per timestep",
+    common=(
+        Parameter("factors", list, (), "a factor for each band, from the least to the most noise; needed", "(0, inf)"),
+        _EDGES,
+    ),
+)
+TIMESTEP_LRS.register(
+    "weight",
+    description="the losses of a band times its factor: under Adam, only the relation of the factors counts",
+    source="loss weighting; under SGD a learning rate",
+)(None)
+TIMESTEP_LRS.register(
+    "banded",
+    description="each update takes its timesteps from one band, and its learning rate times the factor of that band",
+    source="own",
+)(None)
+
+
+def band_edges(num_bands: int, edges: list[float], num_train_timesteps: int) -> np.ndarray:
+    """
+    The first timestep of each band, and T: int64 of shape `(num_bands + 1,)`.
+
+    Raises:
+        LabError: for edges that do not rise, are too many or too few, or leave a band empty.
+    """
+    if num_bands < 1:
+        raise LabError("A learning rate per timestep needs factors, one for each band, such as factors=[0.5|1|2].")
+    if edges and len(edges) != num_bands - 1:
+        raise LabError(f"{num_bands} bands meet at {num_bands - 1} edges, not at the {len(edges)} of edges={edges}.")
+    shares = edges or [band / num_bands for band in range(1, num_bands)]
+    starts = np.array([0, *(round(share * num_train_timesteps) for share in shares), num_train_timesteps])
+    if (np.diff(starts) < 1).any():
+        raise LabError(
+            f"A band without timesteps: of {num_train_timesteps} timesteps, the bands begin at {starts[:-1].tolist()}. Give "
+            "edges that rise, or fewer bands."
+        )
+    return starts
+
+
+def band_of_update(update: Any, starts: np.ndarray) -> Any:
+    """
+    The band that an update takes its timesteps from: int, or an array for an array of updates.
+
+    Bands take turns by a golden-ratio sequence: in every stretch of the run each comes as often as it is wide, without
+    a period that the data or the schedule could fall into step with.
+    """
+    phase = (np.asarray(update, np.int64) + 1) * 2654435769 % 2**32 / 2**32
+    return np.searchsorted(starts / starts[-1], phase, side="right") - 1
+
+
+@TIMESTEP_SAMPLERS.register(
+    "banded",
+    description="uniform, all of an update from one of several bands, which take turns",
+    source="own",
+    parameters=(
+        Parameter("num_bands", int, 4, "how many", "[1, inf)"),
+        _EDGES,
+    ),
+    traits=("restricted",),
+)
+def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[float]) -> np.ndarray:
+    """The band of the update alone."""
+    starts = band_edges(num_bands, edges, levels.num_train_timesteps)
+    band = band_of_update(progress.update, starts)[..., None]
+    t = np.arange(levels.num_train_timesteps)
+    return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class TimestepLR:
+    """
+    A learning rate per timestep, with all its parameters.
+
+    Args:
+        form (`str`): `"weight"` or `"banded"`.
+        factors (`list` of `float`): For each band.
+        edges (`list` of `float`): Where bands meet; empty for bands of equal width.
+    """
+
+    form: str
+    factors: list[float]
+    edges: list[float] = field(default_factory=list)
+
+    def weights(self, num_train_timesteps: int) -> np.ndarray | None:
+        """Factors on the losses, of shape `(T,)`; `None` for bands with rates of their own."""
+        if self.form == "banded":
+            return None
+        starts = band_edges(len(self.factors), self.edges, num_train_timesteps)
+        return np.repeat(self.factors, np.diff(starts))
+
+    def lr_factors(self, updates: np.ndarray, num_train_timesteps: int) -> np.ndarray | None:
+        """Factors on the learning rates of updates, of their shape; `None` for weights."""
+        if self.form == "weight":
+            return None
+        starts = band_edges(len(self.factors), self.edges, num_train_timesteps)
+        return np.asarray(self.factors)[band_of_update(updates, starts)]

@@ -1,0 +1,150 @@
+"""Densities over timesteps that move with the clock."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..errors import LabError
+from ..progress import Progress
+from ..registry import Parameter
+from .frame import TIMESTEP_SAMPLERS, NoiseLevels
+
+CLTS = "the idea: arXiv 2404.07946; the formula: as intended in SpeeD's code, mended"
+
+
+def _gaussian_parameters(sigma: float) -> tuple[Parameter, ...]:
+    without_rate = ("noise_rate_exponent", None)
+    return (
+        Parameter(
+            "mu", float, 0.3, "where the Gaussian is highest, as a share of the timesteps", "[0, 1]", only_with=without_rate
+        ),
+        Parameter("sigma", float, sigma, "its width, as a share of the timesteps", "(0, inf)", only_with=without_rate),
+        Parameter("lambda_max", float, 1.0, "largest share of the Gaussian; the rest is uniform", "[0, 1]"),
+        Parameter(
+            "noise_rate_exponent",
+            float,
+            None,
+            "q: (1 - noise rate)^q in place of the Gaussian, which falls with the noise itself",
+            "(0, inf)",
+        ),
+    )
+
+
+_RAMP = (
+    Parameter("ramp_share", float, 1.0, "the share of the run in which lambda moves", "(0, 1]"),
+    Parameter("ramp", str, "linear", "how it moves", choices=("linear", "cosine")),
+    Parameter(
+        "after", str, "hold", "what follows, if ramp_share is below 1: lambda stays, or uniform", choices=("hold", "uniform")
+    ),
+)
+
+
+def _mixture(share: Any, levels: NoiseLevels, mu: float, sigma: float, noise_rate_exponent: float | None) -> np.ndarray:
+    """`(1 - share) U + share G`; `share` is a number, or an array of shape `(num_updates,)`."""
+    share = np.asarray(share, np.float64)[..., None]
+    if noise_rate_exponent is not None:
+        return (1 - share) + share * (1 - levels.noise_rate) ** noise_rate_exponent
+    exponent = -0.5 * ((levels.position - mu) / sigma) ** 2
+    gaussian = np.exp(exponent - exponent.max())  # the highest is 1, however narrow it is
+    return (1 - share) / levels.num_train_timesteps + share * gaussian / gaussian.sum()
+
+
+def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, after: str, reverse: bool = False) -> Any:
+    tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
+    height = tau if ramp == "linear" else 0.5 * (1 - np.cos(math.pi * tau))
+    share = lambda_max * (1 - height if reverse else height)
+    if after == "uniform" and ramp_share < 1:
+        share = np.where(np.asarray(progress.fraction) > ramp_share, 0.0, share)
+    return share
+
+
+@TIMESTEP_SAMPLERS.register(
+    "clts",
+    description="from uniform to a Gaussian at less noise: ever fewer of the easy, noisy timesteps",
+    source=CLTS,
+    parameters=(*_gaussian_parameters(0.3), *_RAMP),
+    traits=("curriculum", "epsilon"),
+)
+def clts(
+    progress: Progress,
+    levels: NoiseLevels,
+    mu: float,
+    sigma: float,
+    lambda_max: float,
+    noise_rate_exponent: float | None,
+    ramp_share: float,
+    ramp: str,
+    after: str,
+) -> np.ndarray:
+    """`(1 - lambda) U + lambda G`, lambda from 0 to `lambda_max`."""
+    share = _share(progress, lambda_max, ramp_share, ramp, after)
+    return _mixture(share, levels, mu, sigma, noise_rate_exponent)
+
+
+TIMESTEP_SAMPLERS.register(
+    "clts_speed_intended",
+    description="clts with the width that SpeeD's code intended, which is almost uniform",
+    source=CLTS,
+    parameters=(*_gaussian_parameters(1.0), *_RAMP),
+    traits=("curriculum", "epsilon"),
+)(clts)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "clts_static",
+    description="where clts ends, from the first update on: whether the curriculum matters at all",
+    source="a control of clts",
+    parameters=_gaussian_parameters(0.3),
+    traits=("epsilon",),
+)
+def clts_static(
+    progress: Progress, levels: NoiseLevels, mu: float, sigma: float, lambda_max: float, noise_rate_exponent: float | None
+) -> np.ndarray:
+    """Lambda is `lambda_max`."""
+    return _mixture(lambda_max, levels, mu, sigma, noise_rate_exponent)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "clts_reversed",
+    description="clts backwards, from the Gaussian to uniform: whether its direction matters",
+    source="a control of clts",
+    parameters=(*_gaussian_parameters(0.3), *_RAMP[:2]),
+    traits=("curriculum", "epsilon"),
+)
+def clts_reversed(
+    progress: Progress,
+    levels: NoiseLevels,
+    mu: float,
+    sigma: float,
+    lambda_max: float,
+    noise_rate_exponent: float | None,
+    ramp_share: float,
+    ramp: str,
+) -> np.ndarray:
+    """Lambda from `lambda_max` to 0."""
+    share = _share(progress, lambda_max, ramp_share, ramp, "hold", reverse=True)
+    return _mixture(share, levels, mu, sigma, noise_rate_exponent)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "easy_to_hard",
+    description="the noisiest timesteps alone at first, then ever more of the others, then all",
+    source="arXiv 2403.10348, by the clock where the paper waits for the loss to stop falling",
+    parameters=(
+        Parameter("num_clusters", int, 20, "parts that the timesteps are added in", "[1, inf)"),
+        Parameter("ramp_share", float, 0.5, "the share of the run after which all are there", "(0, 1]"),
+    ),
+    traits=("curriculum", "restricted", "epsilon"),
+)
+def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ramp_share: float) -> np.ndarray:
+    """Stage k of K, each `ramp_share / (K - 1)` of the run, is uniform over the k noisiest of K equal parts."""
+    num = levels.num_train_timesteps
+    if num_clusters > num:
+        raise LabError(f"'easy_to_hard' got num_clusters={num_clusters}, more than the {num} timesteps. Use at most {num}.")
+    tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
+    stage = 1 + np.floor(tau * (num_clusters - 1))[..., None]
+    noisier = np.arange(num)[::-1]  # how many timesteps are noisier
+    return (noisier * num_clusters < stage * num).astype(np.float64)

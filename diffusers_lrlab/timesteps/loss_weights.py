@@ -1,0 +1,105 @@
+"""Loss weightings by name, for what the model predicts."""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..schedules.resolve import checked_name, merge_spec
+from .catalogue import LOSS_WEIGHTINGS
+from .frame import NoiseLevels, convert_weights, noise_levels
+
+
+def list_loss_weightings() -> list[str]:
+    """The names `get_loss_weighting` and `--loss_weighting` take."""
+    return [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
+
+
+def get_loss_weighting(
+    name: str, noise_scheduler: Any, prediction_type: str | None = None, device: Any = None, **kwargs: Any
+) -> LossWeighting:
+    """
+    A loss weighting by name.
+
+        weighting = get_loss_weighting("min_snr", noise_scheduler)
+        errors = F.mse_loss(prediction, target, reduction="none").mean(dim=(1, 2, 3))
+        loss = (weighting.weights(timesteps) * errors).mean()
+
+    Args:
+        name (`str`): A name of [`list_loss_weightings`] or a spec string such as `"min_snr:gamma=1"`.
+        noise_scheduler: A diffusers scheduler with `alphas_cumprod`.
+        prediction_type (`str`, *optional*): `"epsilon"`, `"sample"` or `"v_prediction"`; the scheduler's if not given.
+        device (*optional*): Where the weights are looked up.
+        **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
+
+    Raises:
+        LabError: for unknown names and parameters, and values out of range.
+    """
+    name, given = merge_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
+    prediction_type = prediction_type or noise_scheduler.config.prediction_type
+    kwargs = LOSS_WEIGHTINGS[name].resolve(given)
+    return LossWeighting(name, kwargs, noise_levels(noise_scheduler), prediction_type, device)
+
+
+class LossWeighting:
+    """
+    A weight for each timestep, on the mean squared error of what the model predicts.
+
+    Args:
+        name (`str`): In `LOSS_WEIGHTINGS`.
+        kwargs (`dict`): All its parameters, resolved.
+        levels ([`NoiseLevels`]): The noise of each timestep.
+        prediction_type (`str`): What the model predicts.
+        device (*optional*): Where the weights are looked up.
+    """
+
+    def __init__(
+        self, name: str, kwargs: dict[str, Any], levels: NoiseLevels, prediction_type: str = "epsilon", device: Any = None
+    ):
+        entry = LOSS_WEIGHTINGS[name]
+        self.name, self.kwargs = name, kwargs
+        own = {key: value for key, value in kwargs.items() if key not in ("normalize", "max_weight")}
+        self.state: Any = None
+        if "feedback" in entry.traits:
+            self.state = pkgutil.resolve_name(entry.factory)(levels, **own, device=device)
+            convert_weights(levels.snr, levels.snr, prediction_type)  # refuses unknown ones
+            return
+        as_noise = "plain" in entry.traits and prediction_type == "v_prediction"
+        weights = convert_weights(entry.factory(levels, **own), levels.snr, "epsilon" if as_noise else prediction_type)
+        self._table = self._finish(torch.from_numpy(np.ascontiguousarray(weights, np.float64))).to(device)
+
+    def _finish(self, weights: torch.Tensor) -> torch.Tensor:
+        if self.kwargs["max_weight"] is not None:
+            weights = weights.clamp(max=self.kwargs["max_weight"])
+        return weights / weights.mean() if self.kwargs["normalize"] else weights
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The weights of all timesteps: `(T,)`; float64, or float32 as learned so far."""
+        return self._table if self.state is None else self._finish(self.state.weights())
+
+    @property
+    def follows_losses(self) -> bool:
+        """Whether [`observe`] has to be shown the losses."""
+        return self.state is not None
+
+    def weights(self, timesteps: torch.Tensor) -> torch.Tensor:
+        """The weights of these timesteps (int64 of any shape): float32 of their shape."""
+        return self.table.float().to(timesteps.device)[timesteps]
+
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Shows a weighting that is learned the unweighted losses of an update, of all processes; others do not care."""
+        if self.state is not None:
+            self.state.observe(timesteps, losses)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What was learned; empty for the others."""
+        return self.state.state_dict() if self.state is not None else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Goes back to a state."""
+        if self.state is not None:
+            self.state.load_state_dict(state)

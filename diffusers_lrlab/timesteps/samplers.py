@@ -1,0 +1,234 @@
+"""Densities over timesteps that stay as they are over the run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import LabError
+from ..progress import Progress
+from ..registry import Parameter
+from .frame import DRAWS, TIMESTEP_SAMPLERS, NoiseLevels
+
+SD3 = "Stable Diffusion 3, arXiv 2403.03206"
+
+
+def uniform(progress: Progress, levels: NoiseLevels) -> np.ndarray:
+    """Every timestep alike."""
+    return np.ones(levels.num_train_timesteps)
+
+
+def _draw(default: str) -> tuple[Parameter, ...]:
+    return (Parameter("draw", str, default, "as for the others", choices=DRAWS),)
+
+
+TIMESTEP_SAMPLERS.register(
+    "uniform",
+    description="every timestep alike, as diffusers' scripts draw them",
+    source="DDPM, arXiv 2006.11239, algorithm 1",
+    traits=("uniform",),
+)(uniform)
+TIMESTEP_SAMPLERS.register(
+    "stratified",
+    description="uniform, one timestep from each of as many equal parts as the batch has images",
+    source="the low-discrepancy sampler of VDM, arXiv 2107.00630",
+    parameters=_draw("stratified"),
+    traits=("uniform",),
+)(uniform)
+TIMESTEP_SAMPLERS.register(
+    "antithetic",
+    description="uniform, in pairs t and T - 1 - t",
+    source="Hammersley and Morton 1956; the training code of DDIM, arXiv 2010.02502",
+    parameters=_draw("antithetic"),
+    traits=("uniform",),
+)(uniform)
+
+
+def _normal(x: np.ndarray, mean: float, std: float) -> np.ndarray:
+    return np.exp(-0.5 * ((x - mean) / std) ** 2)
+
+
+def _mass(cumulative: np.ndarray) -> np.ndarray:
+    """The probability of each share, from the distribution function at the borders."""
+    mass = np.diff(cumulative)
+    # Rounding of the distribution function must not make a probability negative.
+    return np.clip(mass, 0.0, None)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "logit_normal",
+    description="the sigmoid of a normal variable: the middle of the timesteps",
+    source=f"{SD3}, section 3.1",
+    parameters=(
+        Parameter(
+            "mean",
+            float,
+            0.0,
+            "above 0 prefers noise, below 0 images (diffusers' scripts count the other way)",
+            "(-inf, inf)",
+        ),
+        Parameter("std", float, 1.0, "width", "(0, inf)"),
+    ),
+    traits=("middle",),
+)
+def logit_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float) -> np.ndarray:
+    """Mass of each timestep's share of [0, 1]."""
+    from scipy.special import logit, ndtr
+
+    return _mass(ndtr((logit(levels.borders) - mean) / std))
+
+
+@TIMESTEP_SAMPLERS.register(
+    "mode",
+    description="heavier in the middle, or for negative scales at the ends; never 0",
+    source=f"{SD3}, section 3.1",
+    parameters=(
+        # Beyond 2 / (pi - 2) the map of the paper is not monotone.
+        Parameter("scale", float, 1.29, "how much heavier; 0 is uniform", "[-1, 1.75]"),
+    ),
+    traits=("middle",),
+)
+def mode(progress: Progress, levels: NoiseLevels, scale: float) -> np.ndarray:
+    """Density of `f(u) = 1 - u - s (cos^2(pi u / 2) - 1 + u)` for uniform `u`, by inverting `f` at the borders."""
+    u = np.linspace(0, 1, 200_001)
+    mapped = 1 - u - scale * (np.cos(math.pi * u / 2) ** 2 - 1 + u)
+    return _mass(1 - np.interp(levels.borders, mapped[::-1], u[::-1]))
+
+
+@TIMESTEP_SAMPLERS.register(
+    "cosine_map",
+    description="as if the noise schedule were a cosine: a little more of the middle",
+    source=f"{SD3}, section 3.1",
+    traits=("middle",),
+)
+def cosine_map(progress: Progress, levels: NoiseLevels) -> np.ndarray:
+    """Density `2 / (pi (1 - 2 u + 2 u^2))`."""
+    return 1 / (1 - 2 * levels.centre + 2 * levels.centre**2)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "truncated_normal",
+    description="a normal density over t / T, cut off at both ends",
+    source="a plain choice, for comparison",
+    parameters=(
+        Parameter("mean", float, 0.5, "where it is highest, as a share of the timesteps", "[0, 1]"),
+        Parameter("std", float, 0.25, "width, as a share of the timesteps", "(0, inf)"),
+    ),
+)
+def truncated_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float) -> np.ndarray:
+    """Proportional to the density in the middle of each timestep's share."""
+    return _normal(levels.centre, mean, std)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "beta",
+    description="a beta density over t / T; less than 1 for alpha prefers little noise",
+    source="B-TTDM, ECCV 2024: beta = 1 and alpha < 1, of which no numbers could be found",
+    parameters=(
+        Parameter("alpha", float, 0.85, "below 1, the density is high at little noise", "(0, inf)"),
+        Parameter("beta", float, 1.0, "below 1, the density is high at much noise", "(0, inf)"),
+    ),
+)
+def beta(progress: Progress, levels: NoiseLevels, alpha: float, beta: float) -> np.ndarray:
+    """Mass of each timestep's share of [0, 1]."""
+    from scipy.special import betainc
+
+    return _mass(betainc(alpha, beta, levels.borders))
+
+
+@TIMESTEP_SAMPLERS.register(
+    "edm_log_normal",
+    description="log-normal in the noise level sigma, inside the range of the noise schedule",
+    source="EDM, arXiv 2206.00364, table 1",
+    parameters=(
+        Parameter("p_mean", float, -1.2, "mean of ln sigma, for images in [-1, 1]", "(-inf, inf)"),
+        Parameter("p_std", float, 1.2, "standard deviation of ln sigma", "(0, inf)"),
+    ),
+)
+def edm_log_normal(progress: Progress, levels: NoiseLevels, p_mean: float, p_std: float) -> np.ndarray:
+    """Mass of the values of ln sigma that are nearest to a timestep's."""
+    from scipy.special import ndtr
+
+    # Differences of the upper tail, where the lower one is 1 to the last digit.
+    z = (levels.log_sigma_borders - p_mean) / p_std
+    return np.where(z[:-1] > 0, _mass(-ndtr(-z)), _mass(ndtr(z)))
+
+
+@TIMESTEP_SAMPLERS.register(
+    "laplace",
+    description="a Laplace density over log SNR, highest where signal and noise are equal",
+    source="arXiv 2407.03297, whose form could not be checked",
+    parameters=(
+        Parameter("mean", float, 0.0, "log SNR where it is highest", "(-inf, inf)"),
+        Parameter("scale", float, 0.5, "width, in log SNR", "(0, inf)"),
+    ),
+    traits=("middle",),
+)
+def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) -> np.ndarray:
+    """Mass of the values of log SNR that are nearest to a timestep's."""
+    z = -(-2 * levels.log_sigma_borders - mean) / scale  # grows with the timestep
+    tail = 0.5 * np.exp(-np.abs(z))
+    # Differences of the tail that the share lies in: the other one is 1 to the last digit.
+    lower, upper = np.where(z < 0, tail, 1 - tail), np.where(z < 0, 1 - tail, tail)
+    return np.where(z[:-1] > 0, _mass(-upper), _mass(lower))
+
+
+@TIMESTEP_SAMPLERS.register(
+    "speed",
+    description="`k` times as often below `tau` as above",
+    source="SpeeD, arXiv 2405.17403, and its code",
+    parameters=(
+        Parameter("k", float, 5.0, "how much more often", "(0, inf)"),
+        Parameter("tau", float, 0.7, "where the frequency changes, as a share of the timesteps", "(0, 1)"),
+    ),
+)
+def speed(progress: Progress, levels: NoiseLevels, k: float, tau: float) -> np.ndarray:
+    """A step."""
+    return np.where(np.arange(levels.num_train_timesteps) < round(tau * levels.num_train_timesteps), k, 1.0)
+
+
+def _inside(inside: np.ndarray, problem: str) -> np.ndarray:
+    if not inside.any():
+        raise LabError(f"{problem} Widen the range.")
+    return inside.astype(np.float64)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "range",
+    description="uniform from `low` to `high`",
+    source="DreamFusion, arXiv 2209.14988: 0.02 to 0.98",
+    parameters=(
+        Parameter("low", float, 0.02, "first timestep, as a share of all", "[0, 1)"),
+        Parameter("high", float, 0.98, "the timestep that ends the range, as a share of all", "(0, 1]"),
+    ),
+    traits=("restricted",),
+)
+def timestep_range(progress: Progress, levels: NoiseLevels, low: float, high: float) -> np.ndarray:
+    """`round(low T) <= t < round(high T)`."""
+    num = levels.num_train_timesteps
+    t = np.arange(num)
+    return _inside(
+        (t >= round(low * num)) & (t < round(high * num)),
+        f"'range' from low={low:g} to high={high:g} holds none of the {num} timesteps.",
+    )
+
+
+@TIMESTEP_SAMPLERS.register(
+    "snr_range",
+    description="uniform over the timesteps whose signal-to-noise ratio lies in a range",
+    source="a plain choice, for comparison",
+    parameters=(
+        Parameter("min_snr", float, 0.01, "smallest SNR", "[0, inf)"),
+        Parameter("max_snr", float, 100.0, "largest SNR", "(0, inf]"),
+    ),
+    traits=("restricted",),
+)
+def snr_range(progress: Progress, levels: NoiseLevels, min_snr: float, max_snr: float) -> np.ndarray:
+    """`min_snr <= SNR_t <= max_snr`."""
+    snr = levels.snr
+    return _inside(
+        (snr >= min_snr) & (snr <= max_snr),
+        f"'snr_range' from min_snr={min_snr:g} to max_snr={max_snr:g} holds none of the {len(snr)} timesteps, whose SNR "
+        f"goes from {snr.max():.3g} down to {snr.min():.3g}.",
+    )

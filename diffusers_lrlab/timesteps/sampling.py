@@ -1,0 +1,236 @@
+"""Timesteps by name: a density over timesteps at each update, and draws from it."""
+
+from __future__ import annotations
+
+import pkgutil
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import LabError
+from ..progress import Progress
+from ..schedules.resolve import checked_name, merge_spec
+from .catalogue import TIMESTEP_SAMPLERS
+from .frame import NoiseLevels, noise_levels
+
+# For densities that do not move, and so need no length of the run.
+_ENDLESS = 2**53
+_BELOW_ONE = float(np.nextafter(1.0, 0.0))
+
+
+def list_timestep_samplers() -> list[str]:
+    """The names `get_timestep_sampler` and `--timestep_sampler` take."""
+    return [*TIMESTEP_SAMPLERS, *TIMESTEP_SAMPLERS.aliases]
+
+
+def get_timestep_sampler(
+    name: str,
+    num_train_timesteps: int | None = None,
+    num_training_steps: int | None = None,
+    noise_scheduler: Any = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> TimestepSampler:
+    """
+    A timestep sampler by name.
+
+    Args:
+        name (`str`): A name of [`list_timestep_samplers`] or a spec string such as `"clts:sigma=0.5"`.
+        num_train_timesteps (`int`, *optional*): T; known from `noise_scheduler` if that is given.
+        num_training_steps (`int`, *optional*): Optimizer updates of the run; curricula need it.
+        noise_scheduler (*optional*): A diffusers scheduler with `alphas_cumprod`. Densities over the noise level need to
+            know the noise; without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
+        device (*optional*): Where a sampler that follows the losses keeps them.
+        **kwargs: The sampler's own parameters, as `lrlab list timesteps --markdown` shows them.
+
+    Raises:
+        LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.
+    """
+    name, given = merge_spec(checked_name(name), kwargs, TIMESTEP_SAMPLERS)
+    levels = noise_levels(noise_scheduler, num_train_timesteps)
+    sampler = TimestepSampler(name, TIMESTEP_SAMPLERS[name].resolve(given), levels, num_training_steps, device)
+    prediction_type = getattr(getattr(noise_scheduler, "config", None), "prediction_type", None)
+    if prediction_type and (warning := contradiction(name, prediction_type)):
+        warnings.warn(warning, stacklevel=2)
+    return sampler
+
+
+def contradiction(name: str, prediction_type: str) -> str | None:
+    """A warning if a sampler's premise does not hold for what the model predicts, else `None`."""
+    if "epsilon" not in TIMESTEP_SAMPLERS[name].traits or prediction_type == "epsilon":
+        return None
+    return (
+        f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "
+        f"is its answer. For prediction_type={prediction_type!r} high noise is the hard end. Use 'uniform' or 'stratified'."
+    )
+
+
+class TimestepSampler:
+    """
+    A density over timesteps at each update, and draws from it.
+
+    Args:
+        name (`str`): In `TIMESTEP_SAMPLERS`.
+        kwargs (`dict`): All its parameters, resolved.
+        levels ([`NoiseLevels`]): The noise of each timestep.
+        num_training_steps (`int`, *optional*): Optimizer updates of the run.
+        device (*optional*): Where a sampler that follows the losses keeps them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kwargs: dict[str, Any],
+        levels: NoiseLevels,
+        num_training_steps: int | None = None,
+        device: Any = None,
+    ):
+        entry = TIMESTEP_SAMPLERS[name]
+        self.name, self.kwargs, self.levels = name, kwargs, levels
+        self.unbiased, self.draw = kwargs["unbiased"], kwargs["draw"]
+        self._moves = "curriculum" in entry.traits or name == "banded"
+        if "curriculum" in entry.traits and num_training_steps is None:
+            raise LabError(
+                f"{name!r} moves over the run and needs its length: give num_training_steps, in optimizer updates."
+            )
+        if num_training_steps is not None and num_training_steps < 1:
+            raise LabError(f"num_training_steps={num_training_steps} is not allowed; use 1 or more optimizer updates.")
+        self.num_training_steps = num_training_steps or _ENDLESS
+        if self.unbiased and "restricted" in entry.traits:
+            raise LabError(
+                f"{name!r} never draws some timesteps, so no weight makes up for them: unbiased=True cannot hold. Drop it."
+            )
+        own = {key: value for key, value in kwargs.items() if key not in ("draw", "unbiased")}
+        self._density, self._own = entry.factory, own
+        self.state: Any = None
+        if "feedback" in entry.traits:
+            self.state = pkgutil.resolve_name(entry.factory)(levels, **own, device=device)
+        self._cached: dict[Any, torch.Tensor] = {}
+        self.probabilities(0)  # what only the density itself can refuse
+
+    @property
+    def num_train_timesteps(self) -> int:
+        """T."""
+        return self.levels.num_train_timesteps
+
+    @property
+    def follows_losses(self) -> bool:
+        """Whether [`observe`] has to be shown the losses."""
+        return self.state is not None
+
+    def probabilities(self, update: Any) -> torch.Tensor:
+        """
+        The probability of each timestep at an update.
+
+        Args:
+            update (`int` or integer array): Updates done so far; 0 at the first one. Past the end of the run a density
+                stays where it is.
+
+        Returns:
+            `torch.Tensor`: float64 of shape `(T,)` that sums to 1; `(num_updates, T)` for an array. A pure function of
+            the update, but for samplers that follow the losses: theirs is that of now.
+        """
+        if self.state is not None:
+            return self.state.probabilities().expand(*np.shape(update), -1)
+        progress = Progress(update if np.ndim(update) == 0 else np.asarray(update), self.num_training_steps)
+        weights = self._density(progress, self.levels, **self._own)
+        total = weights.sum(axis=-1, keepdims=True)
+        if not (total > 0).all():
+            raise LabError(
+                f"{self.name!r} with {self._own} gives no timestep any probability. Move it to where there is one."
+            )
+        return torch.from_numpy(np.broadcast_to(weights / total, (*np.shape(update), weights.shape[-1])).copy())
+
+    def sample(
+        self, batch_size: int, update: int, generator: torch.Generator | None = None, device: Any = None
+    ) -> torch.Tensor:
+        """
+        Timesteps for the images of an update.
+
+        The first thing drawn is what diffusers' scripts draw: where the density is uniform, that is the result. Other
+        densities push the same numbers through their inverse distribution function, so that two samplers with one
+        generator draw timesteps of the same rank.
+
+        Args:
+            batch_size (`int`): How many.
+            update (`int`): Updates done so far.
+            generator (`torch.Generator`, *optional*): Where to draw from; torch's own if not given.
+            device (*optional*): Of the result; the generator's if not given.
+
+        Returns:
+            `torch.Tensor`: int64 of shape `(batch_size,)`, values in `[0, T)`.
+        """
+        num = self.num_train_timesteps
+        where = generator.device if generator is not None else torch.device(device or "cpu")
+        drawn = torch.randint(0, num, (batch_size,), generator=generator, device=where)
+        if self.draw != "independent" or not self._is_uniform(update):
+            inside = torch.rand(batch_size, generator=generator, device=where, dtype=torch.float64)
+            # Rounding can make 1 of it.
+            u = self._spread((drawn + inside) / num, generator).clamp(max=_BELOW_ONE)
+            drawn = torch.searchsorted(self._cumulative(update, where), u, right=True)
+        return drawn if device is None else drawn.to(device, non_blocking=True)
+
+    def _spread(self, u: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        """Independent numbers in [0, 1) as stratified or antithetic ones."""
+        if self.draw == "stratified":
+            strata = torch.randperm(len(u), generator=generator, device=u.device)
+            return (strata + u) / len(u)
+        if self.draw == "antithetic":
+            pairs = len(u) // 2
+            return torch.cat([u[: len(u) - pairs], 1 - u[:pairs]])
+        return u
+
+    def _is_uniform(self, update: int) -> bool:
+        # That a sampler which follows losses is still uniform is not known here without waiting for the device.
+        if self.state is not None:
+            return False
+        probabilities = self._now(update)
+        return bool((probabilities == probabilities[0]).all())
+
+    def _now(self, update: int) -> torch.Tensor:
+        """[`probabilities`] of one update, kept until the next."""
+        if self.state is not None:
+            return self.probabilities(update)
+        key = int(update) if self._moves else 0
+        if key not in self._cached:
+            self._cached = {key: self.probabilities(update)}
+        return self._cached[key]
+
+    def _cumulative(self, update: int, device: torch.device) -> torch.Tensor:
+        probabilities = self._now(update)
+        if self.state is not None or device not in self._cached:
+            cumulative = probabilities.cumsum(0)
+            self._cached[device] = (cumulative / cumulative[-1]).to(device, non_blocking=True)
+        return self._cached[device]
+
+    def loss_weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
+        """
+        What to multiply the losses of these timesteps by: `1 / (T p)` if `unbiased`, else `None` (nothing to do).
+
+        Args:
+            timesteps (`torch.Tensor`): int64 of any shape, as drawn at this update.
+            update (`int`): Updates done so far.
+
+        Returns:
+            `torch.Tensor` or `None`: float32 of the shape of `timesteps`.
+        """
+        if not self.unbiased or (self.state is None and self._is_uniform(update)):
+            return None
+        weights = 1 / (self.num_train_timesteps * self._now(update))
+        return weights.float().to(timesteps.device, non_blocking=True)[timesteps]
+
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Shows a sampler that follows the losses those of an update, of the images of all processes; others do not care."""
+        if self.state is not None:
+            self.state.observe(timesteps, losses)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What a sampler that follows the losses knows; empty for the others, whose state is the clock."""
+        return self.state.state_dict() if self.state is not None else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Goes back to a state."""
+        if self.state is not None:
+            self.state.load_state_dict(state)

@@ -1,0 +1,114 @@
+"""Loss weightings that are functions of the noise level, on the squared error of the predicted noise.
+
+SNR is the signal-to-noise ratio. Published weights on the error of the image are divided by it here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..registry import Parameter
+from .frame import LOSS_WEIGHTINGS, NoiseLevels
+
+MIN_SNR = "Min-SNR, arXiv 2303.09556"
+
+
+def _per_image_error(weights: np.ndarray, levels: NoiseLevels) -> np.ndarray:
+    """Weights on the error of the image, as those on the error of the noise; 1 where SNR is 0, as Min-SNR's code has it."""
+    return np.where(levels.snr > 0, weights / np.where(levels.snr > 0, levels.snr, 1.0), 1.0)
+
+
+@LOSS_WEIGHTINGS.register(
+    "none",
+    description="the plain error of what the model predicts; that of images times SNR, as in diffusers' example",
+    source="DDPM, arXiv 2006.11239, eq. 14; arXiv 2202.00512, section 4",
+    traits=("plain",),
+)
+def none(levels: NoiseLevels) -> np.ndarray:
+    """1; the velocity's is left alone by the trait."""
+    return np.ones(levels.num_train_timesteps)
+
+
+_GAMMA = "the SNR above which images count no more"
+
+
+@LOSS_WEIGHTINGS.register(
+    "min_snr",
+    description="on images min(SNR, gamma): less of the almost clean ones",
+    source=MIN_SNR,
+    parameters=(Parameter("gamma", float, 5.0, _GAMMA, "(0, inf)"),),
+    traits=("middle",),
+)
+def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
+    """`min(SNR, gamma) / SNR`."""
+    return _per_image_error(np.minimum(levels.snr, gamma), levels)
+
+
+@LOSS_WEIGHTINGS.register(
+    "soft_min_snr",
+    description="on images SNR gamma / (SNR + gamma): the same without the kink",
+    source="Hourglass Diffusion Transformers, arXiv 2401.11605",
+    parameters=(Parameter("gamma", float, 4.0, "the SNR around which images begin to count no more", "(0, inf)"),),
+    traits=("middle",),
+)
+def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
+    """`gamma / (SNR + gamma)`."""
+    return gamma / (levels.snr + gamma)
+
+
+@LOSS_WEIGHTINGS.register(
+    "max_snr",
+    description="on images max(SNR, gamma): the noisiest count as much as those at gamma",
+    source=MIN_SNR,
+    parameters=(Parameter("gamma", float, 5.0, "the SNR below which images count no less", "(0, inf)"),),
+)
+def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
+    """`max(SNR, gamma) / SNR`."""
+    return _per_image_error(np.maximum(levels.snr, gamma), levels)
+
+
+@LOSS_WEIGHTINGS.register(
+    "truncated_snr",
+    description="max_snr with a gamma of 1",
+    source="arXiv 2202.00512, section 4",
+)
+def truncated_snr(levels: NoiseLevels) -> np.ndarray:
+    """`max(SNR, 1) / SNR`."""
+    return max_snr(levels, 1.0)
+
+
+@LOSS_WEIGHTINGS.register(
+    "p2",
+    description="1 / (k + SNR)^gamma: less of little noise",
+    source="P2, arXiv 2204.00227",
+    parameters=(
+        Parameter("gamma", float, 1.0, "0 is plain; with k = 1, a half weights by the noise rate", "[0, inf)"),
+        Parameter("k", float, 1.0, "limits the weight of pure noise", "(0, inf)"),
+    ),
+)
+def p2(levels: NoiseLevels, gamma: float, k: float) -> np.ndarray:
+    """On the error of the noise, as published."""
+    return (k + levels.snr) ** -gamma
+
+
+@LOSS_WEIGHTINGS.register(
+    "debiased",
+    description="1 / sqrt(SNR): more of the noise, by a factor of 150 at the end of the linear noise schedule",
+    source="arXiv 2310.08442",
+    parameters=(Parameter("min_snr", float, 0.0, "the SNR below which weights rise no more", "[0, inf)"),),
+)
+def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
+    """On the error of the noise, as published."""
+    # A terminal SNR of zero would weigh infinitely.
+    return np.maximum(np.maximum(levels.snr, min_snr), 1e-12) ** -0.5
+
+
+@LOSS_WEIGHTINGS.register(
+    "edm",
+    description="EDM's, made for its sampler: 1 + sigma^2 / sigma_data^2",
+    source="EDM, arXiv 2206.00364, table 1",
+    parameters=(Parameter("sigma_data", float, 0.5, "standard deviation of the images", "(0, inf)"),),
+)
+def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:
+    """`(sigma^2 + sigma_data^2) / (sigma sigma_data)^2` on images, with `sigma^2 = 1 / SNR`."""
+    return 1 + 1 / (np.maximum(levels.snr, 1e-12) * sigma_data**2)

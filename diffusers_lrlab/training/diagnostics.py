@@ -1,0 +1,158 @@
+"""What each noise level does in training: losses per bin of timesteps, summed on the device and read at logging points."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..timesteps.sampling import TimestepSampler
+
+# A loss is a spike if its logarithm is this many robust standard deviations above the median of the rows before.
+_SPIKE_DEVIATIONS = 8.0
+_SPIKE_WINDOW = 50
+_SPIKE_MIN_ROWS = 20
+
+
+def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
+    """The first timestep of each bin, and T: int64 of shape `(num_bins + 1,)`; bins differ by one timestep at most."""
+    return -(-np.arange(num_bins + 1) * num_train_timesteps // num_bins)
+
+
+class TimestepLosses:
+    """
+    Number, sum and sum of squares of the losses in each bin, of this process.
+
+    Args:
+        starts (`np.ndarray`): Of [`bin_starts`].
+        device (`torch.device`): Of the losses.
+    """
+
+    def __init__(self, starts: np.ndarray, device: torch.device):
+        bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
+        self.one_hot = torch.nn.functional.one_hot(bins, len(starts) - 1).double().to(device)
+        self.sums = torch.zeros(3, len(starts) - 1, dtype=torch.float64, device=device)
+
+    def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Adds the unweighted losses of images; both of shape `(num_images,)` on the device."""
+        losses = losses.detach().double()
+        # A product instead of index_add_, whose order of summation is not fixed on a GPU.
+        self.sums += torch.stack([torch.ones_like(losses), losses, losses.square()]) @ self.one_hot[timesteps]
+
+
+class SpikeDetector:
+    """Flags losses that stand out against a running median, by the running median deviation, in each bin."""
+
+    def __init__(self, num_bins: int):
+        self._logs: list[deque[float]] = [deque(maxlen=_SPIKE_WINDOW) for _ in range(num_bins)]
+
+    def flag(self, bin_index: int, loss: float) -> bool:
+        """Whether this mean loss is a spike; it is remembered either way."""
+        logs, value = self._logs[bin_index], math.log(max(loss, 1e-300))
+        before = np.array(logs)
+        logs.append(value)
+        if len(before) < _SPIKE_MIN_ROWS:
+            return False
+        median = np.median(before)
+        deviation = max(1.4826 * float(np.median(np.abs(before - median))), 0.01)
+        return bool(value > median + _SPIKE_DEVIATIONS * deviation)
+
+
+class TimestepLog:
+    """
+    The rows of `lrlab/timesteps.parquet`.
+
+    Args:
+        num_bins (`int`): Bins of equal width.
+        num_train_timesteps (`int`): T.
+    """
+
+    def __init__(self, num_bins: int, num_train_timesteps: int):
+        self.starts = bin_starts(num_bins, num_train_timesteps)
+        self.rows: list[dict[str, Any]] = []
+        self._spikes = SpikeDetector(num_bins)
+
+    @property
+    def num_bins(self) -> int:
+        """Bins."""
+        return len(self.starts) - 1
+
+    def _add(self, update: int, columns: dict[str, Any]) -> None:
+        for index in range(self.num_bins):
+            row = {"update": update, "bin": index, "first_timestep": int(self.starts[index])}
+            row["last_timestep"] = int(self.starts[index + 1]) - 1
+            self.rows.append({**row, **{key: values[index] for key, values in columns.items()}})
+
+    def add_losses(self, update: int, sums: torch.Tensor, asked: np.ndarray) -> list[int]:
+        """
+        Adds what was summed since the last row.
+
+        Args:
+            update (`int`): The last update that is in the sums.
+            sums (`torch.Tensor`): Numbers, sums and sums of squares of all processes: float64 `(3, num_bins)` on the CPU.
+            asked (`np.ndarray`): Probabilities of the timesteps, averaged over these updates: `(T,)`.
+
+        Returns:
+            `list` of `int`: bins whose loss is a spike.
+        """
+        counts, totals, squares = sums.numpy()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = totals / counts
+            variances = np.maximum(squares / counts - means**2, 0)
+        spikes = [bool(counts[i]) and self._spikes.flag(i, means[i]) for i in range(self.num_bins)]
+        self._add(
+            update,
+            {
+                "num_samples": counts.astype(int).tolist(),
+                "share": (counts / counts.sum()).tolist(),
+                "asked_share": np.add.reduceat(asked, self.starts[:-1]).tolist(),
+                "loss_mean": _without_nan(means),
+                "loss_variance": _without_nan(variances),
+                "loss_spike": spikes,
+            },
+        )
+        return [index for index, spike in enumerate(spikes) if spike]
+
+    def add_validation(self, update: int, timesteps: np.ndarray, losses: dict[str, np.ndarray]) -> None:
+        """Adds the means of validation losses (of each image, by name of the column) over the bins."""
+        bins = np.searchsorted(self.starts, timesteps, side="right") - 1
+        counts = np.bincount(bins, minlength=self.num_bins)
+        columns = {}
+        for name, values in losses.items():
+            with np.errstate(invalid="ignore"):
+                columns[name] = _without_nan(np.bincount(bins, values, minlength=self.num_bins) / counts)
+        self._add(update, columns)
+
+    def add_gradients(self, update: int, norms: list[float], noise_scales: list[float]) -> None:
+        """Adds gradient norms and gradient noise scales of the bins."""
+        columns = {"grad_norm": norms, "grad_noise_scale": noise_scales}
+        self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
+
+    def restore(self, rows: list[dict[str, Any]], update: int) -> None:
+        """Goes back to the rows that were there when `update` updates were done."""
+        at_end = ("validation_loss", "grad_norm")
+        self.rows = [
+            row
+            for row in rows
+            if row["update"] < update or (row["update"] == update and any(row.get(key) is not None for key in at_end))
+        ]
+        self._spikes = SpikeDetector(self.num_bins)
+        for row in self.rows:
+            if row.get("loss_mean") is not None:
+                self._spikes.flag(row["bin"], row["loss_mean"])
+
+
+def _without_nan(values: np.ndarray) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def asked_probabilities(sampler: TimestepSampler, first: int, last: int) -> np.ndarray:
+    """The probabilities of timesteps, averaged over the updates from `first` to `last`; of now if they follow the losses."""
+    if sampler.follows_losses:
+        return sampler.probabilities(last).cpu().numpy()
+    # Long intervals are averaged over evenly spread updates: a table of all of them would be large.
+    updates = np.unique(np.linspace(first, last, min(last - first + 1, 1000)).astype(np.int64))
+    return sampler.probabilities(updates).numpy().mean(axis=0)

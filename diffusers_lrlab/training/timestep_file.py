@@ -1,0 +1,42 @@
+"""`lrlab/timesteps.parquet`: written whole at checkpoints and at the end, read back to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..files import atomic_file
+
+SCHEMA = pa.schema(
+    [
+        ("update", pa.int64()),
+        ("bin", pa.int32()),
+        ("first_timestep", pa.int32()),
+        ("last_timestep", pa.int32()),
+        ("num_samples", pa.int64()),
+        ("share", pa.float64()),
+        ("asked_share", pa.float64()),
+        ("loss_mean", pa.float64()),
+        ("loss_variance", pa.float64()),
+        ("loss_spike", pa.bool_()),
+        ("validation_loss", pa.float64()),
+        ("validation_loss_ema", pa.float64()),
+        ("grad_norm", pa.float64()),
+        ("grad_noise_scale", pa.float64()),
+    ]
+)
+
+
+def write_timesteps(rows: list[dict[str, Any]], path: Path) -> None:
+    """Writes the rows atomically; what a row does not have is null."""
+    with atomic_file(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
+
+
+def read_timesteps(path: Path) -> list[dict[str, Any]]:
+    """The rows, without their nulls."""
+    rows = pq.read_table(path, schema=SCHEMA).to_pylist() if path.exists() else []
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
