@@ -11,10 +11,17 @@ from ..schedules.frame import Schedule
 from ..schedules.resolve import describe_schedule
 from ..schedules.spec import format_spec
 from ..training.checks import local_folder
-from ..training.config import EMBEDDED_DEFAULTS
+from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
+from ..training.timestep_choices import describe_choices
 
 TEMPLATE = Path(__file__).parent / "model_card.md"
 
+_LABELS = {
+    "timestep_sampler": "Timestep sampler",
+    "loss_weighting": "Loss weighting",
+    "timestep_lr": "Learning rate per timestep",
+    "noise": "Noise in training",
+}
 _METRICS = {
     "validation_loss_ema": "Validation loss, EMA weights (the ones saved)",
     "validation_loss": "Validation loss, raw weights",
@@ -53,6 +60,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         schedule_text=_schedule_text(config, train),
         command=record["run"]["command"],
         facts=_facts(record),
+        timestep_bins=config["log_timestep_bins"],
     )
     write_text(folder / "README.md", str(card))
 
@@ -106,6 +114,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} images"),
         ("Prediction type", config["prediction_type"]),
+        *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(TrainingConfig(**config))),
         ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),

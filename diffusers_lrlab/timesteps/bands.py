@@ -23,7 +23,7 @@ _EDGES = Parameter(
 )
 
 TIMESTEP_LRS = Registry(
-    "learning rate per timestep",
+    "per-timestep learning rate",
     common=(
         Parameter("factors", list, (), "a factor for each band, from the least to the most noise; needed", "(0, inf)"),
         _EDGES,

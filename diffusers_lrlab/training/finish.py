@@ -11,6 +11,8 @@ from .environment import peak_memory_mb
 from .loop import Trainer
 from .samples import draw_samples, load_previews, to_tensor
 
+_NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
+
 
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
@@ -18,7 +20,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     trainer.save_result()
     if accelerator.is_main_process:
         rows = folder.read_metrics()
-        results = {key: value for row in rows[-2:] for key, value in row.items() if key not in ("update", "images_seen")}
+        results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
         record["train"]["results"] = results
         with trainer.averaged_weights():
             images = draw_samples(trainer.unet, trainer.noise_scheduler, config.eval_batch_size, config)
@@ -31,11 +33,14 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
 
         from ..hub.card import write_model_card
         from .plots import plot_losses, plot_lr, plot_progress, plot_samples
+        from .timestep_plots import plot_timesteps
 
         plot_losses(rows, folder.lab / "loss.png")
         plot_lr(rows, trainer.plan, folder.lab / "lr.png")
         plot_progress(load_previews(folder.lab / "samples"), trainer.plan.num_updates, folder.lab / "progress.png")
         plot_samples(images, folder.lab / "samples.png")
+        if trainer.observer is not None:
+            plot_timesteps(trainer.observer.log.rows, folder.lab / "timesteps.png")
         write_model_card(folder.path, record)
         accelerator.print(f"Finished: DDPMPipeline.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
     accelerator.wait_for_everyone()

@@ -271,7 +271,8 @@ class Trainer:
             if spikes:
                 row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
-        self.accelerator.log({key: value for key, value in row.items() if key != "update"}, step=self.update)
+        scalars = {key: value for key, value in row.items() if key not in ("update", "loss_spike_bins")}
+        self.accelerator.log(scalars, step=self.update)
         bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}", refresh=False)
 
     def _diverged(self) -> LabError:

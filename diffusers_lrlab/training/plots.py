@@ -20,19 +20,26 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 
 
-def _new_axes(width: float = 7, height: float = 3.6) -> tuple[Any, Axes]:
+def new_figure(width: float = 7, height: float = 3.6) -> Any:
+    """A figure that needs no display; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _new_axes(width: float = 7, height: float = 3.6) -> tuple[Any, Axes]:
+    figure = new_figure(width, height)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure atomically."""
     with atomic_file(path) as temporary:
         figure.savefig(temporary)
 
@@ -59,7 +66,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.tick_params(axis="y", which="minor", labelsize=7)
     axes.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
@@ -78,7 +85,11 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
     applied = [(row["update"], row["lr"]) for row in rows if "lr" in row]
     shown = applied[:: max(1, len(applied) // 40)]
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "as asked"
-    axes.plot(plan.lrs, color=BLUE, label=label)
+    if plan.lr_factors is None:
+        axes.plot(plan.lrs, color=BLUE, label=label)
+    else:
+        for factor in np.unique(plan.lr_factors):
+            axes.plot(plan.lrs * factor, color=BLUE, linewidth=0.8, label=f"{label}, bands with the factor {factor:g}")
     axes.plot(*zip(*shown, strict=True), "o", color=ORANGE, markersize=3.5, label="as applied")
     axes.set(
         xlabel="" if plan.schedule.sets_momentum else "update",
@@ -87,7 +98,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
         ylim=(0, None),
     )
     axes.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def image_grid(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
@@ -135,4 +146,4 @@ def plot_progress(previews: dict[int, np.ndarray], num_updates: int, path: Path)
         column.imshow(grid.squeeze(), cmap="gray", vmin=0, vmax=255)
         column.set_title(f"update {update}" if update < num_updates else f"end ({update})", fontsize=8)
         column.axis("off")
-    _save(figure, path)
+    save_figure(figure, path)

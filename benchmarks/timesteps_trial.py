@@ -1,0 +1,131 @@
+"""Does it help? Curricula, controls, a weighting and a noise assignment against uniform timesteps, on digits.
+
+    python benchmarks/timesteps_trial.py --out trial --seeds 5          an hour and a half on 2 cores
+    python benchmarks/timesteps_trial.py --out trial --seeds 5          again: goes on where it stopped, prints the tables
+
+Every arm is the main job of the README with one thing changed. Seed s gives every arm the same initial weights, images,
+and noise, and timesteps of the same rank, so arms are compared seed by seed. The validation loss is unweighted, of uniform
+timesteps and fixed noise; the Fréchet distance is that of the main job. Equal time: an arm whose update costs more than
+half a percent more than the baseline's is run again with as many updates as fit into the baseline's time.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from scipy import stats
+from train_step import machine, make_trainer
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+ARMS = {
+    "uniform": [],
+    "stratified": ["--timestep_sampler=stratified"],
+    "clts": ["--timestep_sampler=clts"],
+    "clts_static": ["--timestep_sampler=clts_static"],
+    "clts_reversed": ["--timestep_sampler=clts_reversed"],
+    "min_snr": ["--loss_weighting=min_snr"],
+    "immiscible": ["--noise=immiscible"],
+}
+METRICS = {"validation_loss_ema": "validation loss", "frechet_distance": "Fréchet distance"}
+
+
+def measure_costs(rounds):
+    """The cost of an update of each arm over the baseline's: median of ratios, the arms taking turns in one process."""
+    with tempfile.TemporaryDirectory() as base:
+        loops = {}
+        for name, flags in ARMS.items():
+            arguments = [*flags, f"--max_train_steps={rounds + 20}", "--num_validation_images=0"]
+            loops[name] = make_trainer(Path(base) / name, arguments).updates()
+        times = {name: [] for name in ARMS}
+        for turn in range(rounds + 10):
+            for name in ARMS if turn % 2 else reversed(ARMS):
+                started = time.perf_counter()
+                next(loops[name])
+                if turn >= 10:
+                    times[name].append(time.perf_counter() - started)
+    return {
+        name: statistics.median(own / base for own, base in zip(times[name], times["uniform"], strict=True)) for name in ARMS
+    }
+
+
+def train(out, name, seed, num_updates, threads):
+    """The results of one run, taken from `out` if it is there already."""
+    folder = out / f"{name}-{num_updates}-{seed}"
+    record = folder / "lrlab" / "run.json"
+    if not record.exists() or json.loads(record.read_text())["run"]["status"] != "finished":
+        arguments = [*ARMS[name], f"--seed={seed}", f"--max_train_steps={num_updates}", f"--output_dir={folder}"]
+        arguments += [f"--cpu_threads={threads}", "--overwrite_output_dir", "--save_images_epochs=100000"]
+        arguments += [f"--checkpointing_steps={num_updates}", f"--validation_steps={num_updates}"]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        result = subprocess.run(
+            [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False, env=environment
+        )
+        if result.returncode:
+            raise SystemExit(result.stderr)
+        print(f"  {folder.name} done", flush=True)
+    results = json.loads(record.read_text())["train"]["results"]
+    return {metric: results[metric] for metric in METRICS}
+
+
+def interval(differences):
+    """Mean of paired differences and half the width of its 95 % interval by Student's t."""
+    mean = statistics.mean(differences)
+    half = stats.t.ppf(0.975, len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return mean, half
+
+
+def print_table(results, baseline):
+    """Mean ± standard deviation of each metric, and its paired difference to the baseline."""
+    print("| arm | updates | " + " | ".join(f"{name} | difference to uniform, 95 %" for name in METRICS.values()) + " |")
+    print("|---|---|" + "---|---|" * len(METRICS))
+    for (name, num_updates), runs in results.items():
+        cells = []
+        for metric in METRICS:
+            values = [run[metric] for run in runs]
+            cells.append(f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}")
+            differences = [run[metric] - base[metric] for run, base in zip(runs, baseline, strict=True)]
+            mean, half = interval(differences)
+            word = "" if abs(mean) <= half else ", better" if mean < 0 else ", worse"
+            cells.append("–" if runs is baseline else f"{mean:+.4f} ± {half:.4f}{word}")
+        print(f"| `{name}` | {num_updates} | {' | '.join(cells)} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--seeds", type=int, default=5, help="3 at least")
+    parser.add_argument("--updates", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=100, help="updates that are timed")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=1, help="of each run")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(machine())
+
+    costs_file = options.out / "costs.json"
+    if not costs_file.exists():
+        costs_file.write_text(json.dumps(measure_costs(options.rounds)))
+    costs = json.loads(costs_file.read_text())
+    print("\nan update, over one with uniform timesteps: " + ", ".join(f"{name} {cost:.3f}" for name, cost in costs.items()))
+
+    lengths = [(name, options.updates) for name in ARMS]
+    lengths += [(name, math.floor(options.updates / cost)) for name, cost in costs.items() if cost > 1.005]
+    jobs = [(name, length, seed) for seed in range(options.seeds) for name, length in lengths]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        done = list(pool.map(lambda job: train(options.out, job[0], job[2], job[1], options.threads), jobs))
+    found = dict(zip(jobs, done, strict=True))
+    results = {key: [found[*key, seed] for seed in range(options.seeds)] for key in lengths}
+    print(f"\n{options.seeds} seeds, mean ± standard deviation; with fewer updates, of equal time\n")
+    print_table(results, results["uniform", options.updates])
+
+
+if __name__ == "__main__":
+    main()
