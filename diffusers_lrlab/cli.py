@@ -92,12 +92,33 @@ def number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
+PREDICTIONS = ("epsilon", "sample", "v_prediction")
+_TIMESTEP_OPTIONS = (
+    *("timestep_sampler", "loss_weighting", "ddpm_num_steps", "prediction_type"),
+    *("num_training_steps", "out", "json"),
+)
+
+
 def _preview_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--lr_scheduler", action="append", metavar="NAME", help="name or spec string; several are drawn over each other")
     add("--lr_scheduler_kwargs", metavar="JSON", help="arguments of the schedule")
     add("--momentum_scheduler", metavar="NAME", help="name or spec string")
     add("--momentum_scheduler_kwargs", metavar="JSON", help="arguments of the momentum schedule")
+    add(
+        "--timestep_sampler",
+        action="append",
+        metavar="NAME",
+        help="instead of schedules: a density over timesteps, or all",
+    )
+    add(
+        "--loss_weighting",
+        action="append",
+        metavar="NAME",
+        help="instead of schedules: weights of timesteps, or all",
+    )
+    add("--ddpm_num_steps", type=int, metavar="T", help="timesteps, for these two; 1000 if not given")
+    add("--prediction_type", choices=PREDICTIONS, help="what the weighted error is of; epsilon if not given")
     add("--num_training_steps", type=int, metavar="N", help="optimizer updates of the run")
     add("--num_warmup_steps", type=number, default=0, metavar="W", help="of them warm-up, or a fraction of the run below 1")
     add("--learning_rate", type=float, default=1e-4, metavar="LR", help="of the optimizer; default: %(default)s")
@@ -115,6 +136,12 @@ def _preview(options: argparse.Namespace) -> None:
     if options.all:
         _gallery(options, out)
         return
+    if options.timestep_sampler or options.loss_weighting:
+        _preview_timesteps(options, out)
+        return
+    for name in ("ddpm_num_steps", "prediction_type"):
+        if getattr(options, name) is not None:
+            raise LabError(f"--{name} has no effect without --timestep_sampler or --loss_weighting. Leave it out.")
     if not options.lr_scheduler:
         raise LabError("Which schedule? Give --lr_scheduler NAME (`lrlab list schedulers` shows them), or --all.")
     if options.num_training_steps is None:
@@ -150,6 +177,34 @@ def _preview(options: argparse.Namespace) -> None:
 
         _say(describe(previews, run, None if out else _terminal()))
         _say_written(out)
+
+
+def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
+    _refuse_others(options, _TIMESTEP_OPTIONS, "beside --timestep_sampler and --loss_weighting")
+    from .preview_timesteps import as_json, describe_timesteps, plot_timestep_previews, preview_timesteps
+
+    previews = preview_timesteps(
+        options.timestep_sampler or [],
+        options.loss_weighting or [],
+        options.num_training_steps,
+        1000 if options.ddpm_num_steps is None else options.ddpm_num_steps,
+        options.prediction_type or "epsilon",
+    )
+    if out:
+        plot_timestep_previews(previews, out)
+    if options.json:
+        _say(as_json(previews))
+    else:
+        _say(describe_timesteps(previews))
+        _say_written(out)
+
+
+def _refuse_others(options: argparse.Namespace, allowed: tuple[str, ...], where: str) -> None:
+    """An error for the first option of the preview that is given and would have no effect."""
+    plain = vars(_parser().parse_args(["preview"]))
+    for name, value in vars(options).items():
+        if name not in allowed and value != plain[name]:
+            raise LabError(f"--{name} has no effect {where}. Leave it out.")
 
 
 def _terminal() -> dict[str, Any]:
@@ -190,10 +245,7 @@ def _picture_path(text: str | None) -> Path | None:
 def _gallery(options: argparse.Namespace, out: Path | None) -> None:
     if out is None:
         raise LabError("--all draws a picture and needs to know where: add --out FILE.png.")
-    plain = vars(_parser().parse_args(["preview"]))
-    for name, value in vars(options).items():
-        if name not in ("all", "out") and value != plain[name]:
-            raise LabError(f"--{name} has no effect beside --all, which shows every schedule as it is. Leave it out.")
+    _refuse_others(options, ("all", "out"), "beside --all, which shows every schedule as it is")
     from .preview_plots import plot_gallery
 
     plot_gallery(out)
@@ -224,7 +276,7 @@ def _upstream_patch(options: argparse.Namespace) -> None:
 COMMANDS = {
     "list": Command("shows what can be chosen by name", "lrlab list schedulers", _list_arguments, _list),
     "preview": Command(
-        "draws schedules over a run",
+        "draws schedules over a run, or densities and weights over timesteps",
         "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500",
         _preview_arguments,
         _preview,

@@ -22,7 +22,8 @@ BLUE, ORANGE, GREY, DARK = COLORS[0], COLORS[1], "#999999", "#555555"
 _CYCLES = ("-", "-.", ":")
 
 
-def _new_figure(width: float, height: float, dpi: int) -> Any:
+def new_figure(width: float, height: float, dpi: int) -> Any:
+    """A figure that needs no display; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -31,7 +32,8 @@ def _new_figure(width: float, height: float, dpi: int) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure atomically."""
     with atomic_file(path) as temporary:
         figure.savefig(temporary)
 
@@ -39,7 +41,7 @@ def _save(figure: Any, path: Path) -> None:
 def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
     """Schedules over each other; what diffusers' own script makes of one is dashed, in its colour."""
     has_momentum = any(shown.course.beta1 is not None for shown in previews)
-    figure = _new_figure(7, 5.2 if has_momentum else 3.6, dpi=150)
+    figure = new_figure(7, 5.2 if has_momentum else 3.6, dpi=150)
     rows = figure.subplots(1 + has_momentum, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_momentum])[:, 0]
     for axes in rows:
         axes.spines[["top", "right"]].set_visible(False)
@@ -63,7 +65,7 @@ def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
     columns = len(labels) if sum(map(len, labels)) < 70 else 1
     # Outside, where it hides no curve.
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw(rows: Any, course: Course, **style: Any) -> None:
@@ -104,7 +106,7 @@ def plot_gallery(path: Path) -> None:
     """Every registered schedule in a panel of its own: learning rate relative to the peak, and momentum if it is driven."""
     names = sorted(SCHEDULERS, key=lambda name: "feedback" in SCHEDULERS[name].traits)
     rows = math.ceil(len(names) / _COLUMNS)
-    figure = _new_figure(9, 1.2 * rows + 0.8, dpi=200)
+    figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
     for index, (axes, name) in enumerate(zip(panels, names, strict=False)):
@@ -121,7 +123,7 @@ def plot_gallery(path: Path) -> None:
     lines = [panels[0].plot([], [], label=label, **style)[0] for label, style in keys.items()]
     figure.legend(handles=lines, loc="outside upper left", ncols=len(lines), frameon=False, fontsize=7.5)
     figure.supxlabel(_CAPTION, x=0.01, ha="left", fontsize=6.5, color=DARK)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_panel(axes: Axes, name: str) -> None:

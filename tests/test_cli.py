@@ -15,14 +15,24 @@ import pytest
 from PIL import Image
 
 from diffusers_lrlab.cli import COMMANDS, KINDS, main
+from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS
 from diffusers_lrlab.preview import Run, preview
 from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.schedules.promise import lr_curve
 from diffusers_lrlab.terminal_plot import terminal_plot
+from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 
 COMMAND = [sys.executable, "-W", "error", "-m", "diffusers_lrlab.cli"]
-REGISTRIES = {"schedulers": SCHEDULERS, "momentum": MOMENTUM_SCHEDULERS, "optimizers": OPTIMIZERS}
+REGISTRIES = {
+    "schedulers": SCHEDULERS,
+    "momentum": MOMENTUM_SCHEDULERS,
+    "timesteps": TIMESTEP_SAMPLERS,
+    "weightings": LOSS_WEIGHTINGS,
+    "timestep_lrs": TIMESTEP_LRS,
+    "noises": NOISES,
+    "optimizers": OPTIMIZERS,
+}
 
 
 def lrlab(*arguments, status=0, encoding="utf-8", python=(), **env):
@@ -112,6 +122,13 @@ def test_whoever_stops_reading_gets_no_traceback():
         (["preview", "--lr_scheduler", "cosine"], ["--num_training_steps", "such as 10000"]),
         (["preview", "--lr_scheduler", "step:gama=1", "--num_training_steps", "9"], ["'gama'", "Did you mean 'gamma'?"]),
         (["preview", "--all"], ["--out"]),
+        (["preview", "--timestep_sampler", "clt"], ["'clt'", "Did you mean 'clts'?"]),
+        (["preview", "--timestep_sampler", "clts"], ["'clts'", "num_training_steps"]),
+        (["preview", "--timestep_sampler", "uniform", "--lr_scheduler", "cosine"], ["--lr_scheduler", "Leave it out"]),
+        (["preview", "--loss_weighting", "min_snr:gamma=0"], ["gamma=0", "(0, inf)"]),
+        (["preview", "--loss_weighting", "learned_log_variance"], ["'learned_log_variance'", "follows the losses"]),
+        (["preview", "--timestep_sampler", "uniform", "--ddpm_num_steps", "0"], ["num_train_timesteps=0", "1 or more"]),
+        (["preview", "--lr_scheduler", "cosine", "--ddpm_num_steps", "9"], ["--ddpm_num_steps", "--timestep_sampler"]),
         (["preview", "--all", "--out", "a.png", "--beta1", "0.9"], ["--beta1", "--all", "Leave it out"]),
         (["upstream-patch", "rex"], ["--diffusers", "upstream-patch --help"]),
     ],
@@ -190,7 +207,7 @@ def test_list_shows_every_name_in_a_line_of_its_own(kind, capsys):
 
 def test_list_shows_all_kinds_without_one():
     shown = lrlab("list").splitlines()
-    for flag in ("--lr_scheduler", "--momentum_scheduler", "--optimizer"):
+    for _, _, flag in KINDS.values():
         assert len([line for line in shown if line.endswith(f"({flag})")]) == 1
 
 
@@ -485,3 +502,33 @@ def test_feedback_schedules_in_the_gallery_react_to_the_losses():
     np.testing.assert_allclose(lrs[:51], 1e-4 * np.minimum(np.arange(51) / 50, 1))
     assert lrs[300] == 1e-4
     assert lrs[-1] < 0.6e-4
+
+
+# --- timesteps -------------------------------------------------------------------------------------------------------
+
+
+def test_densities_and_weights_are_shown_as_they_are(tmp_path):
+    out = tmp_path / "densities.png"
+    arguments = ["--timestep_sampler", "speed", "--timestep_sampler", "clts", "--loss_weighting", "min_snr"]
+    arguments = ["preview", *arguments, "--num_training_steps", 10]
+    shown = {row["name"]: row for row in json.loads(lrlab(*arguments, "--json", "--out", out))}
+    assert shown["speed"]["updates"] == [0]
+    assert shown["speed"]["values"][0][:1] == [pytest.approx(5 * 1000 / 3800)]
+    assert shown["clts"]["updates"] == [0, 5, 10]
+    assert shown["clts"]["values"][0] == pytest.approx([1] * 1000)
+    assert shown["clts"]["values"][2][300] == pytest.approx(1.5985, abs=5e-5)
+    assert shown["min_snr"]["values"][0][100] == pytest.approx(0.58571, abs=5e-6)
+    assert Image.open(out).size > (500, 200)
+    table = lrlab(*arguments)
+    assert "clts at update 10: density / uniform" in table
+    assert "min_snr: weight" in table
+
+
+def test_all_densities_and_weights_fit_into_a_picture(tmp_path):
+    out = tmp_path / "all.png"
+    arguments = ["--timestep_sampler", "all", "--loss_weighting", "all", "--num_training_steps", 100, "--ddpm_num_steps", 20]
+    shown = lrlab("preview", *arguments, "--out", out)
+    for registry in (TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS):
+        for name, entry in registry.items():
+            assert (f"{name}:" in shown or f"{name} at" in shown) == ("feedback" not in entry.traits)
+    assert Image.open(out).size > (1000, 1000)

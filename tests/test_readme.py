@@ -1,16 +1,21 @@
 """What the README and --help say is what the code does."""
 
 import argparse
+import importlib
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DDPMScheduler
 
+from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS
 from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.upstream import list_upstream_schedules
 
@@ -42,6 +47,13 @@ TABLES = {
     "schedules": SCHEDULERS.table(),
     "momentum": MOMENTUM_SCHEDULERS.table(),
     "optimizers": OPTIMIZERS.table(),
+    "timesteps": TIMESTEP_SAMPLERS.table(),
+    "timesteps-common": TIMESTEP_SAMPLERS.common_table(),
+    "weightings": LOSS_WEIGHTINGS.table(),
+    "weightings-common": LOSS_WEIGHTINGS.common_table(),
+    "timestep_lrs": TIMESTEP_LRS.table(),
+    "timestep_lrs-common": TIMESTEP_LRS.common_table(),
+    "noises": NOISES.table(),
 }
 
 
@@ -89,11 +101,41 @@ def test_the_snippets_run(code):
         assert names["lrs"].max() == pytest.approx(1e-4)
 
 
-def test_the_preview_runs_as_printed(tmp_path):
-    command = re.search(r"```bash\n(lrlab preview .*?)```", README, re.DOTALL)[1].replace("\\\n", " ").split()
+def test_the_timesteps_snippet_runs():
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "get_timestep_sampler" in block)
+    names = {"noise_scheduler": DDPMScheduler(), "errors": torch.rand(16)}
+    exec(code, names)
+    assert names["timesteps"].shape == (16,)
+    assert 0 < names["loss"] < 1
+    assert names["density"].sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_the_change_of_diffusers_script_is_of_lines_that_it_has():
+    """With `sampler.sample` in place of the lines that the README takes out; they are diffusers' own."""
+    diff = re.search(r"```diff\n(.*?)```", README, re.DOTALL)[1].splitlines()
+    names = {
+        "diffusers_lrlab": importlib.import_module("diffusers_lrlab"),
+        "noise_scheduler": DDPMScheduler(),
+        "clean_images": torch.zeros(4, 1, 8, 8),
+        **{"bsz": 4, "global_step": 0, "max_train_steps": 10, "torch": torch},
+    }
+    drawn = []
+    for sign in "-+":
+        torch.manual_seed(0)
+        exec(textwrap.dedent("\n".join(line[1:].removeprefix(" " * 12) for line in diff if line.startswith(sign))), names)
+        drawn.append(names["timesteps"])
+    assert drawn[0].equal(drawn[1])
+
+
+COMMANDS_OF_PREVIEWS = re.findall(r"```bash\n(lrlab preview .*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("command", COMMANDS_OF_PREVIEWS)
+def test_the_previews_run_as_printed(tmp_path, command):
+    words = command.replace("\\\n", " ").split()
     program = Path(sys.executable).parent / "lrlab"
-    subprocess.run([program, *command[1:]], cwd=tmp_path, check=True, capture_output=True)
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    subprocess.run([program, *words[1:]], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / words[words.index("--out") + 1]).stat().st_size > 10_000
 
 
 def test_the_schedules_that_can_go_upstream_are_named():

@@ -10,7 +10,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
-from diffusers_lrlab.loss import draw_timesteps, image_losses
+from diffusers_lrlab.loss import image_losses
 
 
 class Recorder(torch.nn.Module):
@@ -47,15 +47,6 @@ def test_losses_against_the_definitions(prediction_type):
     torch.testing.assert_close(losses.double(), expected.double().mean(dim=(1, 2, 3)), rtol=2e-4, atol=1e-7)
 
 
-def test_timesteps_are_integers_over_the_whole_range():
-    timesteps = draw_timesteps(20_000, 50, torch.Generator().manual_seed(0))
-    assert timesteps.dtype == torch.int64
-    counts = torch.bincount(timesteps, minlength=50)
-    assert len(counts) == 50
-    # Chi-square with 49 degrees of freedom exceeds 94 once in 10,000 times.
-    assert ((counts - 400) ** 2 / 400).sum() < 94
-
-
 class TestValidationLoss:
     scheduler = DDPMScheduler(num_train_timesteps=100)
     images = torch.rand(10, 1, 4, 4) * 2 - 1
@@ -67,11 +58,12 @@ class TestValidationLoss:
         model = Recorder(torch.zeros(1)).train()
         state = torch.random.get_rng_state()
         first, second = self.make()(model), self.make(batch_size=3)(model)
-        assert first == pytest.approx(second, rel=1e-6)
+        assert first.shape == (10,)
+        assert first == pytest.approx(second, rel=1e-5)
         assert model.training
         assert torch.equal(torch.random.get_rng_state(), state)
         # Predicting no noise at all is wrong by the noise's variance.
-        assert first == pytest.approx(1, abs=0.3)
+        assert first.mean() == pytest.approx(1, abs=0.3)
 
     def test_timesteps_cover_the_range_evenly(self):
         assert sorted(self.make().timesteps.tolist()) == [5, 15, 25, 35, 45, 55, 65, 75, 85, 95]
@@ -105,6 +97,8 @@ def test_the_folder_holds_what_the_readme_says(finished):
         "README.md",
         "lrlab/metrics.jsonl",
         "lrlab/run.json",
+        "lrlab/timesteps.parquet",
+        "lrlab/timesteps.png",
         "lrlab/loss.png",
         "lrlab/lr.png",
         "lrlab/samples.png",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..files import atomic_file
+from ..preview_plots import new_figure, save_figure
 from .samples import to_uint8
 
 if TYPE_CHECKING:
@@ -20,28 +21,12 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 
 
-def new_figure(width: float = 7, height: float = 3.6) -> Any:
-    """A figure that needs no display; sizes in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _new_axes(width: float = 7, height: float = 3.6) -> tuple[Any, Axes]:
-    figure = new_figure(width, height)
+    figure = new_figure(width, height, dpi=150)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     return figure, axes
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Writes a figure atomically."""
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary)
 
 
 def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plots import new_figure, save_figure
+from ..preview_plots import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def plot_timesteps(rows: list[dict[str, Any]], path: Path) -> None:
         "grad_norm": "gradient norm at fixed probes",
         "grad_noise_scale": "gradient noise scale, in images",
     }
-    figure = new_figure(9, 2.5 * len(rows_of_panels))
+    figure = new_figure(9, 2.5 * len(rows_of_panels), dpi=130)
     panels = figure.subplots(len(rows_of_panels), 2, squeeze=False)
     for axes, key in zip(panels.flatten(), (key for pair in rows_of_panels for key in pair), strict=True):
         if key not in having:

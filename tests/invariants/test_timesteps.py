@@ -1,0 +1,223 @@
+"""The laws of the other files, for runs whose timesteps, weights and noise are anything but plain."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from safetensors.torch import load_file
+
+from diffusers_lrlab.timesteps.bands import TimestepLR
+
+NUM_UPDATES = 12
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+# Everything that has a state or looks at the whole batch. With eight timesteps the sampler is warm after a few updates.
+FOLLOWING = [
+    "--timestep_sampler=loss_second_moment:history=1",
+    "--ddpm_num_steps=8",
+    "--loss_weighting=learned_log_variance",
+    "--noise=immiscible",
+    "--log_timestep_bins=4",
+]
+
+
+def start(base, name, *arguments, dropout=0.0, batch=32, logging=4, processes=1):
+    """A run into a folder of its own; returns the folder."""
+    small = [each for each in runs.tiny_arguments(base, dropout) if not each.startswith("--logging_steps")]
+    runs.run(
+        *small,
+        f"--output_dir={base / name}",
+        f"--max_train_steps={NUM_UPDATES}",
+        f"--train_batch_size={batch}",
+        f"--logging_steps={logging}",
+        "--validation_steps=6",
+        *arguments,
+        processes=processes,
+    )
+    return base / name
+
+
+def timestep_rows(folder):
+    return pq.read_table(folder / "lrlab" / "timesteps.parquet")
+
+
+def assert_same_tensors(first, second, what):
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), f"{what}: {key}"
+
+
+def optimizer_tensors(checkpoint):
+    states = torch.load(checkpoint / "optimizer.bin", weights_only=True)["state"]
+    return {f"{index} {key}": value for index, state in states.items() for key, value in state.items()}
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole_and_resumed(tmp_path_factory):
+    """A run, and a copy of it that went on from its checkpoint at update 5, between two rows of the log."""
+    base = tmp_path_factory.mktemp("resumed")
+    arguments = [*FOLLOWING, "--timestep_grad_every=3", "--checkpointing_steps=5", "--checkpoints_total_limit=0"]
+    whole = start(base, "whole", *arguments, dropout=0.2)
+    shutil.copytree(whole, base / "copy")
+    resumed = start(base, "copy", *arguments, f"--resume_from_checkpoint={base / 'copy' / 'checkpoint-5'}", dropout=0.2)
+    record = runs.read_record(resumed)
+    assert record["run"]["status"] == "finished"
+    assert len(record["run"]["starts"]) == 2
+    return whole, resumed
+
+
+def test_a_run_that_follows_losses_resumes_to_the_same_bits(whole_and_resumed):
+    whole, resumed = whole_and_resumed
+    for checkpoint in ("checkpoint-10", f"checkpoint-{NUM_UPDATES}"):
+        for part in (f"unet/{WEIGHTS}", f"unet_ema/{WEIGHTS}", "timesteps.safetensors"):
+            file = f"{checkpoint}/{part}"
+            assert_same_tensors(load_file(whole / file), load_file(resumed / file), file)
+        states = [optimizer_tensors(folder / checkpoint) for folder in (whole, resumed)]
+        assert_same_tensors(*states, checkpoint)
+    assert (whole / "lrlab/metrics.jsonl").read_text() == (resumed / "lrlab/metrics.jsonl").read_text()
+
+
+def test_resuming_keeps_the_rows_of_noise_levels(whole_and_resumed):
+    whole, resumed = map(timestep_rows, whole_and_resumed)
+    assert whole.equals(resumed)
+    expected = [(update, "loss_mean") for update in (3, 7, 11)]
+    expected += [(update, "grad_norm") for update in (3, 6, 9, 12)] + [(update, "validation_loss") for update in (6, 12)]
+    for update, key in expected:
+        rows = [row for row in whole.to_pylist() if row["update"] == update and row[key] is not None]
+        assert [row["bin"] for row in rows] == [0, 1, 2, 3]
+
+
+def test_what_follows_the_losses_did_move(whole_and_resumed):
+    """Otherwise its state would not have been tested above."""
+    states = [load_file(whole_and_resumed[0] / f"checkpoint-{update}" / "timesteps.safetensors") for update in (5, 12)]
+    assert states[0]["objective.sampler.counts"].min() >= 1
+    assert states[0]["observer.sums"].sum() > 0
+    assert states[1]["objective.weighting.adam_step"] == NUM_UPDATES
+    for key in ("objective.sampler.losses", "objective.weighting.coefficients"):
+        assert not torch.equal(states[0][key], states[1][key])
+    asked = timestep_rows(whole_and_resumed[0]).to_pylist()
+    shares = [row["asked_share"] for row in asked if row["update"] == 11 and row["asked_share"] is not None]
+    assert max(shares) > 1.1 * min(shares)
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """32 images an update in three ways."""
+    base = tmp_path_factory.mktemp("layouts")
+    return {
+        "at once": start(base, "at-once", *FOLLOWING, logging=1),
+        "accumulated": start(base, "accumulated", *FOLLOWING, "--gradient_accumulation_steps=2", batch=16, logging=1),
+        "two processes": start(base, "two", *FOLLOWING, batch=16, logging=1, processes=2),
+    }
+
+
+@pytest.mark.parametrize("layout", ["accumulated", "two processes"])
+def test_losses_do_not_depend_on_how_the_batch_is_shared_out(layouts, layout):
+    expected, found = runs.read_metrics(layouts["at once"]), runs.read_metrics(layouts[layout])
+    assert [row["update"] for row in found[0]] == [*range(NUM_UPDATES)]
+    for key, rtol in (("loss", 1e-4), ("unweighted_loss", 1e-4), ("grad_norm", 1e-3)):
+        np.testing.assert_allclose([row[key] for row in found[0]], [row[key] for row in expected[0]], rtol, err_msg=key)
+    values = [[row["validation_loss"] for row in rows[1]] for rows in (found, expected)]
+    np.testing.assert_allclose(*values, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["accumulated", "two processes"])
+def test_timesteps_do_not_depend_on_how_the_batch_is_shared_out(layouts, layout):
+    expected, found = (
+        [row for row in timestep_rows(layouts[each]).to_pylist() if row["num_samples"] is not None]
+        for each in ("at once", layout)
+    )
+    assert len(expected) == 4 * NUM_UPDATES
+    for key in ("update", "bin", "num_samples", "share"):
+        assert [row[key] for row in found] == [row[key] for row in expected], key
+    assert {sum(row["num_samples"] for row in found if row["update"] == update) for update in range(NUM_UPDATES)} == {32}
+    for key in ("asked_share", "loss_mean", "loss_variance"):
+        values = [[math_nan(row[key]) for row in rows] for rows in (found, expected)]
+        np.testing.assert_allclose(*values, rtol=1e-3, atol=1e-6, err_msg=key)
+
+
+def math_nan(value):
+    return float("nan") if value is None else value
+
+
+# --- a learning rate for each band -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return start(tmp_path_factory.mktemp("plain"), "run", "--checkpointing_steps=12", logging=1)
+
+
+def lrs(folder):
+    return [row["lr"] for row in runs.read_metrics(folder)[0]]
+
+
+def deviation(folder):
+    return runs.read_record(folder)["train"]["schedule_audit"]["largest_lr_deviation"]
+
+
+def test_bands_with_one_rate_have_the_schedule_of_plain_training(plain, tmp_path):
+    folder = start(tmp_path, "run", "--timestep_lr=banded:factors=[1|1]", logging=1)
+    assert lrs(folder) == lrs(plain)
+    assert len({*lrs(plain)}) == NUM_UPDATES
+    assert deviation(folder) == 0
+
+
+@pytest.fixture(scope="module")
+def banded(tmp_path_factory):
+    base = tmp_path_factory.mktemp("banded")
+    arguments = ["--timestep_lr=banded:factors=[0.5|2]", "--log_timestep_bins=2", "--strict_lr_audit"]
+    return {
+        accumulation: start(
+            base,
+            f"run-{accumulation}",
+            *arguments,
+            f"--gradient_accumulation_steps={accumulation}",
+            batch=32 // accumulation,
+            logging=1,
+        )
+        for accumulation in (1, 2)
+    }
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_each_update_is_done_at_the_rate_of_its_band(plain, banded, accumulation):
+    """The band is read off the timesteps that were drawn, not off the formula for it."""
+    folder = banded[accumulation]
+    drawn = {(row["update"], row["bin"]): row["share"] for row in timestep_rows(folder).to_pylist() if row["share"]}
+    assert [update for update, _ in drawn] == [*range(NUM_UPDATES)]  # one band in each
+    assert set(drawn.values()) == {1}
+    bands = [band for _, band in drawn]
+    assert {*bands} == {0, 1}
+    factors = np.array([0.5, 2])[bands]
+    assert factors.tolist() == TimestepLR("banded", [0.5, 2]).lr_factors(np.arange(NUM_UPDATES), 1000).tolist()
+    np.testing.assert_allclose(lrs(folder), np.array(lrs(plain)) * factors, rtol=1e-12)
+    assert deviation(folder) == 0
+
+
+def test_bands_do_not_depend_on_accumulation(banded):
+    rows = [runs.read_metrics(folder)[0] for folder in banded.values()]
+    for key in ("loss", "lr", "grad_norm"):
+        np.testing.assert_allclose(*[[row[key] for row in each] for each in rows], rtol=1e-3, err_msg=key)
+
+
+# --- what is plain training under another name -----------------------------------------------------------------------
+
+
+def test_a_curriculum_without_strength_is_plain_training(plain, tmp_path):
+    folder = start(tmp_path, "run", "--timestep_sampler=clts:lambda_max=0", "--checkpointing_steps=12", logging=1)
+    for part in (f"checkpoint-12/unet/{WEIGHTS}", f"unet/{WEIGHTS}"):
+        assert_same_tensors(load_file(plain / part), load_file(folder / part), part)
+    assert (plain / "lrlab/metrics.jsonl").read_text() == (folder / "lrlab/metrics.jsonl").read_text()
+    config = json.loads((folder / "lrlab" / "run.json").read_text())["config"]
+    assert (config["timestep_sampler"], config["timestep_sampler_kwargs"]["lambda_max"]) == ("clts", 0)

@@ -1,0 +1,228 @@
+"""Kinds of noise, and that an update's noise does not depend on how its images are shared out."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.noise import NOISES, immiscible, offset, pyramid
+from diffusers_lrlab.streams import block_randn
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.objective import Objective, make_noise_scheduler
+
+SHAPES = {"colour": (4, 3, 16, 16), "oblong": (3, 1, 8, 20), "one image": (1, 3, 8, 8), "grey": (5, 1, 8, 8)}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=generator(seed))
+
+
+def make(name, noise, images, seed=0):
+    entry = NOISES[name]
+    return entry.factory(noise, images, generator(seed), **entry.resolve({}))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_is_a_function_of_batch_and_generator(name, shape):
+    noise, images = randn(*shape), randn(*shape, seed=1)
+    kept = noise.clone(), images.clone()
+    first = make(name, noise, images)
+    assert torch.equal(first, make(name, noise, images))
+    assert first.shape == shape
+    assert first.dtype == torch.float32
+    assert first.isfinite().all()
+    # What it was given is somebody else's.
+    assert torch.equal(noise, kept[0])
+    assert torch.equal(images, kept[1])
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_has_mean_0_and_is_not_constant(name):
+    noise = make(name, randn(200, 1, 8, 8), randn(200, 1, 8, 8, seed=1))
+    means = noise.flatten(1).mean(dim=1)
+    assert means.mean().abs() < 4 * means.std() / math.sqrt(200)
+    assert noise.flatten(1).std(dim=1).min() > 0.5
+
+
+@pytest.mark.parametrize("name", ["offset", "pyramid"])
+def test_another_generator_gives_other_noise(name):
+    noise = randn(2, 1, 8, 8)
+    assert not torch.equal(make(name, noise, noise), make(name, noise, noise, seed=1))
+
+
+def test_gaussian_noise_is_left_alone():
+    noise = randn(2, 1, 8, 8)
+    assert make("gaussian", noise, None) is noise
+
+
+# --- immiscible ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_assignment_has_the_smallest_sum_of_distances(seed):
+    noise, images = randn(5, 1, 2, 2, seed=seed), randn(5, 1, 2, 2, seed=100 + seed)
+    given = immiscible(noise, images)
+    order = [next(index for index in range(5) if torch.equal(noise[index], row)) for row in given]
+    assert sorted(order) == [0, 1, 2, 3, 4]
+
+    def total(order):
+        return sum(math.dist(images[place].flatten(), noise[index].flatten()) for place, index in enumerate(order))
+
+    best = min(itertools.permutations(range(5)), key=total)
+    assert tuple(order) == best
+
+
+def test_the_assignment_is_not_the_order_of_the_batch():
+    noise, images = randn(64, 1, 8, 8), randn(64, 1, 8, 8, seed=1)
+    given = immiscible(noise, images)
+    moved = [not torch.equal(*pair) for pair in zip(noise, given, strict=True)]
+    assert sum(moved) > 32
+    assert (given - images).flatten(1).norm(dim=1).sum() < (noise - images).flatten(1).norm(dim=1).sum()
+
+
+def test_images_get_the_noise_that_they_are():
+    noise = randn(6, 3, 4, 5)
+    order = torch.tensor([4, 2, 0, 5, 1, 3])
+    assert torch.equal(immiscible(noise, noise[order]), noise[order])
+
+
+# --- offset ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_offset_adds_one_number_to_each_image_and_channel(shape):
+    noise = randn(*shape)
+    added = offset(noise, None, generator(), 0.5) - noise
+    constants = added.mean(dim=(2, 3), keepdim=True)
+    torch.testing.assert_close(added, constants.expand(shape), rtol=0, atol=1e-6)
+    distinct = constants.flatten().tolist()
+    assert len({round(value, 4) for value in distinct}) == len(distinct)
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.5, 2.0])
+def test_offset_adds_its_variance(strength):
+    noise = offset(randn(20_000, 1, 4, 4), None, generator(1), strength)
+    # 20,000 independent constants: their variance is known to 1 in 100.
+    assert noise.var().item() == pytest.approx(1 + strength**2, rel=0.05)
+    assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(1 / 16 + strength**2, rel=0.05)
+
+
+# --- pyramid ---------------------------------------------------------------------------------------------------------
+
+
+def block_variance(noise):
+    return torch.nn.functional.avg_pool2d(noise, 4).var().item()
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("num_levels", [1, 2, 10])
+def test_pyramid_noise_has_the_variance_of_plain_noise_in_every_image(shape, num_levels):
+    noise = pyramid(randn(*shape), None, generator(1), 0.8, num_levels)
+    torch.testing.assert_close(noise.flatten(1).std(dim=1), torch.ones(shape[0]))
+
+
+def test_pyramid_noise_has_more_power_at_low_frequencies():
+    plain = randn(100, 1, 16, 16)
+    assert block_variance(plain) == pytest.approx(1 / 16, rel=0.1)
+    variances = [block_variance(pyramid(plain, None, generator(1), discount, 10)) for discount in (1e-3, 0.3, 0.6, 0.9)]
+    assert variances[0] == pytest.approx(1 / 16, rel=0.1)
+    assert variances == sorted(variances)
+    assert variances[-1] > 5 / 16
+
+
+def test_pyramid_ends_at_one_pixel():
+    """Further levels would add nothing but constants, and draw numbers for them."""
+    noise = randn(3, 2, 8, 8)
+    assert torch.equal(pyramid(noise, None, generator(1), 0.8, 3), pyramid(noise, None, generator(1), 0.8, 100))
+    assert not torch.equal(pyramid(noise, None, generator(1), 0.8, 2), pyramid(noise, None, generator(1), 0.8, 3))
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "parts"),
+    [
+        ("offset", {"strength": 0}, ["strength=0", "(0, inf)"]),
+        ("offset", {"strength": -0.1}, ["strength=-0.1", "(0, inf)"]),
+        ("offset", {"strength": math.nan}, ["strength=nan"]),
+        ("pyramid", {"discount": 0}, ["discount=0", "(0, 1)"]),
+        ("pyramid", {"discount": 1}, ["discount=1", "(0, 1)"]),
+        ("pyramid", {"num_levels": 0}, ["num_levels=0", "[1, inf)"]),
+        ("pyramid", {"num_levels": 2.5}, ["num_levels=2.5", "int"]),
+        ("gaussian", {"strength": 0.1}, ["'gaussian' does not take 'strength'", "no arguments"]),
+        ("immiscible", {"k": 4}, ["'immiscible' does not take 'k'"]),
+    ],
+)
+def test_parameters_out_of_range_are_named(name, kwargs, parts):
+    with pytest.raises(LabError) as told:
+        NOISES[name].resolve(kwargs)
+    for part in parts:
+        assert part in str(told.value)
+
+
+def test_an_unknown_noise_is_named():
+    with pytest.raises(LabError, match=r"Unknown noise 'pyramids'\. Did you mean 'pyramid'\? Known: gaussian, immis"):
+        NOISES["pyramids"]
+
+
+# --- shared out over micro-batches and processes ---------------------------------------------------------------------
+
+GLOBAL_BATCH = 24  # one and a half of the blocks that noise is drawn in
+
+
+def global_noise(name, processes, accumulation, update=7):
+    """The noise of the whole global batch, put together from what every process has of it."""
+    images = randn(GLOBAL_BATCH, 1, 6, 4, seed=5)
+    config = resolve_config(TrainingConfig(noise=name, seed=3))
+    layouts = [
+        BatchLayout(GLOBAL_BATCH // (processes * accumulation), accumulation, processes, rank) for rank in range(processes)
+    ]
+    shares = [torch.cat([images[place.start : place.stop] for place in layout.positions()]) for layout in layouts]
+    whole = torch.full_like(images, math.nan)
+    for layout, share in zip(layouts, shares, strict=True):
+
+        def gather(values, share=share):
+            assert torch.equal(values, share)
+            return torch.cat(shares)
+
+        objective = Objective(config, make_noise_scheduler(config), layout, 100, torch.device("cpu"), gather)
+        parts = objective.noise(update, share)
+        for place, part in zip(layout.positions(), parts, strict=True):
+            whole[place.start : place.stop] = part
+    return whole
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 2), (1, 4), (2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_does_not_depend_on_how_the_batch_is_shared_out(name, processes, accumulation):
+    assert torch.equal(global_noise(name, processes, accumulation), global_noise(name, 1, 1))
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_of_updates_differs(name):
+    assert not torch.equal(global_noise(name, 1, 1), global_noise(name, 1, 1, update=8))
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_the_noise_of_training_is_that_of_the_entry(name):
+    """Made of the noise that plain training would have had, for the whole global batch."""
+    plain = block_randn(3, "noise", 7, range(GLOBAL_BATCH), (1, 6, 4), "cpu")
+    assert torch.equal(global_noise("gaussian", 1, 1), plain)
+    whole = global_noise(name, 2, 2)
+    if name == "immiscible":
+        assert torch.equal(whole, immiscible(plain, randn(GLOBAL_BATCH, 1, 6, 4, seed=5)))
+    if name == "offset":
+        torch.testing.assert_close((whole - plain).std(dim=(2, 3)), torch.zeros(GLOBAL_BATCH, 1), rtol=0, atol=1e-6)
+    if name == "pyramid":
+        correlation = torch.nn.functional.cosine_similarity(whole.flatten(1), plain.flatten(1))
+        assert correlation.min() > 0.2

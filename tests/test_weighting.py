@@ -1,0 +1,338 @@
+"""Loss weightings against their published forms, written down here in terms of the signal-to-noise ratio."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler
+
+from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.loss import image_losses
+from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS
+from diffusers_lrlab.timesteps.frame import noise_levels
+from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.objective import Objective, make_noise_scheduler
+
+PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
+BETA_SCHEDULES = ["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"]
+
+# On the squared error of the image, at the defaults of the parameters.
+ON_IMAGES = {
+    "none": lambda snr: snr,
+    "min_snr": lambda snr: min(snr, 5),
+    "soft_min_snr": lambda snr: 4 * snr / (4 + snr),
+    "max_snr": lambda snr: max(snr, 5),
+    "truncated_snr": lambda snr: max(snr, 1),
+    "p2": lambda snr: snr / (1 + snr),
+    "debiased": math.sqrt,
+    "edm": lambda snr: (1 / snr + 0.5**2) / (math.sqrt(1 / snr) * 0.5) ** 2,
+}
+LEARNED = [name for name, entry in LOSS_WEIGHTINGS.items() if "feedback" in entry.traits]
+FIXED = [name for name in LOSS_WEIGHTINGS if name not in LEARNED]
+
+TIMESTEPS = [0, 1, 50, 100, 200, 300, 500, 700, 998, 999]
+
+
+def closed_form(name, prediction_type, snr):
+    """The weight on the plain squared error of the prediction."""
+    if name == "none" and prediction_type == "v_prediction":
+        return 1.0
+    return ON_IMAGES[name](snr) / {"epsilon": snr, "sample": 1, "v_prediction": 1 + snr}[prediction_type]
+
+
+def signal_to_noise(timestep, scheduler=None):
+    """Of `DDPMScheduler()`, from its float32 table so that nothing but the form is tested."""
+    alpha = (scheduler or DDPMScheduler()).alphas_cumprod[timestep].double().item()
+    return alpha / (1 - alpha)
+
+
+def test_there_is_a_closed_form_of_every_weighting():
+    assert [*ON_IMAGES, *LEARNED] == [*LOSS_WEIGHTINGS]
+    assert list_loss_weightings() == [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+@pytest.mark.parametrize("name", FIXED)
+def test_weights_are_the_closed_forms(name, prediction_type):
+    scheduler = DDPMScheduler(prediction_type=prediction_type)
+    weights = get_loss_weighting(name, scheduler).weights(torch.tensor(TIMESTEPS))
+    assert weights.dtype == torch.float32
+    expected = [closed_form(name, prediction_type, signal_to_noise(timestep)) for timestep in TIMESTEPS]
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+# Computed by hand from the linear betas: (name, prediction type) -> timestep -> weight.
+BY_HAND = {
+    ("min_snr", "epsilon"): {50: 0.15490, 100: 0.58571, 200: 1, 300: 1, 500: 1, 700: 1},
+    ("min_snr", "v_prediction"): {50: 0.15024, 100: 0.52429, 200: 0.65635, 300: 0.39401, 500: 0.07780, 700: 0.00687},
+    ("min_snr", "sample"): {50: 5, 100: 5, 200: 1.9098, 300: 0.65019, 500: 0.084363, 700: 0.0069175},
+    ("debiased", "epsilon"): {100: 0.34226, 200: 0.72359, 300: 1.24016, 500: 3.4429, 700: 12.023, 999: 157.41},
+    ("truncated_snr", "sample"): {200: 1.9098, 300: 1, 999: 1},
+    ("p2", "epsilon"): {200: 1 - 0.65635, 300: 1 - 0.39401, 500: 1 - 0.07780},
+    ("p2:gamma=0.5", "epsilon"): {200: math.sqrt(1 - 0.65635), 500: math.sqrt(1 - 0.07780)},
+    ("none", "epsilon"): {0: 1, 999: 1},
+    ("none", "v_prediction"): {0: 1, 999: 1},
+}
+
+
+@pytest.mark.parametrize(("spec", "prediction_type"), BY_HAND)
+def test_weights_at_timesteps_computed_by_hand(spec, prediction_type):
+    weighting = get_loss_weighting(spec, DDPMScheduler(), prediction_type)
+    by_hand = BY_HAND[spec, prediction_type]
+    np.testing.assert_allclose(weighting.weights(torch.tensor([*by_hand])), [*by_hand.values()], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "form"),
+    [
+        ("min_snr:gamma=1", lambda snr: min(snr, 1) / snr),
+        ("max_snr:gamma=2", lambda snr: max(snr, 2) / snr),
+        ("soft_min_snr:gamma=1", lambda snr: 1 / (snr + 1)),
+        ("p2:gamma=2,k=3", lambda snr: 1 / (3 + snr) ** 2),
+        ("p2:gamma=0", lambda snr: 1),
+        ("debiased:min_snr=0.5", lambda snr: 1 / math.sqrt(max(snr, 0.5))),
+        ("edm:sigma_data=2", lambda snr: (1 / snr + 4) / (4 / snr) / snr),
+    ],
+)
+def test_parameters_are_those_of_the_papers(spec, form):
+    weights = get_loss_weighting(spec, DDPMScheduler()).table[TIMESTEPS]
+    np.testing.assert_allclose(weights, [form(signal_to_noise(timestep)) for timestep in TIMESTEPS], rtol=1e-9)
+
+
+# `none` is by definition the plain error of each prediction, which are different losses.
+SAME_LOSS = [name for name in FIXED if name != "none"]
+
+
+@pytest.mark.parametrize("name", SAME_LOSS)
+def test_one_prediction_has_one_loss_in_all_three_forms(name):
+    levels = noise_levels(DDPMScheduler())
+    generator = torch.Generator().manual_seed(0)
+    image, noise, predicted = torch.randn(3, 1000, 6, generator=generator, dtype=torch.float64)
+    alpha = torch.from_numpy(levels.alphas_cumprod)[:, None]
+    signal, sigma = alpha.sqrt(), (1 - alpha).sqrt()
+    noisy = signal * image + sigma * noise
+    implied = (noisy - sigma * predicted) / signal
+    velocity, implied_velocity = signal * noise - sigma * image, signal * predicted - sigma * implied
+    errors = {
+        "epsilon": (predicted - noise).square().mean(dim=1),
+        "sample": (implied - image).square().mean(dim=1),
+        "v_prediction": (implied_velocity - velocity).square().mean(dim=1),
+    }
+    losses = {kind: error * get_loss_weighting(name, DDPMScheduler(), kind).table for kind, error in errors.items()}
+    for kind in ("sample", "v_prediction"):
+        torch.testing.assert_close(losses[kind], losses["epsilon"], rtol=1e-6, atol=0)
+
+
+class TinyModel(torch.nn.Module):
+    """Knows the timestep, so that gradients of different ones are not parallel."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.kernel = torch.nn.Parameter(torch.randn(1, 1, 3, 3, generator=generator) / 3)
+        self.bias = torch.nn.Parameter(torch.zeros(10))
+
+    def forward(self, noisy_images, timesteps):
+        predicted = torch.nn.functional.conv2d(noisy_images, self.kernel, padding=1)
+        bias = self.bias[timesteps * 10 // 1000].view(-1, 1, 1, 1)
+        return type("Output", (), {"sample": predicted + bias})
+
+
+def plain_errors(model, scheduler, images, noise, timesteps):
+    """The unweighted squared error of each image, in float64 and without the library."""
+    alpha = scheduler.alphas_cumprod[timesteps].double().view(-1, 1, 1, 1)
+    noisy = alpha.sqrt() * images + (1 - alpha).sqrt() * noise
+    target = {
+        "epsilon": noise,
+        "sample": images,
+        "v_prediction": alpha.sqrt() * noise - (1 - alpha).sqrt() * images,
+    }[scheduler.config.prediction_type]
+    return (model(noisy.float(), timesteps).sample - target).square().mean(dim=(1, 2, 3))
+
+
+def objective(layout, **options):
+    config = resolve_config(TrainingConfig(**options))
+    scheduler = make_noise_scheduler(config)
+    return Objective(config, scheduler, layout, 100, torch.device("cpu"), gather=lambda values: values), scheduler
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+@pytest.mark.parametrize("name", FIXED)
+def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_type, micro_batches):
+    """The weights of training, on the losses of training, against closed forms on plain errors."""
+    layout = BatchLayout(6 // micro_batches, micro_batches)
+    weights_of, scheduler = objective(layout, loss_weighting=name, prediction_type=prediction_type)
+    generator = torch.Generator().manual_seed(2)
+    images, noise = torch.randn(2, 6, 1, 5, 5, generator=generator)
+    timesteps = torch.tensor([5, 100, 250, 400, 700, 999])
+    model = TinyModel()
+    weights = weights_of.weights(timesteps, 0)
+    assert (weights is None) == (name == "none")
+    for part in (slice(place.start, place.stop) for place in layout.positions()):
+        losses = image_losses(model, scheduler, images[part], noise[part], timesteps[part])
+        ((losses if weights is None else losses * weights[part]).mean() / micro_batches).backward()
+
+    errors = plain_errors(model, scheduler, images, noise, timesteps)
+    forms = [closed_form(name, prediction_type, signal_to_noise(t, scheduler)) for t in timesteps]
+    gradients = [torch.autograd.grad(error, [*model.parameters()], retain_graph=True) for error in errors]
+    for index, parameter in enumerate(model.parameters()):
+        expected = sum(form * gradient[index] for form, gradient in zip(forms, gradients, strict=True)) / 6
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+@pytest.mark.parametrize("beta_schedule", BETA_SCHEDULES)
+@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+def test_weights_in_training_are_finite_for_every_noise_schedule(name, beta_schedule, prediction_type):
+    options = {"loss_weighting": name, "ddpm_beta_schedule": beta_schedule, "prediction_type": prediction_type}
+    weights = objective(BatchLayout(1), **options)[0].weights(torch.arange(1000), 0)
+    assert weights is None or (weights.isfinite().all() and (weights >= 0).all() and (weights > 0).any())
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+def test_normalized_weights_have_mean_1(name, prediction_type):
+    plain = get_loss_weighting(name, DDPMScheduler(), prediction_type)
+    normalized = get_loss_weighting(name, DDPMScheduler(), prediction_type, normalize=True)
+    assert normalized.table.mean().item() == pytest.approx(1, rel=1e-6)
+    torch.testing.assert_close(normalized.table, plain.table / plain.table.mean(), rtol=1e-6, atol=0)
+
+
+def test_the_largest_weight_is_cut_before_the_mean_is_divided_out():
+    form = np.array([closed_form("debiased", "epsilon", signal_to_noise(timestep)) for timestep in range(1000)])
+    cut = np.minimum(form, 3)
+    assert 0 < (form > 3).sum() < 1000
+    np.testing.assert_allclose(get_loss_weighting("debiased:max_weight=3", DDPMScheduler()).table, cut, rtol=1e-9)
+    both = get_loss_weighting("debiased", DDPMScheduler(), max_weight=3, normalize=True)
+    np.testing.assert_allclose(both.table, cut / cut.mean(), rtol=1e-9)
+    assert both.table.max() < 3
+
+
+ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
+
+
+@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+def test_a_terminal_snr_of_zero_gives_finite_weights(name, prediction_type):
+    assert ZERO.alphas_cumprod[-1] == 0
+    weighting = get_loss_weighting(name, ZERO, prediction_type)
+    assert (weighting.table >= 0).all()
+    assert weighting.weights(torch.arange(1000)).isfinite().all()
+
+
+def test_min_snr_weighs_pure_noise_by_1():
+    assert get_loss_weighting("min_snr", ZERO).table[-1] == 1
+
+
+# What the forms in ON_IMAGES tend to where SNR falls to 0.
+LIMITS_ON_IMAGES = {
+    "none": 0,
+    "min_snr": 0,
+    "soft_min_snr": 0,
+    "max_snr": 5,
+    "truncated_snr": 1,
+    "p2": 0,
+    "debiased": 0,
+    "edm": 4,
+}
+
+
+@pytest.mark.parametrize("prediction_type", ["sample", "v_prediction"])
+@pytest.mark.parametrize("name", FIXED)
+def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
+    """There the error of the image and that of the velocity are one; only that of the noise says nothing any more."""
+    plain_velocity = (name, prediction_type) == ("none", "v_prediction")
+    expected = 1 if plain_velocity else LIMITS_ON_IMAGES[name]
+    assert get_loss_weighting(name, ZERO, prediction_type).table[-1].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_learned_weights_bring_every_noise_level_to_1(name):
+    """Losses that fall with the noise as those of a model of the noise do, and scatter."""
+    weighting = get_loss_weighting(name, DDPMScheduler())
+    assert weighting.follows_losses
+    expected = 0.01 + torch.exp(-torch.arange(1000) / 100)
+    generator = torch.Generator().manual_seed(0)
+    assert torch.equal(weighting.table, torch.ones(1000))
+    for _ in range(3000):
+        timesteps = torch.randint(0, 1000, (128,), generator=generator)
+        scatter = torch.rand(128, generator=generator) + 0.5
+        weighting.observe(timesteps, expected[timesteps] * scatter)
+    product = weighting.weights(torch.arange(1000)) * expected
+    assert product.mean().item() == pytest.approx(1, abs=0.05)
+    # One hundred timesteps hardly differ in noise, and few are drawn of any one.
+    torch.testing.assert_close(product.view(10, 100).mean(dim=1), torch.ones(10), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_was_learned_can_be_kept_and_brought_back(name):
+    def show(weighting, seed, times):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(times):
+            timesteps = torch.randint(0, 1000, (32,), generator=generator)
+            weighting.observe(timesteps, torch.rand(32, generator=generator))
+
+    first = get_loss_weighting(name, DDPMScheduler())
+    show(first, 0, 20)
+    saved = {key: value.clone() for key, value in first.state_dict().items()}
+    show(first, 1, 20)
+    second = get_loss_weighting(name, DDPMScheduler())
+    second.load_state_dict(saved)
+    assert not torch.equal(second.table, first.table)
+    show(second, 1, 20)
+    assert torch.equal(second.table, first.table)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_other_weightings_do_not_care_what_they_are_shown(name):
+    weighting = get_loss_weighting(name, DDPMScheduler())
+    before = weighting.table.clone()
+    weighting.observe(torch.tensor([1, 2]), torch.tensor([3.0, 4.0]))
+    assert not weighting.follows_losses
+    assert weighting.state_dict() == {}
+    assert torch.equal(weighting.table, before)
+
+
+def test_weights_have_the_shape_of_the_timesteps():
+    weighting = get_loss_weighting("min_snr", DDPMScheduler())
+    timesteps = torch.tensor([[1, 50, 999], [300, 0, 500]])
+    assert weighting.weights(timesteps).shape == (2, 3)
+    assert torch.equal(weighting.weights(timesteps)[1], weighting.weights(timesteps[1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "parts"),
+    [
+        ("min_sn", {}, ["'min_sn'", "Did you mean 'min_snr'?", "Known: ", "p2"]),
+        ("min_snr", {"gama": 1}, ["'min_snr' does not take 'gama'", "Did you mean 'gamma'?"]),
+        ("min_snr:gamma=0", {}, ["gamma=0", "(0, inf)"]),
+        ("min_snr", {"gamma": -1.0}, ["gamma=-1.0", "(0, inf)"]),
+        ("min_snr", {"gamma": math.inf}, ["gamma=inf", "(0, inf)"]),
+        ("min_snr", {"gamma": math.nan}, ["gamma=nan", "(0, inf)"]),
+        ("soft_min_snr", {"gamma": 0}, ["gamma=0", "(0, inf)"]),
+        ("max_snr", {"gamma": 0}, ["gamma=0", "(0, inf)"]),
+        ("p2", {"gamma": -1}, ["gamma=-1", "[0, inf)"]),
+        ("p2", {"k": 0}, ["k=0", "(0, inf)"]),
+        ("edm", {"sigma_data": 0}, ["sigma_data=0", "(0, inf)"]),
+        ("none", {"max_weight": 0}, ["max_weight=0", "(0, inf)"]),
+        ("none", {"normalize": 1}, ["normalize=1"]),
+        ("learned_log_variance", {"num_features": 0}, ["num_features=0", "[1, inf)"]),
+        (3, {}, ["not 3"]),
+    ],
+)
+def test_what_cannot_be_done_is_explained(name, kwargs, parts):
+    with pytest.raises(LabError) as told:
+        get_loss_weighting(name, DDPMScheduler(), **kwargs)
+    for part in parts:
+        assert part in str(told.value)
+
+
+@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+def test_an_unknown_prediction_type_is_named(name):
+    with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
+        get_loss_weighting(name, DDPMScheduler(), "x0")
