@@ -111,9 +111,8 @@ def main():
         print(f"\na measurement of gradients in 10 bins: {gradients:.0f} ms")
         found = variances(trainer, options.losses, options.gradients)
     base = found["uniform"]
-    print(
-        "\n| timesteps | variance of the loss | over uniform's | variance of the gradient | over uniform's |\n|---|---|---|---|---|"
-    )
+    print("\n| timesteps | variance of the loss | over uniform's | variance of the gradient | over uniform's |")
+    print("|---|---|---|---|---|")
     for spec, (loss, gradient) in found.items():
         print(f"| `{spec}` | {loss:.3g} | {loss / base[0]:.3f} | {gradient:.3g} | {gradient / base[1]:.3f} |")
 

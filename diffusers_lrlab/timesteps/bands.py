@@ -8,6 +8,8 @@ any optimizer; the bands take turns by the clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +91,22 @@ def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[
     band = band_of_update(progress.update, starts)[..., None]
     t = np.arange(levels.num_train_timesteps)
     return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
+
+
+@contextmanager
+def scaled_lr(optimizer: Any, factor: float | None) -> Iterator[None]:
+    """The learning rates of an optimizer times `factor` inside this block; schedules see theirs again after it."""
+    if factor is None:
+        yield
+        return
+    lrs = [group["lr"] for group in optimizer.param_groups]
+    for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+        group["lr"] = lr * factor
+    try:
+        yield
+    finally:
+        for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,10 @@ LOSS_WEIGHTINGS = Registry(
     ),
 )
 """
-Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted *noise*;
-[`convert_weights`] makes those of other predictions of them. Traits: `"middle"` as above; `"feedback"` learns from the
-losses and is registered as `"module:Class"`.
+Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
+with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of
+them. More traits: `"plain"` is 1 for the velocity too; `"middle"` as above; `"feedback"` learns from the losses and is
+registered as `"module:Class"`.
 """
 
 
@@ -146,25 +147,27 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
     return NoiseLevels(np.asarray(alphas.cpu() if hasattr(alphas, "cpu") else alphas, dtype=np.float64))
 
 
-def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str) -> np.ndarray:
+def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str, of_images: bool = False) -> np.ndarray:
     """
-    Weights on the squared error of the noise, as those on the squared error of what the model predicts.
+    Weights on the squared error of the noise, or of the image, as those on the squared error of what the model predicts.
 
-    The errors of one prediction, as noise, image and velocity, are in the ratio 1 : 1 / SNR : (SNR + 1) / SNR
-    (arXiv 2202.00512, section 4).
+    The errors of one prediction, as noise, image and velocity, are in the ratio SNR : 1 : SNR + 1 (arXiv 2202.00512,
+    section 4).
 
     Args:
         weights (`np.ndarray`): On the error of the noise.
         snr (`np.ndarray`): Signal-to-noise ratio, of the same shape.
         prediction_type (`str`): `"epsilon"`, `"sample"` or `"v_prediction"`.
+        of_images (`bool`): Whether the weights are on the error of the image. Where SNR is 0, nothing is known of the
+            image from the noise; the weight on the noise is 1 there, as in the code of Min-SNR.
 
     Raises:
         LabError: for another prediction type.
     """
+    if prediction_type not in ("epsilon", "sample", "v_prediction"):
+        raise LabError(f"Unknown prediction type {prediction_type!r}; known: epsilon, sample, v_prediction.")
     if prediction_type == "epsilon":
-        return weights
-    if prediction_type == "sample":
-        return weights * snr
-    if prediction_type == "v_prediction":
-        return weights * (snr / (snr + 1))
-    raise LabError(f"Unknown prediction type {prediction_type!r}; known: epsilon, sample, v_prediction.")
+        return np.divide(weights, snr, out=np.ones_like(snr), where=snr > 0) if of_images else weights
+    if not of_images:
+        weights = weights * snr
+    return weights if prediction_type == "sample" else weights / (snr + 1)

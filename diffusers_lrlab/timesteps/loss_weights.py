@@ -68,7 +68,12 @@ class LossWeighting:
             convert_weights(levels.snr, levels.snr, prediction_type)  # refuses unknown ones
             return
         as_noise = "plain" in entry.traits and prediction_type == "v_prediction"
-        weights = convert_weights(entry.factory(levels, **own), levels.snr, "epsilon" if as_noise else prediction_type)
+        weights = convert_weights(
+            entry.factory(levels, **own),
+            levels.snr,
+            "epsilon" if as_noise else prediction_type,
+            of_images="image" in entry.traits,
+        )
         self._table = self._finish(torch.from_numpy(np.ascontiguousarray(weights, np.float64))).to(device)
 
     def _finish(self, weights: torch.Tensor) -> torch.Tensor:

@@ -186,7 +186,7 @@ class TimestepSampler:
         # That a sampler which follows losses is still uniform is not known here without waiting for the device.
         if self.state is not None:
             return False
-        probabilities = self._now(update)
+        probabilities = self._now(update).numpy()  # on the CPU: no device is waited for
         return bool((probabilities == probabilities[0]).all())
 
     def _now(self, update: int) -> torch.Tensor:

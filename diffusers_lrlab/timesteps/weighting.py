@@ -1,6 +1,6 @@
-"""Loss weightings that are functions of the noise level, on the squared error of the predicted noise.
+"""Loss weightings that are functions of the noise level, on the squared error that they were published for.
 
-SNR is the signal-to-noise ratio. Published weights on the error of the image are divided by it here.
+SNR is the signal-to-noise ratio.
 """
 
 from __future__ import annotations
@@ -11,11 +11,6 @@ from ..registry import Parameter
 from .frame import LOSS_WEIGHTINGS, NoiseLevels
 
 MIN_SNR = "Min-SNR, arXiv 2303.09556"
-
-
-def _per_image_error(weights: np.ndarray, levels: NoiseLevels) -> np.ndarray:
-    """Weights on the error of the image, as those on the error of the noise; 1 where SNR is 0, as Min-SNR's code has it."""
-    return np.where(levels.snr > 0, weights / np.where(levels.snr > 0, levels.snr, 1.0), 1.0)
 
 
 @LOSS_WEIGHTINGS.register(
@@ -37,11 +32,11 @@ _GAMMA = "the SNR above which images count no more"
     description="on images min(SNR, gamma): less of the almost clean ones",
     source=MIN_SNR,
     parameters=(Parameter("gamma", float, 5.0, _GAMMA, "(0, inf)"),),
-    traits=("middle",),
+    traits=("image", "middle"),
 )
 def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
-    """`min(SNR, gamma) / SNR`."""
-    return _per_image_error(np.minimum(levels.snr, gamma), levels)
+    """On the error of the image, as published."""
+    return np.minimum(levels.snr, gamma)
 
 
 @LOSS_WEIGHTINGS.register(
@@ -49,11 +44,11 @@ def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     description="on images SNR gamma / (SNR + gamma): the same without the kink",
     source="Hourglass Diffusion Transformers, arXiv 2401.11605",
     parameters=(Parameter("gamma", float, 4.0, "the SNR around which images begin to count no more", "(0, inf)"),),
-    traits=("middle",),
+    traits=("image", "middle"),
 )
 def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
-    """`gamma / (SNR + gamma)`."""
-    return gamma / (levels.snr + gamma)
+    """On the error of the image."""
+    return levels.snr * gamma / (levels.snr + gamma)
 
 
 @LOSS_WEIGHTINGS.register(
@@ -61,19 +56,21 @@ def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     description="on images max(SNR, gamma): the noisiest count as much as those at gamma",
     source=MIN_SNR,
     parameters=(Parameter("gamma", float, 5.0, "the SNR below which images count no less", "(0, inf)"),),
+    traits=("image",),
 )
 def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
-    """`max(SNR, gamma) / SNR`."""
-    return _per_image_error(np.maximum(levels.snr, gamma), levels)
+    """On the error of the image, as published."""
+    return np.maximum(levels.snr, gamma)
 
 
 @LOSS_WEIGHTINGS.register(
     "truncated_snr",
     description="max_snr with a gamma of 1",
     source="arXiv 2202.00512, section 4",
+    traits=("image",),
 )
 def truncated_snr(levels: NoiseLevels) -> np.ndarray:
-    """`max(SNR, 1) / SNR`."""
+    """On the error of the image, as published."""
     return max_snr(levels, 1.0)
 
 
@@ -105,10 +102,11 @@ def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
 
 @LOSS_WEIGHTINGS.register(
     "edm",
-    description="EDM's, made for its sampler: 1 + sigma^2 / sigma_data^2",
+    description="EDM's, made for its sampler; on images SNR + 1 / sigma_data^2",
     source="EDM, arXiv 2206.00364, table 1",
     parameters=(Parameter("sigma_data", float, 0.5, "standard deviation of the images", "(0, inf)"),),
+    traits=("image",),
 )
 def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:
-    """`(sigma^2 + sigma_data^2) / (sigma sigma_data)^2` on images, with `sigma^2 = 1 / SNR`."""
-    return 1 + 1 / (np.maximum(levels.snr, 1e-12) * sigma_data**2)
+    """On the error of the image, as published: `(sigma^2 + sigma_data^2) / (sigma sigma_data)^2`, `sigma^2 = 1 / SNR`."""
+    return levels.snr + 1 / sigma_data**2

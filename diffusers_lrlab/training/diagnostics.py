@@ -80,6 +80,11 @@ class TimestepLog:
         """Bins."""
         return len(self.starts) - 1
 
+    @property
+    def num_spikes(self) -> int:
+        """Losses that were flagged."""
+        return sum(bool(row.get("loss_spike")) for row in self.rows)
+
     def _add(self, update: int, columns: dict[str, Any]) -> None:
         for index in range(self.num_bins):
             row = {"update": update, "bin": index, "first_timestep": int(self.starts[index])}
@@ -133,12 +138,8 @@ class TimestepLog:
 
     def restore(self, rows: list[dict[str, Any]], update: int) -> None:
         """Goes back to the rows that were there when `update` updates were done."""
-        at_end = ("validation_loss", "grad_norm")
-        self.rows = [
-            row
-            for row in rows
-            if row["update"] < update or (row["update"] == update and any(row.get(key) is not None for key in at_end))
-        ]
+        # Rows of losses are of the last update that is in them; the others, of the updates that were done before.
+        self.rows = [row for row in rows if row["update"] < update or (row["update"] == update and "num_samples" not in row)]
         self._spikes = SpikeDetector(self.num_bins)
         for row in self.rows:
             if row.get("loss_mean") is not None:

@@ -6,9 +6,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +27,16 @@ from ..schedules.feedback import FeedbackSchedule
 from ..schedules.lr import build_all
 from ..schedules.momentum import read_momentum
 from ..streams import stream_seed
+from ..timesteps.bands import scaled_lr
 from .averaging import averages_itself, ema_weights, make_ema, own_average
-from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
+from .checkpoints import register_model_format
 from .interrupts import InterruptGuard
 from .objective import Objective, make_noise_scheduler
 from .observer import TimestepObserver
 from .plan import Plan
 from .run_folder import RunFolder
 from .samples import draw_samples, save_pipeline, save_preview, to_uint8
+from .state import resume_trainer, save_trainer
 
 # An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
 _MAX_OVERFLOWS = 30
@@ -143,22 +144,6 @@ class Trainer:
         self.objective.observe(timesteps, losses)
         return True
 
-    @contextmanager
-    def band_lr(self) -> Iterator[None]:
-        """The learning rate of this update's band of timesteps, if bands have their own; schedules see theirs again."""
-        if self.plan.lr_factors is None:
-            yield
-            return
-        factor, groups = float(self.plan.lr_factors[self.update]), self.optimizer.param_groups
-        lrs = [group["lr"] for group in groups]
-        for group, lr in zip(groups, lrs, strict=True):
-            group["lr"] = lr * factor
-        try:
-            yield
-        finally:
-            for group, lr in zip(groups, lrs, strict=True):
-                group["lr"] = lr
-
     def advance(self) -> None:
         """Moves the clock by one update, and with it the schedules and the EMA."""
         self.update += 1
@@ -180,6 +165,11 @@ class Trainer:
             [(promised_lr, promised_momentum)],
             [self.config.learning_rate],
         )
+
+    @property
+    def _lr_factor(self) -> float | None:
+        """What this update's band of timesteps makes of the learning rate."""
+        return None if self.plan.lr_factors is None else float(self.plan.lr_factors[self.update])
 
     @property
     def current_lr(self) -> float:
@@ -224,7 +214,7 @@ class Trainer:
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
             for images in batches:
-                with self.band_lr():
+                with scaled_lr(self.optimizer, self._lr_factor):
                     self.check_schedules()
                     overflows = 0
                     while not self.do_update(images):
@@ -338,59 +328,13 @@ class Trainer:
             return ema_weights(list(self.unet.parameters()), self.ema)
         return own_average(list(self.unet.parameters()), self.optimizer)
 
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "global_batch": self.plan.layout.global_batch,
-            "num_processes": self.plan.layout.num_processes,
-            "num_updates": self.plan.num_updates,
-            "mixed_precision": self.accelerator.mixed_precision,
-            "model": self.plan.unet_config,
-            "data": {
-                "name": self.data.name,
-                "fingerprint": self.data.fingerprint,
-                "num_images": self.data.num_images,
-            },
-        }
-
     def save(self) -> Path:
         """Writes a checkpoint of this update."""
-        state = {
-            "config": self.config.to_dict(),
-            **self._facts(),
-            "schedules": [scheduler.state_dict() for scheduler in self.schedulers],
-            "sums": self._local_sums(),
-            "training_seconds": self.training_seconds,
-            "audit": self.audit.state_dict(),
-        }
-        tensors = {f"objective.{key}": value for key, value in self.objective.state_dict().items()}
-        if self.observer is not None:
-            self.observer.write()
-            tensors |= {f"observer.{key}": value for key, value in self.observer.state_dict().items()}
-        keep = self.config.checkpoints_total_limit or 0
-        # diffusers builds a model to save an EMA, which draws random numbers that dropout would miss.
-        with torch.random.fork_rng(devices=[]):
-            return save_checkpoint(self.accelerator, self.folder, self.update, self.ema, state, tensors, keep)
-
-    def _local_sums(self) -> list[list[float]]:
-        return self.accelerator.gather(self.sums[None]).tolist()
+        return save_trainer(self)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes back to where a checkpoint was written."""
-        state = load_checkpoint(self.accelerator, checkpoint, self.ema, self._facts())
-        for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
-            scheduler.load_state_dict(saved)
-        self.update = state["update"]
-        self.training_seconds = state["training_seconds"]
-        self.audit.load_state_dict(state["audit"])
-        self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
-        tensors: dict[str, dict[str, torch.Tensor]] = {"objective": {}, "observer": {}}
-        for key, value in state["tensors"].items():
-            owner, _, name = key.partition(".")
-            tensors[owner][name] = value
-        self.objective.load_state_dict(tensors["objective"])
-        if self.observer is not None:
-            self.observer.load_state_dict(tensors["observer"], self.update)
-        self.folder.rewind(self.update)
+        resume_trainer(self, checkpoint)
 
     def save_result(self) -> None:
         """Saves the pipeline, with the averaged weights."""

@@ -125,7 +125,8 @@ class Plan:
             "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
             **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),
             "output": f"{config.output_dir}/: model_index.json, unet/, scheduler/, README.md, lrlab/metrics.jsonl, "
-            f"lrlab/timesteps.parquet, lrlab/run.json, lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
+            "lrlab/timesteps.parquet, lrlab/run.json, lrlab/*.png, "
+            f"checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 

@@ -71,6 +71,8 @@ def train(config: TrainingConfig) -> Path | None:
         accelerator.init_trackers("diffusers_lrlab", config=flat)
     _run_recorded(trainer, record)
     accelerator.print(trainer.audit.summary())
+    if trainer.observer is not None and trainer.observer.log.num_spikes:
+        accelerator.print(f"Loss spikes by noise level: {trainer.observer.log.num_spikes}, see lrlab/timesteps.png.")
     # A distributed model that is freed after its process group can wait for ever inside gloo.
     del trainer
     accelerator.free_memory()
@@ -156,6 +158,7 @@ def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
         try:
             if trainer.observer is not None:
                 trainer.observer.write()
+                record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
             trainer.folder.write_record(record)
         except LabError:
             # A full disk must not hide the error that says so.
