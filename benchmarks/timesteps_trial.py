@@ -75,26 +75,43 @@ def train(out, name, seed, num_updates, threads):
     return {metric: results[metric] for metric in METRICS}
 
 
-def interval(differences):
-    """Mean of paired differences and half the width of its 95 % interval by Student's t."""
-    mean = statistics.mean(differences)
-    half = stats.t.ppf(0.975, len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
-    return mean, half
+def half_width(differences):
+    """Half the width of the 95 % interval of the mean of paired differences, by Student's t."""
+    spread = statistics.stdev(differences) / math.sqrt(len(differences))
+    return stats.t.ppf(0.975, len(differences) - 1) * spread
+
+
+def holm(p_values):
+    """p-values adjusted for their number by Holm's method."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = largest
+    return adjusted
+
+
+def compared(results, baseline, metric):
+    """The cells of one metric: mean ± standard deviation, and the paired difference to the baseline with its verdict."""
+    values = {key: [run[metric] for run in runs] for key, runs in results.items()}
+    base = [run[metric] for run in baseline]
+    differences = {key: [own - other for own, other in zip(v, base, strict=True)] for key, v in values.items() if v != base}
+    adjusted = holm([stats.ttest_1samp(difference, 0).pvalue for difference in differences.values()])
+    cells = {key: [f"{statistics.mean(v):.4f} ± {statistics.stdev(v):.4f}", "–"] for key, v in values.items()}
+    for (key, difference), p in zip(differences.items(), adjusted, strict=True):
+        mean = statistics.mean(difference)
+        verdict = "cannot tell" if p >= 0.05 else "better" if mean < 0 else "worse"
+        cells[key][1] = f"{mean:+.4f} ± {half_width(difference):.4f}, p = {p:.2g}: {verdict}"
+    return cells
 
 
 def print_table(results, baseline):
-    """Mean ± standard deviation of each metric, and its paired difference to the baseline."""
-    print("| arm | updates | " + " | ".join(f"{name} | difference to uniform, 95 %" for name in METRICS.values()) + " |")
+    """All metrics of all arms."""
+    columns = {metric: compared(results, baseline, metric) for metric in METRICS}
+    print("| arm | updates | " + " | ".join(f"{name} | difference to uniform" for name in METRICS.values()) + " |")
     print("|---|---|" + "---|---|" * len(METRICS))
-    for (name, num_updates), runs in results.items():
-        cells = []
-        for metric in METRICS:
-            values = [run[metric] for run in runs]
-            cells.append(f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}")
-            differences = [run[metric] - base[metric] for run, base in zip(runs, baseline, strict=True)]
-            mean, half = interval(differences)
-            word = "" if abs(mean) <= half else ", better" if mean < 0 else ", worse"
-            cells.append("–" if runs is baseline else f"{mean:+.4f} ± {half:.4f}{word}")
+    for name, num_updates in results:
+        cells = [cell for metric in METRICS for cell in columns[metric][name, num_updates]]
         print(f"| `{name}` | {num_updates} | {' | '.join(cells)} |")
 
 
@@ -123,7 +140,7 @@ def main():
         done = list(pool.map(lambda job: train(options.out, job[0], job[2], job[1], options.threads), jobs))
     found = dict(zip(jobs, done, strict=True))
     results = {key: [found[*key, seed] for seed in range(options.seeds)] for key in lengths}
-    print(f"\n{options.seeds} seeds, mean ± standard deviation; with fewer updates, of equal time\n")
+    print(f"\n{options.seeds} seeds, mean ± standard deviation; with fewer updates, equal time\n")
     print_table(results, results["uniform", options.updates])
 
 
