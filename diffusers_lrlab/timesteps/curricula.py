@@ -49,14 +49,17 @@ def _mixture(share: Any, levels: NoiseLevels, mu: float, sigma: float, noise_rat
         return (1 - share) + share * (1 - levels.noise_rate) ** noise_rate_exponent
     exponent = -0.5 * ((levels.position - mu) / sigma) ** 2
     gaussian = np.exp(exponent - exponent.max())  # the highest is 1, however narrow it is
-    return (1 - share) / levels.num_train_timesteps + share * gaussian / gaussian.sum()
+    # Times T, so that a share of 0 is uniform to the last bit.
+    return (1 - share) + share * (levels.num_train_timesteps * gaussian / gaussian.sum())
 
 
 def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, after: str, reverse: bool = False) -> Any:
     tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
     height = tau if ramp == "linear" else 0.5 * (1 - np.cos(math.pi * tau))
     share = lambda_max * (1 - height if reverse else height)
-    if after == "uniform" and ramp_share < 1:
+    if after == "uniform":
+        if ramp_share == 1:
+            raise LabError("after='uniform' has no effect with ramp_share=1.0: nothing follows. Lower that, or drop it.")
         share = np.where(np.asarray(progress.fraction) > ramp_share, 0.0, share)
     return share
 
@@ -145,6 +148,7 @@ def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ram
     if num_clusters > num:
         raise LabError(f"'easy_to_hard' got num_clusters={num_clusters}, more than the {num} timesteps. Use at most {num}.")
     tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
-    stage = 1 + np.floor(tau * (num_clusters - 1))[..., None]
+    # Rounding must not keep a part back for an update.
+    stage = 1 + np.floor(tau * (num_clusters - 1) + 1e-9)[..., None]
     noisier = np.arange(num)[::-1]  # how many timesteps are noisier
     return (noisier * num_clusters < stage * num).astype(np.float64)

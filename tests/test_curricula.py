@@ -1,0 +1,201 @@
+"""CLTS against the published form, its controls, and the samplers that follow the losses."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from diffusers_lrlab import get_timestep_sampler
+from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
+from diffusers_lrlab.timesteps.frame import noise_levels
+
+N = 200
+T = np.arange(1000)
+
+
+def clts(update, name="clts", **kwargs):
+    return get_timestep_sampler(name, num_train_timesteps=1000, num_training_steps=N, **kwargs).probabilities(update).numpy()
+
+
+def gaussian(mu, sigma):
+    weights = np.exp(-0.5 * ((T / 1000 - mu) / sigma) ** 2)
+    return weights / weights.sum()
+
+
+# Of the form p = (1 - lambda) / T + lambda * Gaussian at lambda = 1: p T at 0, 300, 500, 999, two tails, the mean.
+TABLE = """
+1000    1.0144  1.0611   1.0401   0.8311    0.5244    0.2730     483.4
+ 500    1.0330  1.2367   1.1416   0.4654    0.5907    0.2034     441.9
+ 300    0.9696  1.5985   1.2800   0.1059    0.7077    0.0981     377.6
+ 200    0.6939  2.1373   1.2963   0.0048    0.8296    0.0243     327.5
+ 100    0.0444  3.9947   0.5406   0.0000    0.9769    0.0000     300.4
+"""
+
+
+@pytest.mark.parametrize("row", TABLE.strip().splitlines())
+def test_clts_is_the_table_to_the_printed_digits(row):
+    sigma, *printed = row.split()
+    p = clts(N, sigma=int(sigma) / 1000)
+    values = [*(1000 * p[[0, 300, 500, 999]]), p[:500].sum(), p[700:].sum()]
+    assert [f"{value:.4f}" for value in values] + [f"{(p * T).sum():.1f}"] == printed
+
+
+def test_the_preset_has_the_width_that_speed_intended():
+    assert np.array_equal(clts(N, "clts_speed_intended"), clts(N, sigma=1.0))
+
+
+def test_it_starts_uniform_and_ends_as_the_gaussian():
+    assert (clts(0) == 1 / 1000).all()
+    for update in (N, N + 1, 10**9):
+        assert clts(update) == pytest.approx(gaussian(0.3, 0.3), abs=1e-15)
+        assert (clts(update) > 0).all()
+
+
+def test_the_easy_end_is_drawn_ever_less():
+    table = np.stack([clts(update) for update in range(N + 1)])
+    assert (np.diff(table[:, -1]) < 0).all()
+    assert (table[0] * T).sum() == pytest.approx(499.5)
+    assert (table[-1] * T).sum() == pytest.approx(377.6, abs=0.05)
+    assert (table[1:].argmax(axis=1) == 300).all()
+
+
+@given(st.floats(0, 1), st.floats(0.05, 3), st.floats(0, 1), st.integers(0, 3 * N))
+def test_it_is_the_mixture_that_it_says(mu, sigma, lambda_max, update):
+    share = lambda_max * min(update / N, 1)
+    expected = (1 - share) / 1000 + share * gaussian(mu, sigma)
+    assert clts(update, mu=mu, sigma=sigma, lambda_max=lambda_max) == pytest.approx(expected, abs=1e-14)
+
+
+@pytest.mark.parametrize("update", [0, 1, 50, N, N + 5])
+def test_the_controls(update):
+    now, end = clts(update), clts(N)
+    assert np.array_equal(clts(update, "clts_static"), end)
+    assert clts(update, "clts_reversed") == pytest.approx(clts(max(N - update, 0)), abs=1e-15)
+    assert update in (N, N + 5) or not np.array_equal(now, end)
+
+
+@pytest.mark.parametrize("name", ["clts", "clts_reversed"])
+def test_lambda_moves_in_its_share_of_the_run_and_in_its_shape(name):
+    def share(update, **kwargs):
+        """Lambda, as it shows at the noisy end."""
+        start, end = 1 / 1000, gaussian(0.3, 0.3)[-1]
+        return (clts(update, name, **kwargs)[-1] - start) / (end - start)
+
+    heights = {0: 0, 25: 0.25, 50: 0.5, 100: 1, 150: 1, N: 1}
+    for update, height in heights.items():
+        linear = height if name == "clts" else 1 - height
+        cosine = 0.5 * (1 - np.cos(np.pi * height))
+        assert share(update, ramp_share=0.5) == pytest.approx(linear, abs=1e-12)
+        assert share(update, ramp_share=0.5, ramp="cosine") == pytest.approx(
+            cosine if name == "clts" else 1 - cosine, abs=1e-12
+        )
+
+
+def test_afterwards_it_can_be_uniform_again():
+    assert clts(100, ramp_share=0.5, after="uniform") == pytest.approx(gaussian(0.3, 0.3), abs=1e-15)
+    assert (clts(101, ramp_share=0.5, after="uniform") == 1 / 1000).all()
+
+
+def test_the_noise_rate_can_take_the_place_of_the_gaussian():
+    rate = np.sqrt(1 - np.cumprod(1 - np.linspace(1e-4, 0.02, 1000)))
+    for share in (0, 0.5, 1):
+        expected = (1 - share) + share * (1 - rate) ** 1.5
+        found = clts(int(share * N), noise_rate_exponent=1.5)
+        assert found == pytest.approx(expected / expected.sum(), abs=1e-14)
+
+
+# --- what follows the losses -----------------------------------------------------------------------------------------
+
+
+class ReadableSecondMoment:
+    """The same as the paper tells it."""
+
+    def __init__(self, num, history, uniform_share):
+        self.losses, self.uniform_share = [deque(maxlen=history) for _ in range(num)], uniform_share
+
+    def observe(self, timesteps, losses):
+        for t, loss in zip(timesteps.tolist(), losses.tolist(), strict=True):
+            self.losses[t].append(loss)
+
+    def probabilities(self):
+        num = len(self.losses)
+        if any(len(losses) < losses.maxlen for losses in self.losses):
+            return np.full(num, 1 / num)
+        root = np.array([np.sqrt(np.mean(np.square(losses))) for losses in self.losses])
+        return (1 - self.uniform_share) * root / root.sum() + self.uniform_share / num
+
+
+@pytest.mark.parametrize("history", [1, 3, 10])
+def test_second_moments_against_the_readable_twin(history):
+    generator = torch.Generator().manual_seed(0)
+    fast, slow = LossSecondMoment(noise_levels(None, 8), history, 0.01), ReadableSecondMoment(8, history, 0.01)
+    warm = 0
+    for _ in range(60):
+        # Few timesteps and many images: most come several times, some more often than is kept.
+        timesteps = torch.randint(0, 8, (25,), generator=generator)
+        losses = torch.rand(25, generator=generator) * (1 + timesteps)
+        fast.observe(timesteps, losses)
+        slow.observe(timesteps, losses)
+        expected = slow.probabilities()
+        assert fast.probabilities().numpy() == pytest.approx(expected, rel=1e-6)
+        assert fast.probabilities().sum().item() == pytest.approx(1, abs=1e-12)
+        warm += expected.std() > 0
+    assert 20 < warm <= 60
+
+
+def test_second_moments_of_no_loss_at_all_are_uniform():
+    sampler = LossSecondMoment(noise_levels(None, 4), 1, 0.001)
+    sampler.observe(torch.arange(4), torch.zeros(4))
+    assert sampler.probabilities().tolist() == [0.25] * 4
+
+
+def show(state, number):
+    generator = torch.Generator().manual_seed(number)
+    timesteps = torch.randint(0, 8, (25,), generator=generator)
+    state.observe(timesteps, torch.rand(25, generator=generator) * (1 + timesteps))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01), lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01)],
+    ids=["second moment", "log variance"],
+)
+@pytest.mark.parametrize("seen", [0, 1, 5])
+def test_the_state_goes_into_a_file_and_comes_back_to_the_bit(make, seen):
+    whole, first, second = make(), make(), make()
+    for number in range(seen + 5):
+        show(whole, number)
+    for number in range(seen):
+        show(first, number)
+    second.load_state_dict(load(save({key: value.contiguous() for key, value in first.state_dict().items()})))
+    for number in range(seen, seen + 5):
+        show(second, number)
+    expected, found = whole.state_dict(), second.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(expected[key].equal(found[key]) for key in expected)
+
+
+def test_the_gradient_of_the_log_variance_is_that_of_its_loss():
+    learned = LearnedLogVariance(noise_levels(None, 20), 16, 0.01)
+    with torch.no_grad():
+        learned.coefficients += torch.linspace(-1, 1, 16)
+    timesteps, losses = torch.arange(20), torch.linspace(0.1, 2, 20)
+    coefficients = learned.coefficients.detach().clone().requires_grad_()
+    u = learned.features @ coefficients / 4
+    (losses * torch.exp(-u) + u).mean().backward()
+    learned.observe(timesteps, losses)
+    torch.testing.assert_close(learned.coefficients.grad, coefficients.grad)
+
+
+def test_a_sampler_that_follows_losses_prefers_large_ones():
+    sampler = get_timestep_sampler("loss_second_moment:history=2", num_train_timesteps=4)
+    assert sampler.sample(4000, 0, torch.Generator().manual_seed(0)).bincount().min() > 800
+    for _ in range(2):
+        sampler.observe(torch.arange(4), torch.tensor([1.0, 1.0, 1.0, 3.0]))
+    shares = sampler.sample(60_000, 0, torch.Generator().manual_seed(0)).bincount() / 60_000
+    assert shares.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2], abs=0.01)
+    assert sampler.loss_weights(torch.arange(4), 0).tolist() == pytest.approx([1.5, 1.5, 1.5, 0.5], rel=1e-3)

@@ -1,0 +1,313 @@
+"""Timestep samplers: what holds for all of them, and each density against a form of its own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from scipy import integrate, stats
+from scipy.special import logit
+
+from diffusers_lrlab import LabError, get_timestep_sampler
+from diffusers_lrlab.timesteps.bands import band_of_update
+from diffusers_lrlab.timesteps.catalogue import TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.frame import DRAWS, noise_levels
+
+UPDATES = 40
+MOVING = {"curriculum", "feedback"}
+STATIC = [name for name, entry in TIMESTEP_SAMPLERS.items() if not entry.traits & MOVING and name != "banded"]
+
+
+def make(name, num=1000, **kwargs):
+    sampler = get_timestep_sampler(name, num_train_timesteps=num, num_training_steps=UPDATES, **kwargs)
+    if sampler.follows_losses:
+        # Twice, so that every timestep has its history.
+        for _ in range(2 * sampler.kwargs["history"]):
+            sampler.observe(torch.arange(num), torch.linspace(0.1, 1, num))
+    return sampler
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("num", [1000, 37, 1])
+@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+def test_probabilities_are_a_distribution_at_every_update(name, num):
+    if num == 1 and "restricted" in TIMESTEP_SAMPLERS[name].traits and name != "range":
+        with pytest.raises(LabError, match="band|num_clusters|holds none"):
+            make(name, num)
+        return
+    sampler = make(name, num)
+    updates = [*range(UPDATES), UPDATES, 10 * UPDATES, 10**9]
+    table = sampler.probabilities(np.array(updates))
+    assert table.shape == (len(updates), num)
+    assert table.dtype == torch.float64
+    assert (table >= 0).all()
+    assert (table.sum(dim=1) - 1).abs().max() < 1e-12
+    for row, update in zip(table, updates, strict=True):
+        assert row.equal(sampler.probabilities(update))
+    if name != "banded":
+        assert table[-1].equal(table[UPDATES]), "it stays where it is past the end"
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("update", [0, UPDATES // 2, UPDATES])
+@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+def test_a_million_draws_have_the_density(name, update, draw):
+    sampler = make(name, draw=draw)
+    drawn = sampler.sample(1_000_000, update, seeded())
+    if draw == "antithetic":
+        drawn = drawn[:500_000]  # the others follow from these
+    expected = sampler.probabilities(update).numpy() * len(drawn)
+    counts = np.bincount(drawn.numpy(), minlength=1000)
+    assert (counts[expected == 0] == 0).all()
+    rare = expected < 5
+    counts, expected = np.append(counts[~rare], counts[rare].sum()), np.append(expected[~rare], expected[rare].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert stats.chi2.sf(chi_square, len(counts) - 1) > 1e-6
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+def test_draws_follow_from_the_generator(name, draw):
+    sampler = make(name, draw=draw)
+    first, again, other = (sampler.sample(65, 7, seeded(seed)) for seed in (3, 3, 4))
+    assert first.equal(again)
+    assert not first.equal(other)
+    assert first.dtype == torch.int64
+    assert first.shape == (65,)
+    torch.manual_seed(3)
+    assert sampler.sample(65, 7).equal(first), "torch's own generator does as well"
+
+
+def test_uniform_draws_are_those_of_diffusers_scripts():
+    assert make("uniform").sample(64, 0, seeded()).equal(torch.randint(0, 1000, (64,), generator=seeded()))
+
+
+@pytest.mark.parametrize("update", [0, 1, UPDATES - 1, UPDATES + 1])
+def test_clts_without_its_gaussian_is_uniform_to_the_bit(update):
+    plain, curriculum = make("uniform"), make("clts", lambda_max=0.0)
+    first, second = seeded(), seeded()
+    for _ in range(3):
+        assert plain.sample(64, update, first).equal(curriculum.sample(64, update, second))
+    assert curriculum.loss_weights(torch.arange(1000), update) is None
+
+
+@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+def test_two_samplers_draw_timesteps_of_the_same_rank(name):
+    uniform = make("uniform").sample(500, UPDATES, seeded())
+    other = make(name, draw="independent").sample(500, UPDATES, seeded())
+    order = uniform.argsort(stable=True)
+    steps = other[order].diff()[uniform[order].diff() > 0]
+    assert (steps >= 0).all()
+
+
+@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+@pytest.mark.parametrize("update", [0, UPDATES // 2, UPDATES])
+def test_unbiased_weights_give_back_the_uniform_mean(name, update):
+    if "restricted" in TIMESTEP_SAMPLERS[name].traits:
+        with pytest.raises(LabError, match="never draws some timesteps"):
+            make(name, unbiased=True)
+        return
+    sampler = make(name, unbiased=True)
+    weights = sampler.loss_weights(torch.arange(1000), update)
+    weights = torch.ones(1000) if weights is None else weights
+    losses = torch.rand(1000, generator=seeded(), dtype=torch.float64)
+    # float32 weights reach 1e-6; a weight of 1e8 at a timestep that is never drawn counts as little as any other.
+    assert (sampler.probabilities(update) * weights.double() * losses).sum() == pytest.approx(losses.mean().item(), rel=1e-6)
+    if name != "loss_second_moment":
+        assert make(name).loss_weights(torch.arange(1000), update) is None
+
+
+@pytest.mark.parametrize("name", ["clts", "clts_static", "logit_normal", "speed", "loss_second_moment"])
+def test_unbiased_leaves_the_expected_gradient_as_it_is(name):
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+    timesteps = torch.arange(50)
+    losses = (model(timesteps[:, None].double() / 50) - torch.sin(timesteps / 5.0)[:, None]).square().flatten()
+    sampler = make(name, 50, unbiased=True)
+    weighted = (sampler.probabilities(20) * sampler.loss_weights(timesteps, 20).double() * losses).sum()
+    expected = torch.autograd.grad(losses.mean(), model.parameters(), retain_graph=True)
+    for found, wanted in zip(torch.autograd.grad(weighted, model.parameters()), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-9)
+
+
+class TestStratified:
+    def test_one_draw_in_each_part_of_the_density(self):
+        for name in ("stratified", "logit_normal"):
+            sampler = make(name, draw="stratified")
+            cumulative = sampler.probabilities(0).cumsum(0)
+            drawn = sampler.sample(64, 0, seeded()).sort().values
+            upper, lower = cumulative[drawn], cumulative[drawn] - sampler.probabilities(0)[drawn]
+            parts = torch.arange(64) / 64
+            assert (upper > parts - 1e-9).all()
+            assert (lower < parts + 1 / 64 + 1e-9).all()
+
+    def test_its_means_vary_far_less(self):
+        def variance(name):
+            sampler, generator = make(name), seeded()
+            return torch.stack([(sampler.sample(64, 0, generator) / 100).cos().mean() for _ in range(500)]).var()
+
+        assert variance("stratified") < variance("uniform") / 50
+
+    def test_places_have_nothing_to_do_with_timesteps(self):
+        sampler, generator = make("stratified"), seeded()
+        means = torch.stack([sampler.sample(8, 0, generator) for _ in range(4000)]).double().mean(dim=0)
+        # The standard error of each mean is 288 / sqrt(4000).
+        assert (means - 499.5).abs().max() < 5 * 288.7 / math.sqrt(4000)
+
+    @pytest.mark.parametrize("count", [1, 2, 7, 64])
+    def test_antithetic_pairs_lie_opposite(self, count):
+        drawn = make("antithetic").sample(count, 0, seeded())
+        pairs = count // 2
+        assert (drawn[:pairs] + drawn[count - pairs :] == 999).all()
+
+
+# --- densities -------------------------------------------------------------------------------------------------------
+
+LEVELS = noise_levels(DDPMScheduler(num_train_timesteps=50))
+CENTRE = (np.arange(50) + 0.5) / 50
+
+
+def by_integral(density):
+    """Mass of each of 50 equal parts of [0, 1]."""
+    return np.array([integrate.quad(density, t / 50, (t + 1) / 50)[0] for t in range(50)])
+
+
+def by_nearest(values, centres):
+    """Share of the values that lie nearest to each of rising centres, without those outside of their range."""
+    middles = (centres[1:] + centres[:-1]) / 2
+    edges = np.concatenate([[2 * centres[0] - middles[0]], middles, [2 * centres[-1] - middles[-1]]])
+    return np.histogram(values, edges)[0] / ((values > edges[0]) & (values < edges[-1])).sum()
+
+
+def mode_density(scale, num=2_000_000):
+    u = (np.arange(num) + 0.5) / num
+    return np.histogram(1 - u - scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u), 50, (0, 1))[0] / num
+
+
+NORMAL = np.random.default_rng(0).standard_normal(2_000_000)
+LAPLACE = np.random.default_rng(0).laplace(size=2_000_000)
+GAUSSIAN = stats.norm.pdf(np.arange(50) / 50, 0.3, 0.3)
+# What the density should be and how exactly it is known.
+EXPECTED = {
+    "uniform": (np.full(50, 1 / 50), 1e-15),
+    "stratified": (np.full(50, 1 / 50), 1e-15),
+    "antithetic": (np.full(50, 1 / 50), 1e-15),
+    "logit_normal:mean=0.3,std=0.8": (by_integral(lambda u: stats.norm.pdf(logit(u), 0.3, 0.8) / (u * (1 - u))), 1e-9),
+    "mode": (mode_density(1.29), 1e-5),
+    "mode:scale=-0.5": (mode_density(-0.5), 1e-5),
+    # The middle of a part stands for its mean.
+    "cosine_map": (by_integral(lambda u: 2 / (np.pi - 2 * np.pi * u + 2 * np.pi * u**2)), 1e-5),
+    "truncated_normal:mean=0.2": (stats.norm.pdf(CENTRE, 0.2, 0.25) / stats.norm.pdf(CENTRE, 0.2, 0.25).sum(), 1e-12),
+    "beta:alpha=0.85": (np.diff(stats.beta.cdf(np.arange(51) / 50, 0.85, 1)), 1e-12),
+    "edm_log_normal": (by_nearest(-1.2 + 1.2 * NORMAL, -0.5 * np.log(LEVELS.snr)), 1e-3),
+    "laplace:mean=2": (by_nearest(2 + 0.5 * LAPLACE, np.log(LEVELS.snr)[::-1])[::-1], 1e-3),
+    "speed": (np.array([1.3157894736842106] * 35 + [0.2631578947368421] * 15) / 50, 1e-12),
+    "speed:k=2": (np.array([2.0] * 35 + [1.0] * 15) / 85, 1e-12),
+    "range:low=0.1,high=0.5": (np.array([0] * 5 + [1 / 20] * 20 + [0] * 25), 1e-15),
+    "snr_range:min_snr=2,max_snr=50": (((LEVELS.snr >= 2) & (LEVELS.snr <= 50)) / 50, None),
+    "clts_static": (GAUSSIAN / GAUSSIAN.sum(), 1e-12),
+}
+
+
+def test_every_static_density_has_a_form_of_its_own_here():
+    assert {spec.split(":")[0] for spec in EXPECTED} == {*STATIC}
+
+
+@pytest.mark.parametrize("spec", EXPECTED)
+def test_densities_against_forms_of_their_own(spec):
+    expected, tolerance = EXPECTED[spec]
+    found = get_timestep_sampler(spec, noise_scheduler=DDPMScheduler(num_train_timesteps=50)).probabilities(0).numpy()
+    if tolerance is None:
+        expected, tolerance = expected / expected.sum(), 1e-12
+        assert 0 < (expected > 0).sum() < 50
+    assert found == pytest.approx(expected, abs=tolerance)
+
+
+def test_the_map_of_mode_at_the_published_points():
+    """u = 0, 1/4, 1/2, 3/4, 1 go to 1, .61642, .5, .38358, 0, so these are its distribution function."""
+    cumulative = get_timestep_sampler("mode", num_train_timesteps=100_000).probabilities(0).cumsum(0)
+    for mapped, u in ((0.61642, 0.25), (0.5, 0.5), (0.38358, 0.75)):
+        assert cumulative[round(mapped * 100_000) - 1].item() == pytest.approx(1 - u, abs=1e-4)
+
+
+def test_bands_take_turns_as_often_as_they_are_wide():
+    starts = np.array([0, 100, 400, 1000])
+    bands = band_of_update(np.arange(10_000), starts)
+    assert np.bincount(bands) / 10_000 == pytest.approx([0.1, 0.3, 0.6], abs=2e-3)
+    for window in (100, 1000):
+        shares = [(bands[start : start + window] == 0).mean() for start in range(0, 9000, 97)]
+        assert max(abs(share - 0.1) for share in shares) < 3 / window
+    sampler = make("banded", num_bands=3, edges=[0.1, 0.4])
+    for update in range(20):
+        expected = np.zeros(1000)
+        first, last = starts[bands[update]], starts[bands[update] + 1]
+        expected[first:last] = 1 / (last - first)
+        assert sampler.probabilities(update).numpy() == pytest.approx(expected, abs=1e-15)
+
+
+def test_easy_to_hard_adds_the_next_noisiest_part():
+    sampler = get_timestep_sampler("easy_to_hard", 100, 1000, num_clusters=5, ramp_share=0.8)
+    for update, first in ((0, 80), (199, 80), (200, 60), (400, 40), (600, 20), (799, 20), (800, 0), (1000, 0)):
+        expected = np.where(np.arange(100) >= first, 1 / (100 - first), 0)
+        assert sampler.probabilities(update).numpy() == pytest.approx(expected, abs=1e-15)
+
+
+# --- wrong input -----------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ("cltss", {}, "Did you mean 'clts'"),
+    ("clts:sigmma=1", {}, "Did you mean 'sigma'"),
+    ("clts", {"sigma": 0}, r"sigma=0; allowed: float in \(0, inf\)"),
+    ("clts", {"sigma": -1.0}, "sigma=-1"),
+    ("clts", {"mu": 1.01}, r"mu=1.01; allowed: float in \[0, 1\]"),
+    ("clts", {"mu": float("nan")}, "mu=nan"),
+    ("clts:mu=0.2", {"mu": 0.3}, "'mu' is given twice"),
+    ("clts", {"sigma": 0.5, "noise_rate_exponent": 2.0}, "sigma=0.5, which has no effect"),
+    ("clts", {"after": "uniform"}, "after='uniform'.*no effect"),
+    ("range", {"low": 0.5, "high": 0.5}, "holds none of the 1000 timesteps"),
+    ("range", {"low": 0.9, "high": 0.1}, "holds none"),
+    ("snr_range", {"min_snr": 1e6, "max_snr": 1e7}, "whose SNR goes from"),
+    ("snr_range", {"min_snr": 5.0, "max_snr": 1.0}, "holds none"),
+    ("easy_to_hard", {"num_clusters": 1001}, "num_clusters=1001, more than the 1000 timesteps"),
+    ("banded", {"num_bands": 1001}, "band without timesteps"),
+    ("banded", {"num_bands": 3, "edges": [0.5]}, "meet at 2 edges"),
+    ("banded", {"num_bands": 3, "edges": [0.5, 0.4]}, "band without timesteps"),
+    ("uniform", {"draw": "twice"}, "one of 'independent', 'stratified', 'antithetic'"),
+    (3, {}, "not 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "words"), WRONG, ids=[f"{name} {kwargs}" for name, kwargs, _ in WRONG])
+def test_wrong_arguments(name, kwargs, words):
+    with pytest.raises(LabError, match=words):
+        get_timestep_sampler(name, num_train_timesteps=1000, num_training_steps=10, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_training_steps": 10}, "How many timesteps"),
+        ({"num_train_timesteps": 0, "num_training_steps": 10}, "num_train_timesteps=0"),
+        ({"num_train_timesteps": 10.0, "num_training_steps": 10}, "num_train_timesteps=10.0"),
+        ({"num_train_timesteps": 1000}, "give num_training_steps"),
+        ({"num_train_timesteps": 1000, "num_training_steps": 0}, "num_training_steps=0"),
+        ({"num_train_timesteps": 999, "num_training_steps": 10, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
+        ({"num_training_steps": 10, "noise_scheduler": FlowMatchEulerDiscreteScheduler()}, "has no alphas_cumprod"),
+    ],
+    ids=str,
+)
+def test_wrong_lengths_and_schedulers(arguments, words):
+    with pytest.raises(LabError, match=words):
+        get_timestep_sampler("clts", **arguments)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "epsilon" in entry.traits])
+@pytest.mark.parametrize("prediction_type", ["v_prediction", "sample"])
+def test_a_premise_that_does_not_hold_is_warned_of(name, prediction_type):
+    with pytest.warns(UserWarning, match="high noise is the hard end"):
+        get_timestep_sampler(name, num_training_steps=10, noise_scheduler=DDPMScheduler(prediction_type=prediction_type))
+    get_timestep_sampler(name, num_training_steps=10, noise_scheduler=DDPMScheduler())  # a warning would be an error
