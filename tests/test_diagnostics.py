@@ -29,6 +29,10 @@ from diffusers_lrlab.training.timestep_plots import plot_timesteps
 CPU = torch.device("cpu")
 
 
+def rows_of(log):
+    return log.table.to_pylist()
+
+
 # --- bins ------------------------------------------------------------------------------------------------------------
 
 
@@ -73,18 +77,22 @@ def test_sums_and_rows_agree_with_numpy(num_bins, num_timesteps):
     assert log.add_losses(41, sums.sums, asked) == []
 
     expected = by_numpy(log.starts, timesteps, losses.astype(np.float64))
-    assert [row["num_samples"] for row in log.rows] == [count for count, _, _ in expected]
+    assert [row["num_samples"] for row in rows_of(log)] == [count for count, _, _ in expected]
     for key, place in (("loss_mean", 1), ("loss_variance", 2)):
-        np.testing.assert_allclose([row[key] for row in log.rows], [each[place] for each in expected], rtol=1e-9, atol=1e-12)
-    assert [row["share"] for row in log.rows] == [count / 300 for count, _, _ in expected]
-    for row in log.rows:
+        np.testing.assert_allclose(
+            [row[key] for row in rows_of(log)], [each[place] for each in expected], rtol=1e-9, atol=1e-12
+        )
+    assert [row["share"] for row in rows_of(log)] == [count / 300 for count, _, _ in expected]
+    for row in rows_of(log):
         inside = asked[row["first_timestep"] : row["last_timestep"] + 1]
         assert row["asked_share"] == pytest.approx(inside.sum(), rel=1e-12)
-    assert [(row["update"], row["bin"], row["loss_spike"]) for row in log.rows] == [(41, n, False) for n in range(num_bins)]
-    assert log.rows[0]["first_timestep"] == 0
-    assert log.rows[-1]["last_timestep"] == num_timesteps - 1
-    assert sum(row["share"] for row in log.rows) == pytest.approx(1)
-    assert sum(row["asked_share"] for row in log.rows) == pytest.approx(1)
+    assert [(row["update"], row["bin"], row["loss_spike"]) for row in rows_of(log)] == [
+        (41, n, False) for n in range(num_bins)
+    ]
+    assert rows_of(log)[0]["first_timestep"] == 0
+    assert rows_of(log)[-1]["last_timestep"] == num_timesteps - 1
+    assert sum(row["share"] for row in rows_of(log)) == pytest.approx(1)
+    assert sum(row["asked_share"] for row in rows_of(log)) == pytest.approx(1)
 
 
 def test_losses_of_many_images_that_are_alike_have_no_variance_below_0():
@@ -92,7 +100,7 @@ def test_losses_of_many_images_that_are_alike_have_no_variance_below_0():
     sums = TimestepLosses(log.starts, CPU)
     sums.add(torch.zeros(1000, dtype=torch.int64), torch.full((1000,), 0.1))
     log.add_losses(0, sums.sums, np.full(10, 0.1))
-    assert 0 <= log.rows[0]["loss_variance"] < 1e-12
+    assert 0 <= rows_of(log)[0]["loss_variance"] < 1e-12
 
 
 def test_bins_without_images_have_no_loss():
@@ -100,10 +108,10 @@ def test_bins_without_images_have_no_loss():
     sums = TimestepLosses(log.starts, CPU)
     sums.add(torch.tensor([2, 3, 3]), torch.tensor([1.0, 2.0, 3.0]))
     assert log.add_losses(0, sums.sums, np.full(8, 1 / 8)) == []
-    assert [row["num_samples"] for row in log.rows] == [0, 3, 0, 0]
-    assert [row["share"] for row in log.rows] == [0, 1, 0, 0]
-    assert [row["loss_mean"] for row in log.rows] == [None, 2, None, None]
-    assert [row["loss_variance"] for row in log.rows] == [None, pytest.approx(2 / 3), None, None]
+    assert [row["num_samples"] for row in rows_of(log)] == [0, 3, 0, 0]
+    assert [row["share"] for row in rows_of(log)] == [0, 1, 0, 0]
+    assert [row["loss_mean"] for row in rows_of(log)] == [None, 2, None, None]
+    assert [row["loss_variance"] for row in rows_of(log)] == [None, pytest.approx(2 / 3), None, None]
 
 
 def test_validation_losses_are_means_over_bins():
@@ -111,9 +119,9 @@ def test_validation_losses_are_means_over_bins():
     timesteps = np.array([0, 24, 25, 49, 75, 99])
     losses = {"validation_loss": np.array([1.0, 2, 3, 5, 7, 8]), "validation_loss_ema": np.arange(6.0)}
     log.add_validation(6, timesteps, losses)
-    assert [row["validation_loss"] for row in log.rows] == [1.5, 4, None, 7.5]
-    assert [row["validation_loss_ema"] for row in log.rows] == [0.5, 2.5, None, 4.5]
-    assert {row["update"] for row in log.rows} == {6}
+    assert [row["validation_loss"] for row in rows_of(log)] == [1.5, 4, None, 7.5]
+    assert [row["validation_loss_ema"] for row in rows_of(log)] == [0.5, 2.5, None, 4.5]
+    assert {row["update"] for row in rows_of(log)} == {6}
 
 
 # --- what was asked for ----------------------------------------------------------------------------------------------
@@ -174,7 +182,7 @@ def test_a_spike_is_written_into_row_and_result():
         sums.sums.zero_()
         sums.add(torch.tensor([5, 15, 25]), torch.tensor([1.0, 5.0 if update == 30 else 1.0, 1.0]) + 0.01 * (update % 3))
         assert log.add_losses(update, sums.sums, np.full(30, 1 / 30)) == ([1] if update == 30 else [])
-    assert [(row["update"], row["bin"]) for row in log.rows if row["loss_spike"]] == [(30, 1)]
+    assert [(row["update"], row["bin"]) for row in rows_of(log) if row["loss_spike"]] == [(30, 1)]
 
 
 # --- going back ------------------------------------------------------------------------------------------------------
@@ -201,16 +209,16 @@ def test_a_log_that_was_restored_goes_on_as_if_it_had_not_been(tmp_path, stopped
     whole, first, second = TimestepLog(4, 20), TimestepLog(4, 20), TimestepLog(4, 20)
     for update in range(100):
         add_update(whole, update)
-    assert any(row.get("loss_spike") for row in whole.rows)
+    assert any(row.get("loss_spike") for row in rows_of(whole))
     # As far as a run went that was killed some time after its checkpoint.
     for update in range(stopped + 7):
         add_update(first, update)
-    write_timesteps(first.rows, tmp_path / "first")
+    write_timesteps(first.table, tmp_path / "first")
     second.restore(read_timesteps(tmp_path / "first"), stopped)
     for update in range(stopped, 100):
         add_update(second, update)
-    write_timesteps(whole.rows, tmp_path / "whole")
-    write_timesteps(second.rows, tmp_path / "second")
+    write_timesteps(whole.table, tmp_path / "whole")
+    write_timesteps(second.table, tmp_path / "second")
     assert read_timesteps(tmp_path / "second") == read_timesteps(tmp_path / "whole")
 
 
@@ -219,10 +227,12 @@ def test_restoring_keeps_bins_without_validation_images(tmp_path):
     log = TimestepLog(4, 20)
     log.add_losses(5, TimestepLosses(log.starts, CPU).sums + 1, np.full(20, 1 / 20))
     log.add_validation(6, np.array([2, 12]), {"validation_loss": np.array([1.0, 2.0])})
-    write_timesteps(log.rows, tmp_path / "rows")
+    write_timesteps(log.table, tmp_path / "rows")
     restored = TimestepLog(4, 20)
     restored.restore(read_timesteps(tmp_path / "rows"), 6)
-    assert [(row["update"], row["bin"]) for row in restored.rows] == [(row["update"], row["bin"]) for row in log.rows]
+    assert [(row["update"], row["bin"]) for row in rows_of(restored)] == [
+        (row["update"], row["bin"]) for row in rows_of(log)
+    ]
 
 
 def test_restoring_forgets_losses_of_the_update_that_is_done_again():
@@ -232,8 +242,8 @@ def test_restoring_forgets_losses_of_the_update_that_is_done_again():
         log.add_losses(update, torch.ones(3, 1, dtype=torch.float64), np.full(10, 0.1))
     log.add_validation(6, np.array([5]), {"validation_loss": np.array([1.0])})
     log.add_validation(7, np.array([5]), {"validation_loss": np.array([1.0])})
-    log.restore(log.rows, 6)
-    kept = [(row["update"], "loss_mean" in row) for row in log.rows]
+    log.restore(log.table, 6)
+    kept = [(row["update"], row["loss_mean"] is not None) for row in rows_of(log)]
     assert kept == [(5, True), (6, False)]
 
 
@@ -245,21 +255,20 @@ def test_rows_survive_the_file(tmp_path):
     for update in range(10):
         add_update(log, update)
     path = tmp_path / "timesteps.parquet"
-    write_timesteps(log.rows, path)
-    expected = [{key: value for key, value in row.items() if value is not None} for row in log.rows]
-    assert read_timesteps(path) == expected
+    write_timesteps(log.table, path)
+    assert read_timesteps(path).equals(log.table)
     table = pq.read_table(path)
     assert table.schema.equals(SCHEMA)
     for name in SCHEMA.names:
-        present = [row.get(name) is not None for row in log.rows]
+        present = [row.get(name) is not None for row in rows_of(log)]
         assert table[name].is_valid().to_pylist() == present
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_file_that_is_not_there_has_no_rows(tmp_path):
-    assert read_timesteps(tmp_path / "none") == []
-    write_timesteps([], tmp_path / "empty")
-    assert read_timesteps(tmp_path / "empty") == []
+    assert read_timesteps(tmp_path / "none").num_rows == 0
+    write_timesteps(TimestepLog(2, 10).table, tmp_path / "empty")
+    assert read_timesteps(tmp_path / "empty").num_rows == 0
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -398,7 +407,7 @@ def some_rows(num_bins=4, num_updates=40, validation=True, gradients=True, valid
             log.add_validation(update + 1, timesteps, {"validation_loss": generator.random(len(timesteps))})
         if gradients:
             log.add_gradients(update + 1, generator.random(num_bins).tolist(), [math.nan, *generator.random(num_bins - 1)])
-    return log.rows
+    return log.table
 
 
 PICTURES = {
@@ -416,7 +425,6 @@ PICTURES = {
 }
 
 
-# Rows of the file are without what is null; a run that was resumed has both kinds.
 FROM_FILE = ["everything", "few validation images", "one update of losses alone"]
 
 

@@ -21,6 +21,8 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
+        if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE):
+            return float(text)  # .5, 1. and +1, which JSON does not have
         if not text.startswith("["):
             return text
         return [_value(item.strip()) for _, item in _split(text[1:-1], 0, "|")]

@@ -7,9 +7,12 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from ..timesteps.sampling import TimestepSampler
+from .timestep_file import SCHEMA
 
 # A loss is a spike if its logarithm is this many robust standard deviations above the median of the rows before.
 _SPIKE_DEVIATIONS = 8.0
@@ -63,7 +66,7 @@ class SpikeDetector:
 
 class TimestepLog:
     """
-    The rows of `lrlab/timesteps.parquet`.
+    The rows of `lrlab/timesteps.parquet`, kept as columns: a long run has a million of them.
 
     Args:
         num_bins (`int`): Bins of equal width.
@@ -72,7 +75,8 @@ class TimestepLog:
 
     def __init__(self, num_bins: int, num_train_timesteps: int):
         self.starts = bin_starts(num_bins, num_train_timesteps)
-        self.rows: list[dict[str, Any]] = []
+        self._table = SCHEMA.empty_table()
+        self._fresh: list[dict[str, Any]] = []
         self._spikes = SpikeDetector(num_bins)
 
     @property
@@ -81,15 +85,23 @@ class TimestepLog:
         return len(self.starts) - 1
 
     @property
+    def table(self) -> pa.Table:
+        """Everything so far, by the columns of `SCHEMA`; what a row does not have is null."""
+        if self._fresh:
+            self._table = pa.concat_tables([self._table, pa.Table.from_pylist(self._fresh, SCHEMA)]).combine_chunks()
+            self._fresh = []
+        return self._table
+
+    @property
     def num_spikes(self) -> int:
         """Losses that were flagged."""
-        return sum(bool(row.get("loss_spike")) for row in self.rows)
+        return pc.sum(self.table["loss_spike"]).as_py() or 0
 
     def _add(self, update: int, columns: dict[str, Any]) -> None:
         for index in range(self.num_bins):
             row = {"update": update, "bin": index, "first_timestep": int(self.starts[index])}
             row["last_timestep"] = int(self.starts[index + 1]) - 1
-            self.rows.append({**row, **{key: values[index] for key, values in columns.items()}})
+            self._fresh.append({**row, **{key: values[index] for key, values in columns.items()}})
 
     def add_losses(self, update: int, sums: torch.Tensor, asked: np.ndarray) -> list[int]:
         """
@@ -136,14 +148,16 @@ class TimestepLog:
         columns = {"grad_norm": norms, "grad_noise_scale": noise_scales}
         self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
 
-    def restore(self, rows: list[dict[str, Any]], update: int) -> None:
+    def restore(self, table: pa.Table, update: int) -> None:
         """Goes back to the rows that were there when `update` updates were done."""
         # Rows of losses are of the last update that is in them; the others, of the updates that were done before.
-        self.rows = [row for row in rows if row["update"] < update or (row["update"] == update and "num_samples" not in row)]
+        at_update = pc.and_(pc.equal(table["update"], update), pc.is_null(table["num_samples"]))
+        self._table = table.filter(pc.or_(pc.less(table["update"], update), at_update))
+        self._fresh = []
         self._spikes = SpikeDetector(self.num_bins)
-        for row in self.rows:
-            if row.get("loss_mean") is not None:
-                self._spikes.flag(row["bin"], row["loss_mean"])
+        losses = self._table.filter(pc.is_valid(self._table["loss_mean"])).select(["bin", "loss_mean"])
+        for row in losses.slice(max(0, len(losses) - self.num_bins * _SPIKE_WINDOW)).to_pylist():
+            self._spikes.flag(row["bin"], row["loss_mean"])
 
 
 def _without_nan(values: np.ndarray) -> list[float | None]:

@@ -40,7 +40,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         plot_progress(load_previews(folder.lab / "samples"), trainer.plan.num_updates, folder.lab / "progress.png")
         plot_samples(images, folder.lab / "samples.png")
         if trainer.observer is not None:
-            plot_timesteps(trainer.observer.log.rows, folder.lab / "timesteps.png")
+            plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
         write_model_card(folder.path, record)
         accelerator.print(f"Finished: DDPMPipeline.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md")
     accelerator.wait_for_everyone()

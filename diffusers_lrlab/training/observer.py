@@ -69,7 +69,7 @@ class TimestepObserver:
     def write(self) -> None:
         """Writes the file."""
         if self.accelerator.is_main_process:
-            write_timesteps(self.log.rows, self.path)
+            write_timesteps(self.log.table, self.path)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Sums that are not in the file yet, of every process."""

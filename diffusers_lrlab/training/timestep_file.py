@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,13 +29,12 @@ SCHEMA = pa.schema(
 )
 
 
-def write_timesteps(rows: list[dict[str, Any]], path: Path) -> None:
-    """Writes the rows atomically; what a row does not have is null."""
+def write_timesteps(table: pa.Table, path: Path) -> None:
+    """Writes the table atomically."""
     with atomic_file(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd")
 
 
-def read_timesteps(path: Path) -> list[dict[str, Any]]:
-    """The rows, without their nulls."""
-    rows = pq.read_table(path, schema=SCHEMA).to_pylist() if path.exists() else []
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+def read_timesteps(path: Path) -> pa.Table:
+    """The table that was written; an empty one if there is no file."""
+    return pq.read_table(path, schema=SCHEMA) if path.exists() else SCHEMA.empty_table()

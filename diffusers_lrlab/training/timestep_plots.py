@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from ..preview_plots import new_figure, save_figure
 
@@ -15,16 +16,27 @@ if TYPE_CHECKING:
 _MAX_COLUMNS = 120
 
 
-def _grid(rows: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Updates `(columns,)` and values `(bins, columns)` of the rows that have `key`; NaN where a bin has none."""
-    having = {row["update"] for row in rows if row.get(key) is not None}
-    updates = np.array(sorted(having))
-    place = {update: index for index, update in enumerate(updates.tolist())}
-    values = np.full((1 + max(row["bin"] for row in rows), len(updates)), np.nan)
-    for row in rows:
-        if row["update"] in place and row.get(key) is not None:
-            values[row["bin"], place[row["update"]]] = row[key]
-    return updates, values
+class _Rows:
+    """The table of a run by bins and updates."""
+
+    def __init__(self, table: pa.Table):
+        self.updates, self.bins = table["update"].to_numpy(), table["bin"].to_numpy()
+        self._table = table
+        first, last = (table[name].to_numpy() for name in ("first_timestep", "last_timestep"))
+        self.edges = np.append(np.unique(first), last.max() + 1)
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value in this column."""
+        return self._table[key].null_count < len(self._table)
+
+    def grid(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Updates `(columns,)` and values `(bins, columns)` of the rows that have `key`; NaN where a bin has none."""
+        values = self._table[key].to_numpy().astype(np.float64)
+        known = ~np.isnan(values)
+        updates, columns = np.unique(self.updates[known], return_inverse=True)
+        grid = np.full((len(self.edges) - 1, len(updates)), np.nan)
+        grid[self.bins[known], columns] = values[known]
+        return updates, grid
 
 
 def _thinned(updates: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -40,20 +52,18 @@ def _thinned(updates: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
     return np.array([first, *ends]), means
 
 
-def _heat_map(axes: Axes, rows: list[dict[str, Any]], key: str, title: str, log: bool, scale: float = 1.0) -> None:
+def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, log: bool, scale: float = 1.0) -> None:
     from matplotlib.colors import LogNorm, Normalize
 
-    columns, values = _thinned(*_grid(rows, key))
+    columns, values = _thinned(*rows.grid(key))
     values = np.ma.masked_invalid(values * scale)
-    starts = sorted({row["first_timestep"] for row in rows})
-    edges = [*starts, 1 + max(row["last_timestep"] for row in rows)]
     positive = values.compressed()[values.compressed() > 0]
     if log and len(positive):
         values = np.ma.masked_less_equal(values, 0)
         norm: Normalize = LogNorm(positive.min(), max(positive.max(), positive.min() * 1.01))
     else:
         norm = Normalize(0, max(float(positive.max()) if len(positive) else 1.0, 1.0))
-    mesh = axes.pcolormesh(columns, edges, values, norm=norm, cmap="viridis", rasterized=True)
+    mesh = axes.pcolormesh(columns, rows.edges, values, norm=norm, cmap="viridis", rasterized=True)
     axes.figure.colorbar(mesh, ax=axes, pad=0.02)
     axes.grid(False)
     axes.set_facecolor("#dddddd")  # where there is nothing
@@ -61,23 +71,23 @@ def _heat_map(axes: Axes, rows: list[dict[str, Any]], key: str, title: str, log:
     axes.set(xlabel="update", ylabel="timestep (noise)")
 
 
-def _mark_spikes(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    spikes = [row for row in rows if row.get("loss_spike")]
-    if spikes:
-        middles = [(row["first_timestep"] + row["last_timestep"] + 1) / 2 for row in spikes]
-        axes.plot([row["update"] for row in spikes], middles, "rx", markersize=5, label=f"spikes ({len(spikes)})")
+def _mark_spikes(axes: Axes, rows: _Rows) -> None:
+    updates, spikes = rows.grid("loss_spike")
+    bins, columns = np.nonzero(spikes == 1)
+    if len(bins):
+        middles = (rows.edges[bins] + rows.edges[bins + 1]) / 2
+        axes.plot(updates[columns], middles, "rx", markersize=5, label=f"spikes ({len(bins)})")
         axes.legend(fontsize=7, loc="upper right")
 
 
-def _validation_lines(axes: Axes, rows: list[dict[str, Any]]) -> None:
+def _validation_lines(axes: Axes, rows: _Rows) -> None:
     """The validation loss over timesteps, at a few moments."""
     from matplotlib import colormaps
 
-    key = "validation_loss_ema" if any(row.get("validation_loss_ema") is not None for row in rows) else "validation_loss"
-    updates, values = _grid(rows, key)
+    key = "validation_loss_ema" if rows.has("validation_loss_ema") else "validation_loss"
+    updates, values = rows.grid(key)
     shown = sorted({round(index) for index in np.linspace(0, len(updates) - 1, 5)})
-    middles = [(row["first_timestep"] + row["last_timestep"]) / 2 for row in rows if row["update"] == updates[0]]
-    middles = sorted(set(middles))
+    middles = (rows.edges[:-1] + rows.edges[1:] - 1) / 2
     for number, index in enumerate(shown):
         color = colormaps["viridis"](0.9 * number / max(1, len(shown) - 1))
         axes.plot(middles, values[:, index], "o-", markersize=3, color=color, label=f"{updates[index]} updates")
@@ -90,18 +100,17 @@ def _validation_lines(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.legend(fontsize=7, frameon=False)
 
 
-def plot_timesteps(rows: list[dict[str, Any]], path: Path) -> None:
+def plot_timesteps(table: pa.Table, path: Path) -> None:
     """
     Losses, gradients and density by noise level.
 
     Args:
-        rows (`list` of `dict`): Of `lrlab/timesteps.parquet`.
+        table (`pyarrow.Table`): `lrlab/timesteps.parquet`.
         path (`Path`): Of the picture.
     """
-    num_bins = 1 + max(row["bin"] for row in rows)
-    having = {key for row in rows for key, value in row.items() if value is not None}
-    rows_of_panels = [("loss_mean", "validation_loss"), ("asked_share", "share"), ("grad_norm", "grad_noise_scale")]
-    rows_of_panels = [pair for pair in rows_of_panels if having & set(pair)]
+    rows = _Rows(table)
+    pairs = [("loss_mean", "validation_loss"), ("asked_share", "share"), ("grad_norm", "grad_noise_scale")]
+    pairs = [pair for pair in pairs if any(map(rows.has, pair))]
     titles = {
         "loss_mean": "training loss, unweighted",
         "asked_share": "density asked for / uniform",
@@ -109,16 +118,16 @@ def plot_timesteps(rows: list[dict[str, Any]], path: Path) -> None:
         "grad_norm": "gradient norm at fixed probes",
         "grad_noise_scale": "gradient noise scale, in images",
     }
-    figure = new_figure(9, 2.5 * len(rows_of_panels), dpi=130)
-    panels = figure.subplots(len(rows_of_panels), 2, squeeze=False)
-    for axes, key in zip(panels.flatten(), (key for pair in rows_of_panels for key in pair), strict=True):
-        if key not in having:
+    figure = new_figure(9, 2.5 * len(pairs), dpi=130)
+    panels = figure.subplots(len(pairs), 2, squeeze=False)
+    for axes, key in zip(panels.flatten(), (key for pair in pairs for key in pair), strict=True):
+        if not rows.has(key):
             axes.remove()
         elif key == "validation_loss":
             _validation_lines(axes, rows)
         else:
             is_density = key.endswith("share")
-            _heat_map(axes, rows, key, titles[key], not is_density, num_bins if is_density else 1)
-        if key == "loss_mean" and key in having:
+            _heat_map(axes, rows, key, titles[key], not is_density, len(rows.edges) - 1 if is_density else 1)
+        if key == "loss_mean" and rows.has(key):
             _mark_spikes(axes, rows)
     save_figure(figure, path)
