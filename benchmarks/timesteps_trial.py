@@ -1,6 +1,6 @@
 """Does it help? Curricula, controls, a weighting and a noise assignment against uniform timesteps, on digits.
 
-    python benchmarks/timesteps_trial.py --out trial --seeds 5          an hour and a half on 2 cores
+    python benchmarks/timesteps_trial.py --out trial --seeds 5          an hour on 2 cores
     python benchmarks/timesteps_trial.py --out trial --seeds 5          again: goes on where it stopped, prints the tables
 
 Every arm is the main job of the README with one thing changed. Seed s gives every arm the same initial weights, images,

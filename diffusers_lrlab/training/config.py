@@ -145,7 +145,7 @@ class TimestepConfig:
     timestep_grad_every: int | None = _option(
         None,
         "Updates between measurements of gradient norm and gradient noise scale in each of these parts, on 32 held-out "
-        "images for each; as dear as a few updates, and off if not given.",
+        "images for each; takes as long as 5 to 20 updates, and is off if not given.",
     )
 
 

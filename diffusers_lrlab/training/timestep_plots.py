@@ -52,17 +52,22 @@ def _thinned(updates: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
     return np.array([first, *ends]), means
 
 
-def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, log: bool, scale: float = 1.0) -> None:
+def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -> None:
     from matplotlib.colors import LogNorm, Normalize
 
     columns, values = _thinned(*rows.grid(key))
-    values = np.ma.masked_invalid(values * scale)
+    values = np.ma.masked_invalid(values)
     positive = values.compressed()[values.compressed() > 0]
-    if log and len(positive):
+    if is_density:
+        num_bins = len(values)
+        values = values * num_bins
+        # One scale for what was asked for and what was drawn, with uniform in its middle unless more is needed.
+        norm: Normalize = Normalize(0, max(2.0, num_bins * np.nanmax(_thinned(*rows.grid("asked_share"))[1])))
+    elif len(positive):
         values = np.ma.masked_less_equal(values, 0)
-        norm: Normalize = LogNorm(positive.min(), max(positive.max(), positive.min() * 1.01))
+        norm = LogNorm(positive.min(), max(positive.max(), positive.min() * 1.01))
     else:
-        norm = Normalize(0, max(float(positive.max()) if len(positive) else 1.0, 1.0))
+        norm = Normalize(0, 1)
     mesh = axes.pcolormesh(columns, rows.edges, values, norm=norm, cmap="viridis", rasterized=True)
     axes.figure.colorbar(mesh, ax=axes, pad=0.02)
     axes.grid(False)
@@ -126,8 +131,7 @@ def plot_timesteps(table: pa.Table, path: Path) -> None:
         elif key == "validation_loss":
             _validation_lines(axes, rows)
         else:
-            is_density = key.endswith("share")
-            _heat_map(axes, rows, key, titles[key], not is_density, len(rows.edges) - 1 if is_density else 1)
+            _heat_map(axes, rows, key, titles[key], is_density=key.endswith("share"))
         if key == "loss_mean" and rows.has(key):
             _mark_spikes(axes, rows)
     save_figure(figure, path)
