@@ -68,7 +68,10 @@ def test_flags_named_in_the_readme_exist():
     from diffusers_lrlab.cli import COMMANDS
 
     known = set(vars(parse_arguments([], ""))) | {"config", "help"}
-    accelerates, benchmarks = {"multi_gpu", "num_processes", "cpu"}, {"upstream", "rounds", "epochs", "inference_steps"}
+    accelerates, benchmarks = (
+        {"multi_gpu", "num_processes", "cpu"},
+        {"upstream", "rounds", "epochs", "inference_steps", "seeds"},
+    )
     launcher = {"fix_lr_clock", "strict_lr_audit", "num_updates"}
     for command in COMMANDS.values():
         parser = argparse.ArgumentParser()
