@@ -10,6 +10,7 @@ half a percent more than the baseline's is run again with as many updates as fit
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -34,6 +35,7 @@ ARMS = {
     "min_snr": ["--loss_weighting=min_snr"],
     "immiscible": ["--noise=immiscible"],
 }
+CONTROLS = ("clts_static", "clts_reversed", "clts")
 METRICS = {"validation_loss_ema": "validation loss", "frechet_distance": "Fréchet distance"}
 
 
@@ -115,6 +117,17 @@ def print_table(results, baseline):
         print(f"| `{name}` | {num_updates} | {' | '.join(cells)} |")
 
 
+def print_controls(results, num_updates):
+    """Curriculum, density and direction against each other: paired differences, p-values adjusted per metric."""
+    pairs = list(itertools.combinations(CONTROLS, 2))
+    for metric, label in METRICS.items():
+        runs = {name: [run[metric] for run in results[name, num_updates]] for name in CONTROLS}
+        differences = [[own - other for own, other in zip(runs[a], runs[b], strict=True)] for a, b in pairs]
+        adjusted = holm([stats.ttest_1samp(difference, 0).pvalue for difference in differences])
+        for (a, b), difference, p in zip(pairs, differences, adjusted, strict=True):
+            print(f"{label}, {a} - {b}: {statistics.mean(difference):+.4f} ± {half_width(difference):.4f}, p = {p:.2g}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
@@ -142,6 +155,8 @@ def main():
     results = {key: [found[*key, seed] for seed in range(options.seeds)] for key in lengths}
     print(f"\n{options.seeds} seeds, mean ± standard deviation; with fewer updates, equal time\n")
     print_table(results, results["uniform", options.updates])
+    print()
+    print_controls(results, options.updates)
 
 
 if __name__ == "__main__":
