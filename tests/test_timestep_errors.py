@@ -2,12 +2,17 @@
 
 import pytest
 from accelerate.state import AcceleratorState
+from helpers import config as small_config
 from helpers import image_folder
 
+from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.run import train
 
 
@@ -220,3 +225,37 @@ def test_what_is_contradictory_but_possible_is_only_a_warning(capsys, monkeypatc
     plan = capsys.readouterr().out
     assert "'logit_normal' draws more of the middle of the noise levels and 'min_snr' weighs it more" in plan
     assert "timesteps  drawn logit_normal, weighting min_snr, noise gaussian" in plan
+
+
+# --- what the data and the length of the run decide ------------------------------------------------------------------
+
+
+def test_gradients_need_held_out_images_that_are_there(tmp_path):
+    folder = image_folder(tmp_path / "images", count=4)
+    config = small_config(folder, num_validation_images=2, timestep_grad_every=5, max_train_steps=9)
+    with pytest.raises(LabError, match="--timestep_grad_every 5 .* a fifth of these images is none"):
+        make_plan(config, load_image_data(config), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"timestep_sampler": "loss_second_moment", "max_train_steps": 100},
+            "10000 images, and this run sees 6400",
+        ),
+        ({"timestep_sampler": "loss_second_moment", "max_train_steps": 200}, None),
+        ({"noise": "immiscible", "train_batch_size": 1}, "'immiscible' relates the images"),
+        ({"timestep_sampler": "stratified", "train_batch_size": 1}, "'stratified' relates the images"),
+        ({"timestep_sampler": "stratified", "noise": "immiscible", "train_batch_size": 2}, None),
+        ({"timestep_sampler": "clts", "prediction_type": "sample"}, "high noise is the hard end"),
+        ({"timestep_sampler": "laplace", "loss_weighting": "min_snr"}, "both at once"),
+        ({"timestep_sampler": "laplace", "loss_weighting": "p2"}, None),
+    ],
+    ids=str,
+)
+def test_the_plan_warns_of_what_has_little_effect(options, words):
+    config = resolve_config(TrainingConfig(**{"max_train_steps": 10, **options}))
+    described = make_plan(config, load_image_data(config), None).describe()
+    assert ("warning" in described) == (words is not None)
+    assert (words or "") in described

@@ -11,12 +11,11 @@ import torch
 
 from ..errors import LabError
 from ..progress import Progress
+from ..schedules.frame import ENDLESS
 from ..schedules.resolve import checked_name, merge_spec
 from .catalogue import TIMESTEP_SAMPLERS
 from .frame import NoiseLevels, noise_levels
 
-# For densities that do not move, and so need no length of the run.
-_ENDLESS = 2**53
 _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
@@ -97,7 +96,7 @@ class TimestepSampler:
             )
         if num_training_steps is not None and num_training_steps < 1:
             raise LabError(f"num_training_steps={num_training_steps} is not allowed; use 1 or more optimizer updates.")
-        self.num_training_steps = num_training_steps or _ENDLESS
+        self.num_training_steps = num_training_steps or ENDLESS  # what does not move needs no length
         if self.unbiased and "restricted" in entry.traits:
             raise LabError(
                 f"{name!r} never draws some timesteps, so no weight makes up for them: unbiased=True cannot hold. Drop it."

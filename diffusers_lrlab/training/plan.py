@@ -131,7 +131,8 @@ class Plan:
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 
     def _warnings(self) -> list[str]:
-        config, warnings = self.config, timestep_warnings(self.config)
+        config = self.config
+        warnings = timestep_warnings(config, self.num_updates, self.layout.global_batch)
         if not self.follows_metric:
             start = config.start_momentum
             decay = double_decay(self.schedule, config.learning_rate, start, self.warmup_updates, self.num_updates)
@@ -170,6 +171,11 @@ def make_plan(
         raise LabError(
             f"{config.lr_scheduler!r} follows the validation loss, but a fifth of these images is none to hold out. Use "
             "another --lr_scheduler or more images."
+        )
+    if config.timestep_grad_every and not len(data.held_out):
+        raise LabError(
+            f"--timestep_grad_every {config.timestep_grad_every} measures gradients at held-out images, but a fifth of "
+            "these images is none to hold out. Leave it out, or use more images."
         )
     num_updates = config.max_train_steps
     if num_updates is None:

@@ -84,7 +84,7 @@ def check_timesteps(config: TrainingConfig) -> None:
     make_weighting(config, noise_scheduler)
 
 
-def timestep_warnings(config: TrainingConfig) -> list[str]:
+def timestep_warnings(config: TrainingConfig, num_updates: int, images_per_update: int) -> list[str]:
     """What can be done as asked, and is likely not what is wanted."""
     from ..timesteps.sampling import contradiction
 
@@ -95,4 +95,15 @@ def timestep_warnings(config: TrainingConfig) -> list[str]:
             f"{sampler!r} draws more of the middle of the noise levels and {weighting!r} weighs it more: both at once leave "
             "little of the rest. Use one of them."
         )
+    kwargs = config.timestep_sampler_kwargs
+    assert isinstance(kwargs, dict)
+    needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, num_updates * images_per_update
+    if seen < needed:
+        warnings.append(
+            f"{sampler!r} stays uniform until all {config.ddpm_num_steps} timesteps were drawn {kwargs['history']} times. "
+            f"That takes more than {needed} images, and this run sees {seen}. Lower history, or train for longer."
+        )
+    if images_per_update == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
+        chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
+        warnings.append(f"{chosen!r} relates the images of an update to each other, and there is one. Use a larger batch.")
     return [warning for warning in warnings if warning]
