@@ -23,8 +23,13 @@ def make_objective(layout=None, **options):
     return Objective(config, make_noise_scheduler(config), layout or BatchLayout(8), 10, device, gather=None)
 
 
-@pytest.mark.parametrize("prediction_type", ["epsilon", "sample", "v_prediction"])
-@pytest.mark.parametrize(("sampler", "weighting"), list(itertools.product(TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS)))
+@pytest.mark.parametrize(
+    ("sampler", "weighting", "prediction_type"),
+    [
+        *itertools.product(TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS, ["epsilon"]),
+        *itertools.product(["uniform", "loss_second_moment"], LOSS_WEIGHTINGS, ["sample", "v_prediction"]),
+    ],
+)
 def test_every_sampler_goes_with_every_weighting_and_every_noise(sampler, weighting, prediction_type):
     options = {"timestep_sampler": sampler, "loss_weighting": weighting, "prediction_type": prediction_type}
     for noise in NOISES:

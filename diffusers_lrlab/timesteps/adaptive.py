@@ -56,12 +56,13 @@ class LossSecondMoment:
         self.counts.index_add_(0, timesteps, torch.ones_like(timesteps))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Losses and counts."""
-        return {"losses": self.losses, "counts": self.counts}
+        """A copy of losses and counts."""
+        return {"losses": self.losses.clone(), "counts": self.counts.clone()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Goes back to a state."""
-        self.losses, self.counts = (state[key].to(self.losses.device) for key in ("losses", "counts"))
+        self.losses.copy_(state["losses"])
+        self.counts.copy_(state["counts"])
 
 
 class LearnedLogVariance:
@@ -108,14 +109,15 @@ class LearnedLogVariance:
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The coefficients, and what Adam knows of them."""
+        """A copy of the coefficients, and of what Adam knows of them."""
         adam = self.optimizer.state_dict()["state"].get(0, {})
-        return {"coefficients": self.coefficients.detach(), **{f"adam_{key}": value for key, value in adam.items()}}
+        state = {"coefficients": self.coefficients.detach(), **{f"adam_{key}": value for key, value in adam.items()}}
+        return {key: value.clone() for key, value in state.items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Goes back to a state."""
         with torch.no_grad():
             self.coefficients.copy_(state["coefficients"])
-        adam = {key.removeprefix("adam_"): value for key, value in state.items() if key.startswith("adam_")}
+        adam = {key.removeprefix("adam_"): value.clone() for key, value in state.items() if key.startswith("adam_")}
         current = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**current, "state": {0: adam} if adam else {}})

@@ -27,7 +27,7 @@ def _gaussian_parameters(sigma: float) -> tuple[Parameter, ...]:
             "noise_rate_exponent",
             float,
             None,
-            "q: (1 - noise rate)^q in place of the Gaussian, which falls with the noise itself",
+            "q of a density that falls with the noise, 1 - lambda + lambda (1 - noise rate)^q, in place of the Gaussian",
             "(0, inf)",
         ),
     )
@@ -43,11 +43,15 @@ _RAMP = (
 
 
 def _mixture(share: Any, levels: NoiseLevels, mu: float, sigma: float, noise_rate_exponent: float | None) -> np.ndarray:
-    """`(1 - share) U + share G`; `share` is a number, or an array of shape `(num_updates,)`."""
+    """`(1 - share) U + share G`, or in place of `T G` the power of the noise rate as it is.
+
+    `share` is a number, or an array of shape `(num_updates,)`.
+    """
     share = np.asarray(share, np.float64)[..., None]
     if noise_rate_exponent is not None:
         return (1 - share) + share * (1 - levels.noise_rate) ** noise_rate_exponent
-    exponent = -0.5 * ((levels.position - mu) / sigma) ** 2
+    with np.errstate(over="ignore"):
+        exponent = -0.5 * ((levels.position - mu) / sigma) ** 2
     gaussian = np.exp(exponent - exponent.max())  # the highest is 1, however narrow it is
     # Times T, so that a share of 0 is uniform to the last bit.
     return (1 - share) + share * (levels.num_train_timesteps * gaussian / gaussian.sum())

@@ -107,7 +107,17 @@ class TimestepSampler:
         if "feedback" in entry.traits:
             self.state = pkgutil.resolve_name(entry.factory)(levels, **own, device=device)
         self._cached: dict[Any, torch.Tensor] = {}
-        self.probabilities(0)  # what only the density itself can refuse
+        self._check_density()
+
+    def _check_density(self) -> None:
+        """Raises what only the density itself can refuse, over the whole run."""
+        updates = np.linspace(0, self.num_training_steps, 9).astype(np.int64) if self._moves else 0
+        lowest = self.probabilities(updates).min().item()
+        if self.unbiased and not 1 / np.finfo(np.float32).max < self.num_train_timesteps * lowest:
+            raise LabError(
+                f"{self.name!r} with {self._own} gives some timesteps next to no probability, and no weight makes up for "
+                "that: unbiased=True cannot hold. Drop it, or make the density wider."
+            )
 
     @property
     def num_train_timesteps(self) -> int:

@@ -1,0 +1,298 @@
+"""Samplers between updates, at the limits of their parameters, and what the parts that follow the losses learn.
+
+Densities and draws are in test_samplers.py, curricula in test_curricula.py.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from diffusers_lrlab import LabError, get_timestep_sampler
+from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
+from diffusers_lrlab.timesteps.catalogue import TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.frame import DRAWS, noise_levels
+from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting
+
+UPDATES = 20
+each_name = pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+
+
+def make(name, num=60, **kwargs):
+    return get_timestep_sampler(name, num_train_timesteps=num, num_training_steps=UPDATES, **kwargs)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def is_distribution(probabilities):
+    return bool((probabilities >= 0).all()) and abs(probabilities.sum().item() - 1) < 1e-12
+
+
+# --- from one update to the next -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@each_name
+def test_draws_depend_on_the_update_and_not_on_those_before(name, draw):
+    sampler = make(name, draw=draw)
+    for update in (0, 7, 7, 3, UPDATES, 0, 10 * UPDATES, 3):
+        assert sampler.sample(40, update, seeded()).equal(make(name, draw=draw).sample(40, update, seeded()))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "restricted" not in entry.traits])
+def test_weights_are_those_of_the_update_and_come_in_the_shape_of_the_timesteps(name):
+    sampler = make(name, unbiased=True)
+    timesteps = torch.tensor([[0, 59, 30], [30, 1, 0]])
+    for update in (UPDATES, 0, 7, 0, UPDATES):
+        expected = 1 / (60 * sampler.probabilities(update)[timesteps])
+        sampler.sample(8, 5, seeded())
+        weights = sampler.loss_weights(timesteps, update)
+        if weights is None:
+            assert expected.tolist() == np.ones((2, 3)).tolist()
+        else:
+            assert (weights.shape, weights.dtype) == (timesteps.shape, torch.float32)
+            torch.testing.assert_close(weights.double(), expected, rtol=1e-6, atol=0)
+
+
+@each_name
+def test_updates_can_come_in_an_array_of_any_shape(name):
+    sampler = make(name)
+    found = sampler.probabilities(np.array([[0, 3, 5], [3, UPDATES, 0]]))
+    assert found.shape == (2, 3, 60)
+    assert found[0, 1].equal(found[1, 0])
+    assert found[1, 1].equal(sampler.probabilities(UPDATES))
+
+
+@each_name
+def test_probabilities_are_the_callers_own(name):
+    sampler = make(name)
+    before = sampler.sample(40, 3, seeded())
+    sampler.probabilities(3).zero_()
+    assert sampler.sample(40, 3, seeded()).equal(before)
+
+
+# --- limits of parameters --------------------------------------------------------------------------------------------
+
+EXTREMES = (1e-300, 1e-12, 1e-3, 0.5, 1e3, 1e12, 1e300, -1e3, -1e300)
+
+
+def extremes(parameter):
+    low, high = (float(bound) for bound in parameter.range[1:-1].split(","))
+    for value in (low, high, *EXTREMES):
+        above = value > low or (value == low and parameter.range[0] == "[")
+        if above and (value < high or (value == high and parameter.range[-1] == "]")):
+            yield value
+
+
+LIMITS = [
+    pytest.param(name, parameter.name, value, id=f"{name} {parameter.name}={value:g}")
+    for name, entry in TIMESTEP_SAMPLERS.items()
+    for parameter in entry.parameters
+    if parameter.kind is float
+    for value in extremes(parameter)
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), LIMITS)
+def test_what_is_allowed_gives_a_distribution_or_says_why_not(name, parameter, value):
+    try:
+        sampler = make(name, **{parameter: value})
+    except LabError as error:
+        told = str(error)
+    else:
+        told = None
+    if told is not None:
+        assert f"{value:g}" in told or repr(value) in told
+        return
+    for update in (0, 5, UPDATES):
+        probabilities = sampler.probabilities(update)
+        assert is_distribution(probabilities)
+        assert (probabilities[sampler.sample(100, update, seeded())] > 0).all()
+
+
+@pytest.mark.parametrize("spec", ["clts_static:sigma=0.01", "clts_static:sigma=0.02", "truncated_normal:mean=0,std=0.05"])
+def test_unbiased_weights_of_a_narrow_density_are_numbers_or_refused(spec):
+    """A timestep that is in truth never drawn is one that no weight makes up for, as in a restricted range."""
+    try:
+        sampler = make(spec, 1000, unbiased=True)
+    except LabError as error:
+        told = str(error)
+    else:
+        told = None
+    if told is not None:
+        assert "unbiased=True cannot hold" in told
+        return
+    weights = sampler.loss_weights(torch.arange(1000), UPDATES).double()
+    assert torch.isfinite(weights).all()
+    assert (sampler.probabilities(UPDATES) * weights).sum().item() == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("num", [7, 60])
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_moderate_values_give_a_distribution_that_can_be_drawn(num, data):
+    free = [entry for entry in TIMESTEP_SAMPLERS.values() if not entry.traits & {"restricted", "feedback"}]
+    entry = data.draw(st.sampled_from(free))
+    kwargs = {"draw": data.draw(st.sampled_from(DRAWS))}
+    for parameter in entry.parameters:
+        if parameter.kind is float and parameter.default is not None:
+            low, high = (float(bound) for bound in parameter.range[1:-1].split(","))
+            kwargs[parameter.name] = data.draw(st.floats(max(low, -2) + 0.05, min(high, 2) - 0.05))
+        elif parameter.choices and parameter.name not in ("draw", "after"):
+            kwargs[parameter.name] = data.draw(st.sampled_from(parameter.choices))
+    update = data.draw(st.integers(0, 2 * UPDATES))
+    sampler = make(entry.name, num, **kwargs)
+    assert is_distribution(sampler.probabilities(update))
+    drawn = sampler.sample(data.draw(st.integers(1, 9)), update, seeded())
+    assert 0 <= drawn.min() <= drawn.max() < num
+
+
+@pytest.mark.parametrize("noise", [{"rescale_betas_zero_snr": True}, {"beta_schedule": "squaredcos_cap_v2"}], ids=str)
+@each_name
+def test_other_noise_schedules_give_distributions_too(name, noise):
+    scheduler = DDPMScheduler(**noise)
+    sampler = get_timestep_sampler(name, num_training_steps=UPDATES, noise_scheduler=scheduler)
+    for update in (0, 7, UPDATES):
+        assert is_distribution(sampler.probabilities(update))
+
+
+@given(st.floats(0, 1), st.floats(0.02, 2), st.floats(1e-6, 1), st.integers(1, UPDATES))
+def test_clts_is_highest_at_mu_and_falls_to_both_sides(mu, sigma, lambda_max, update):
+    p = make("clts", mu=mu, sigma=sigma, lambda_max=lambda_max).probabilities(update)
+    peak = min(round(mu * 60), 59)
+    assert p.max() - p[peak] <= 1e-4 * p[peak]
+    assert (p[: peak + 1].diff() >= -1e-15).all()
+    assert (p[peak + 1 :].diff() <= 1e-15).all()
+
+
+@pytest.mark.parametrize("num", [5, 7, 38, 60])
+def test_easy_to_hard_is_never_an_update_late(num):
+    """Part k joins at the first update at or after (k - 1) / (K - 1) of the ramp, in whole numbers."""
+    for updates in (*range(1, 60), 1000):
+        sampler = get_timestep_sampler("easy_to_hard", num, updates, num_clusters=5, ramp_share=0.5)
+        table = sampler.probabilities(np.arange(updates + 1)) > 0
+        stages = [min(1 + 2 * update * 4 // updates, 5) for update in range(updates + 1)]
+        assert table.sum(dim=1).tolist() == [-(-stage * num // 5) for stage in stages]
+        assert table[:, -1].all()
+
+
+def test_edges_in_shares_are_rounded_to_timesteps():
+    sampler = make("banded", 7, num_bands=3, edges=[0.3, 0.8])  # 2.1 and 5.6
+    bands = {tuple(row.nonzero().flatten().tolist()) for row in sampler.probabilities(np.arange(50))}
+    assert bands == {(0, 1), (2, 3, 4, 5), (6,)}
+
+
+# --- what follows the losses -----------------------------------------------------------------------------------------
+
+FOLLOWERS = {
+    "second moment": lambda: LossSecondMoment(noise_levels(None, 12), 3, 0.01),
+    "log variance": lambda: LearnedLogVariance(noise_levels(None, 12), 16, 0.01),
+}
+each_follower = pytest.mark.parametrize("new", FOLLOWERS.values(), ids=FOLLOWERS)
+
+
+def show(state, batches, seed=0):
+    generator = seeded(seed)
+    for _ in range(batches):
+        timesteps = torch.randint(0, 12, (40,), generator=generator)
+        state.observe(timesteps, torch.rand(40, generator=generator) * (1 + timesteps))
+
+
+def snapshot(state):
+    return {key: value.clone() for key, value in state.state_dict().items()}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(first[key].equal(second[key]) for key in first)
+
+
+@each_follower
+def test_two_that_are_shown_the_same_are_the_same_to_the_bit(new):
+    first, second, other = new(), new(), new()
+    show(first, 9)
+    show(second, 9)
+    show(other, 9, seed=1)
+    assert same(snapshot(first), snapshot(second))
+    assert not same(snapshot(first), snapshot(other))
+
+
+@each_follower
+def test_a_loaded_state_is_ones_own(new):
+    """Going on with the one it came from must not move it."""
+    first, second = new(), new()
+    show(first, 3)
+    second.load_state_dict(first.state_dict())
+    before = snapshot(second)
+    show(first, 3, seed=1)
+    assert same(snapshot(second), before)
+
+
+@each_follower
+def test_losses_that_require_a_gradient_are_only_looked_at(new):
+    first, second = new(), new()
+    timesteps, losses = torch.arange(12), torch.linspace(0.1, 2, 12)
+    tracked = losses.clone().requires_grad_()
+    first.observe(timesteps, tracked)
+    second.observe(timesteps, losses)
+    assert same(snapshot(first), snapshot(second))
+    assert tracked.grad is None
+    assert not any(value.requires_grad for value in first.state_dict().values())
+
+
+def test_a_sampler_back_from_a_file_draws_and_weighs_the_same():
+    first, second = make("loss_second_moment", 12, history=3), make("loss_second_moment", 12, history=3)
+    show(first, 5)
+    second.load_state_dict(load(save({key: value.contiguous() for key, value in first.state_dict().items()})))
+    for batch in range(3):
+        drawn = first.sample(64, batch, seeded(batch))
+        assert drawn.equal(second.sample(64, batch, seeded(batch)))
+        assert first.loss_weights(drawn, batch).equal(second.loss_weights(drawn, batch))
+        assert not drawn.equal(make("uniform", 12).sample(64, batch, seeded(batch)))
+        show(first, 1, seed=batch)
+        show(second, 1, seed=batch)
+
+
+def test_one_timestep_alone_is_not_enough_to_leave_uniform():
+    state = LossSecondMoment(noise_levels(None, 3), 2, 0.1)
+    state.observe(torch.zeros(9, dtype=torch.int64), torch.arange(9.0))
+    assert state.probabilities().tolist() == [1 / 3] * 3
+    assert sorted(state.losses[0].tolist()) == [7, 8]
+    state.observe(torch.tensor([1, 2, 1]), torch.tensor([1.0, 0.0, 1.0]))
+    assert state.probabilities().tolist() == [1 / 3] * 3
+    state.observe(torch.tensor([2]), torch.tensor([0.0]))
+    root = math.sqrt((7**2 + 8**2) / 2)
+    expected = [0.9 * share / (root + 1) + 0.1 / 3 for share in (root, 1, 0)]
+    assert state.probabilities().tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_log_variance_becomes_the_log_of_the_expected_loss():
+    weighting = get_loss_weighting("learned_log_variance", DDPMScheduler())
+    t, generator = torch.arange(1000), seeded()
+    expected = 0.02 + 0.5 * torch.exp(-t / 300)
+    assert weighting.weights(t).tolist() == [1.0] * 1000
+    for _ in range(600):
+        timesteps = torch.randint(0, 1000, (256,), generator=generator)
+        # The mean of this factor is 1, that of its logarithm -0.14: which of the two is learned makes a difference.
+        factor = 0.5 + torch.randint(0, 2, (256,), generator=generator)
+        weighting.observe(timesteps, expected[timesteps] * factor)
+    error = (weighting.weights(t) * expected).log()
+    assert error.mean().abs() < 0.05
+    assert error.square().mean().sqrt() < 0.1
+
+
+def test_a_loss_far_above_pulls_no_harder_than_eleven_times_what_is_expected():
+    def gradient(loss):
+        learned = LearnedLogVariance(noise_levels(None, 12), 16, 0.01)
+        learned.observe(torch.arange(12), torch.full((12,), loss))
+        return learned.coefficients.grad
+
+    assert gradient(1e6).equal(gradient(11.0))
+    torch.testing.assert_close(gradient(10.0), gradient(11.0) * 0.9)
+    assert gradient(1.0).equal(torch.zeros(16))
