@@ -144,7 +144,7 @@ def test_any_moderate_values_give_a_distribution_that_can_be_drawn(num, data):
     for parameter in entry.parameters:
         if parameter.kind is float and parameter.default is not None:
             low, high = (float(bound) for bound in parameter.range[1:-1].split(","))
-            kwargs[parameter.name] = data.draw(st.floats(max(low, -2) + 0.05, min(high, 2) - 0.05))
+            kwargs[parameter.name] = data.draw(st.floats(max(low, -2) + 0.25, min(high, 2) - 0.25))
         elif parameter.choices and parameter.name not in ("draw", "after"):
             kwargs[parameter.name] = data.draw(st.sampled_from(parameter.choices))
     update = data.draw(st.integers(0, 2 * UPDATES))
