@@ -38,7 +38,7 @@ def immiscible(noise: torch.Tensor, images: torch.Tensor, generator: torch.Gener
     import torch
     from scipy.optimize import linear_sum_assignment
 
-    distances = torch.cdist(images.flatten(1).float(), noise.flatten(1))
+    distances = torch.cdist(images.flatten(1).float(), noise.flatten(1).float())
     _, order = linear_sum_assignment(distances.cpu().numpy())
     return noise[torch.from_numpy(order).to(noise.device)]
 
@@ -77,7 +77,7 @@ def pyramid(
     discount: float,
     num_levels: int,
 ) -> torch.Tensor:
-    """Noise at 1, 1/2, 1/4, ... of the resolution, enlarged bilinearly; each image is divided by its standard deviation."""
+    """Noise at 1, 1/2, 1/4, ... of the resolution, enlarged bilinearly; the batch is divided by its root mean square."""
     import torch
     import torch.nn.functional as F
 
@@ -89,4 +89,4 @@ def pyramid(
         total += discount**level * F.interpolate(coarse, size=noise.shape[-2:], mode="bilinear")
         if (height, width) == (1, 1):
             break
-    return total / total.flatten(1).std(dim=1).view(-1, *(1 for _ in noise.shape[1:]))
+    return total / total.square().mean().sqrt()

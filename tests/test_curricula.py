@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from diffusers_lrlab import get_timestep_sampler
+from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
 from diffusers_lrlab.timesteps.frame import noise_levels
 
@@ -145,6 +145,30 @@ def test_second_moments_against_the_readable_twin(history):
         assert fast.probabilities().sum().item() == pytest.approx(1, abs=1e-12)
         warm += expected.std() > 0
     assert 20 < warm <= 60
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_losses_that_are_not_finite_are_as_if_they_had_not_been(bad):
+    for make in (
+        lambda: LossSecondMoment(noise_levels(None, 8), 2, 0.01),
+        lambda: LearnedLogVariance(noise_levels(None, 8), 9, 0.1),
+    ):
+        state = make()
+        for _ in range(3):
+            state.observe(torch.arange(8), torch.linspace(1, 2, 8))
+        state.observe(torch.tensor([3, 4]), torch.tensor([bad, 1.5]))
+        values = state.probabilities() if isinstance(state, LossSecondMoment) else state.weights()
+        assert values.isfinite().all()
+        assert all(value.isfinite().all() for value in state.state_dict().values())
+    sampler = LossSecondMoment(noise_levels(None, 2), 1, 0.01)
+    sampler.observe(torch.arange(2), torch.tensor([1.0, bad]))
+    assert sampler.counts.tolist() == [1, 0]
+
+
+def test_there_is_a_loss_for_each_timestep():
+    sampler = get_timestep_sampler("loss_second_moment", num_train_timesteps=4)
+    with pytest.raises(LabError, match="1 losses do not go with 2 timesteps"):
+        sampler.observe(torch.arange(2), torch.ones(1))
 
 
 def test_second_moments_of_no_loss_at_all_are_uniform():

@@ -14,6 +14,7 @@ from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.numpy import load_file
 
+from diffusers_lrlab.preview_plots import new_figure
 from diffusers_lrlab.timesteps.sampling import get_timestep_sampler
 from diffusers_lrlab.training.diagnostics import (
     SpikeDetector,
@@ -24,7 +25,7 @@ from diffusers_lrlab.training.diagnostics import (
 )
 from diffusers_lrlab.training.gradient_probes import GradientProbes
 from diffusers_lrlab.training.timestep_file import SCHEMA, read_timesteps, write_timesteps
-from diffusers_lrlab.training.timestep_plots import plot_timesteps
+from diffusers_lrlab.training.timestep_plots import _heat_map, _Rows, plot_timesteps
 
 CPU = torch.device("cpu")
 
@@ -298,14 +299,14 @@ class ProbedModel(torch.nn.Module):
 
 
 SCHEDULER = DDPMScheduler(num_train_timesteps=100)
-IMAGES = torch.rand(20, 2, 6, 5, generator=torch.Generator().manual_seed(3)) * 2 - 1
+IMAGES = torch.rand(40, 2, 6, 5, generator=torch.Generator().manual_seed(3)) * 2 - 1
 
 
 def mean_gradient(model, probes, timesteps, part=slice(None)):
     """By ordinary means: the gradient of the mean loss in one forward and backward pass, as one vector."""
     model.zero_grad()
     alpha = SCHEDULER.alphas_cumprod[timesteps[part]].view(-1, 1, 1, 1)
-    images, noise = IMAGES[torch.arange(32) % 20][part], probes.noise[part]
+    images, noise = IMAGES[:32][part], probes.noise[part]
     prediction = model.eval()(alpha.sqrt() * images + (1 - alpha).sqrt() * noise, timesteps[part]).sample
     (prediction - noise).square().mean().backward()
     return torch.cat([parameter.grad.flatten() for parameter in (model.kernel, model.scale)]).double()
@@ -341,6 +342,15 @@ def test_probes_are_spread_over_their_bin(num_bins, num_timesteps):
         assert means.max() - means.min() <= max(1, (end - first) / 8)
 
 
+@pytest.mark.parametrize(("count", "known"), [(32, True), (31, False), (1, False)])
+def test_groups_that_share_images_have_no_noise_scale(count, known):
+    """They are not independent, and the noise would look smaller than it is."""
+    probes = GradientProbes(torch.zeros(count, 1, 64, 64), SCHEDULER, bin_starts(2, 100), CPU)
+    norms, noise_scales = probes(Constant(torch.full((1, 64, 64), 0.5)))
+    assert all(map(math.isfinite, norms))
+    assert [math.isfinite(scale) for scale in noise_scales] == [known] * 2
+
+
 class Constant(torch.nn.Module):
     """Predicts the same for every image, so that the gradient of each is `2 (w - noise) / pixels`."""
 
@@ -355,14 +365,14 @@ class Constant(torch.nn.Module):
 @pytest.mark.parametrize("size", [0.25, 0.5, 1.0])
 def test_the_noise_scale_is_that_of_a_model_whose_gradient_is_known(size):
     """The covariance has the trace 4 / pixels and the squared norm is 4 w^2 / pixels: the noise scale is 1 / w^2."""
-    probes = GradientProbes(torch.zeros(1, 1, 64, 64), SCHEDULER, bin_starts(2, 100), CPU)
+    probes = GradientProbes(torch.zeros(32, 1, 64, 64), SCHEDULER, bin_starts(2, 100), CPU)
     norms, noise_scales = probes(Constant(torch.full((1, 64, 64), size)))
     assert noise_scales == pytest.approx([1 / size**2] * 2, rel=0.1)
     assert norms == pytest.approx([2 * math.sqrt(size**2 + 1 / 32) / 64] * 2, rel=0.05)
 
 
 def test_a_gradient_of_nothing_but_noise_has_no_noise_scale():
-    probes = GradientProbes(torch.zeros(1, 1, 8, 8), SCHEDULER, bin_starts(1, 100), CPU)
+    probes = GradientProbes(torch.zeros(32, 1, 8, 8), SCHEDULER, bin_starts(1, 100), CPU)
     norms, noise_scales = probes(Constant(probes.noise.mean(dim=0)))
     assert norms[0] < 1e-6
     assert math.isnan(noise_scales[0])
@@ -408,6 +418,17 @@ def some_rows(num_bins=4, num_updates=40, validation=True, gradients=True, valid
         if gradients:
             log.add_gradients(update + 1, generator.random(num_bins).tolist(), [math.nan, *generator.random(num_bins - 1)])
     return log.table
+
+
+@pytest.mark.parametrize("key", ["asked_share", "share"])
+def test_a_uniform_density_is_one_in_bins_of_any_width(key):
+    log = TimestepLog(3, 5)
+    sums = TimestepLosses(log.starts, CPU)
+    sums.add(torch.arange(5), torch.ones(5))
+    log.add_losses(0, sums.sums, np.full(5, 1 / 5))
+    axes = new_figure(4, 3, dpi=50).subplots()
+    _heat_map(axes, _Rows(log.table), key, "", is_density=True)
+    assert axes.collections[0].get_array().flatten().tolist() == pytest.approx([1, 1, 1])
 
 
 PICTURES = {

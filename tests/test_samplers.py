@@ -276,6 +276,7 @@ WRONG = [
     ("banded", {"num_bands": 1001}, "band without timesteps"),
     ("banded", {"num_bands": 3, "edges": [0.5]}, "meet at 2 edges"),
     ("banded", {"num_bands": 3, "edges": [0.5, 0.4]}, "band without timesteps"),
+    ("speed", {"k": 1e308}, "no timestep any probability that can be computed"),
     ("uniform", {"draw": "twice"}, "one of 'independent', 'stratified', 'antithetic'"),
     (3, {}, "not 3"),
 ]
@@ -287,6 +288,20 @@ def test_wrong_arguments(name, kwargs, words):
         get_timestep_sampler(name, num_train_timesteps=1000, num_training_steps=10, **kwargs)
 
 
+@pytest.mark.parametrize("update", [-1, 2.5, float("nan"), None, "5", np.array([0, -1])], ids=str)
+def test_updates_are_counts(update):
+    with pytest.raises(LabError, match="it is the number of optimizer updates done so far"):
+        make("clts").probabilities(update)
+
+
+@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+def test_counts_of_other_kinds_will_do(name):
+    sampler = make(name)
+    expected = sampler.sample(9, 7, seeded())
+    assert sampler.sample(9, np.int64(7), seeded()).equal(expected)
+    assert sampler.sample(9, np.uint8(7), seeded()).equal(expected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -295,6 +310,8 @@ def test_wrong_arguments(name, kwargs, words):
         ({"num_train_timesteps": 10.0, "num_training_steps": 10}, "num_train_timesteps=10.0"),
         ({"num_train_timesteps": 1000}, "give num_training_steps"),
         ({"num_train_timesteps": 1000, "num_training_steps": 0}, "num_training_steps=0"),
+        ({"num_train_timesteps": 1000, "num_training_steps": "50"}, "num_training_steps='50'"),
+        ({"num_train_timesteps": 1000, "num_training_steps": 1.5}, "num_training_steps=1.5"),
         ({"num_train_timesteps": 999, "num_training_steps": 10, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
         ({"num_training_steps": 10, "noise_scheduler": FlowMatchEulerDiscreteScheduler()}, "has no alphas_cumprod"),
     ],

@@ -78,7 +78,10 @@ ERRORS = {
         ["sigma=0.5", "no effect with noise_rate_exponent=2", "Drop one"],
     ),
     # densities that are nothing
-    "empty range": (["--timestep_sampler=range:low=0.5,high=0.5"], ["low=0.5", "high=0.5", "none of the 1000", "Widen"]),
+    "empty range": (
+        ["--timestep_sampler=range:low=0.5,high=0.5"],
+        ["low=0.5", "high=0.5", "none of the 1000", "Choose a range"],
+    ),
     "range that is upside down": (["--timestep_sampler=range:low=0.9,high=0.1"], ["low=0.9", "high=0.1", "none of the"]),
     "range between two timesteps": (
         ["--timestep_sampler=range:low=0.41,high=0.44", "--ddpm_num_steps=10"],
@@ -88,9 +91,9 @@ ERRORS = {
         ["--timestep_sampler=snr_range:min_snr=1e6,max_snr=1e7"],
         ["min_snr=1e+06", "none of the 1000", "goes from 1e+04 down to 4.04e-05"],
     ),
-    "normal density out of sight": (
-        ["--timestep_sampler=truncated_normal:mean=1,std=1e-5"],
-        ["'truncated_normal'", "1e-05", "no timestep any probability"],
+    "density out of sight": (
+        ["--timestep_sampler=edm_log_normal:p_mean=100"],
+        ["'edm_log_normal'", "100.0", "no timestep any probability", "less extreme"],
     ),
     "more clusters than timesteps": (
         ["--timestep_sampler=easy_to_hard:num_clusters=30", "--ddpm_num_steps=20"],
@@ -102,7 +105,7 @@ ERRORS = {
     "unbiased growing range": (["--timestep_sampler=easy_to_hard:unbiased=true"], ["'easy_to_hard'", "unbiased=True"]),
     "unbiased sampler in bands": (
         [BANDED, "--timestep_sampler=uniform:unbiased=true"],
-        ["'banded'", "unbiased=True cannot hold"],
+        ["--timestep_lr banded", "unbiased=true of --timestep_sampler"],
     ),
     # bands
     "bands of a curriculum": (
@@ -116,6 +119,7 @@ ERRORS = {
     "bands without factors": (["--timestep_lr=banded"], ["needs factors", "factors=[0.5|1|2]"]),
     "weights without factors": (["--timestep_lr=weight"], ["needs factors", "factors=[0.5|1|2]"]),
     "factor 0": (["--timestep_lr=banded:factors=[1|0]"], ["'banded' got factors=[1, 0]", "(0, inf)"]),
+    "one factor": (["--timestep_lr=weight:factors=[2]"], ["weight with one factor", "--learning_rate"]),
     "negative factor": (["--timestep_lr=weight:factors=[-1|2]"], ["'weight' got factors=[-1, 2]", "(0, inf)"]),
     "one factor that is no list": (["--timestep_lr=banded:factors=2"], ["factors=2", "list of float"]),
     "edges that do not rise": (
@@ -251,6 +255,9 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
         ({"timestep_sampler": "clts", "prediction_type": "sample"}, "high noise is the hard end"),
         ({"timestep_sampler": "laplace", "loss_weighting": "min_snr"}, "both at once"),
         ({"timestep_sampler": "laplace", "loss_weighting": "p2"}, None),
+        ({"timestep_grad_every": 11}, "--timestep_grad_every 11 never comes in 10 updates"),
+        ({"timestep_grad_every": 10}, None),
+        ({"timestep_grad_every": 10, "num_validation_images": 31}, "but no noise scales"),
     ],
     ids=str,
 )

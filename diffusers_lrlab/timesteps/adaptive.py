@@ -11,8 +11,18 @@ from typing import Any
 
 import torch
 
+from ..errors import LabError
 from ..streams import stream_generator
 from .frame import NoiseLevels
+
+
+def _usable(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses as float32, 0 where they are not finite, and where they are; a run that diverges says so elsewhere."""
+    if losses.shape != timesteps.shape:
+        raise LabError(f"{len(losses)} losses do not go with {len(timesteps)} timesteps. Give one loss for each image.")
+    losses = losses.detach().float()
+    usable = losses.isfinite()
+    return torch.where(usable, losses, 0.0), usable
 
 
 class LossSecondMoment:
@@ -44,16 +54,17 @@ class LossSecondMoment:
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Keeps the losses of a batch, each in the place of the oldest of its timestep."""
         history = self.losses.shape[1]
-        same = timesteps[:, None] == timesteps[None, :]
+        losses, usable = _usable(losses, timesteps)
+        same = (timesteps[:, None] == timesteps[None, :]) & usable
         earlier = torch.tril(same, diagonal=-1).sum(dim=1)
         # More of one timestep than are kept: the first of them would only be written over, in no certain order.
-        kept = same.sum(dim=1) - earlier <= history
+        kept = usable & (same.sum(dim=1) - earlier <= history)
         place = (self.counts[timesteps] + earlier) % history
         # What is not kept is written to a spare row.
         padded = torch.cat([self.losses, self.losses[:1]])
-        padded[torch.where(kept, timesteps, len(self.losses)), place] = losses.detach().float()
+        padded[torch.where(kept, timesteps, len(self.losses)), place] = losses
         self.losses = padded[:-1]
-        self.counts.index_add_(0, timesteps, torch.ones_like(timesteps))
+        self.counts.index_add_(0, timesteps, usable.long())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of losses and counts."""
@@ -69,7 +80,8 @@ class LearnedLogVariance:
     """
     Weights `exp(-u_t)` with `u_t` trained to minimise `loss_t exp(-u_t) + u_t` (arXiv 2312.02696).
 
-    The minimum is at `exp(u_t) = E[loss_t]`. `u` is linear in random Fourier features of `log(sigma) / 4`, as there, and
+    The minimum is at `exp(u_t) = E[loss_t]`, or below where single losses are more than ten times that: their pull is
+    limited. `u` is linear in random Fourier features of `log(sigma) / 4`, as there, and
     starts at 0. It has an optimizer of its own instead of the model's, so that any optimizer can train the model, and its
     gradient is written out, since no graph is needed for it.
 
@@ -102,8 +114,9 @@ class LearnedLogVariance:
     @torch.no_grad()
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """One step of `u` on the losses of a batch."""
+        losses, usable = _usable(losses, timesteps)
         features = self.features[timesteps] / math.sqrt(len(self.coefficients))
-        slope = 1 - losses.detach().float() * torch.exp(-features @ self.coefficients)
+        slope = usable * (1 - losses * torch.exp(-features @ self.coefficients))
         # A loss far above exp(u) pulls hard; Adam's running size would remember that for long.
         self.coefficients.grad = (slope.clamp(-10, 1)[:, None] * features).mean(dim=0)
         self.optimizer.step()

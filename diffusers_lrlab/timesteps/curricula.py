@@ -11,6 +11,7 @@ from ..errors import LabError
 from ..progress import Progress
 from ..registry import Parameter
 from .frame import TIMESTEP_SAMPLERS, NoiseLevels
+from .samplers import gaussian
 
 CLTS = "the idea: arXiv 2404.07946; the formula: as intended in SpeeD's code, mended"
 
@@ -50,11 +51,9 @@ def _mixture(share: Any, levels: NoiseLevels, mu: float, sigma: float, noise_rat
     share = np.asarray(share, np.float64)[..., None]
     if noise_rate_exponent is not None:
         return (1 - share) + share * (1 - levels.noise_rate) ** noise_rate_exponent
-    with np.errstate(over="ignore"):
-        exponent = -0.5 * ((levels.position - mu) / sigma) ** 2
-    gaussian = np.exp(exponent - exponent.max())  # the highest is 1, however narrow it is
+    density = gaussian(levels.position, mu, sigma)
     # Times T, so that a share of 0 is uniform to the last bit.
-    return (1 - share) + share * (levels.num_train_timesteps * gaussian / gaussian.sum())
+    return (1 - share) + share * (levels.num_train_timesteps * density / density.sum())
 
 
 def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, after: str, reverse: bool = False) -> Any:

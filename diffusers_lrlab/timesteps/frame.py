@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,11 @@ LOSS_WEIGHTINGS = Registry(
     common=(
         Parameter("normalize", bool, False, "divide by the mean weight over all timesteps, so that the mean is 1"),
         Parameter(
-            "max_weight", float, None, "largest weight, before the mean is divided out; no limit if not given", "(0, inf)"
+            "max_weight",
+            float,
+            None,
+            "largest weight on the error of what the model predicts, before normalize; no limit if not given",
+            "(0, inf)",
         ),
     ),
 )
@@ -126,7 +131,7 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
         LabError: if T is not known, differs from the scheduler's, or the scheduler has no `alphas_cumprod`.
     """
     if num_train_timesteps is not None and (
-        isinstance(num_train_timesteps, bool) or not isinstance(num_train_timesteps, int) or num_train_timesteps < 1
+        not isinstance(num_train_timesteps, Integral) or isinstance(num_train_timesteps, bool) or num_train_timesteps < 1
     ):
         raise LabError(f"num_train_timesteps={num_train_timesteps!r} is not allowed; it is a whole number of 1 or more.")
     if noise_scheduler is None:

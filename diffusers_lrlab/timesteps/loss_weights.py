@@ -39,9 +39,9 @@ def get_loss_weighting(
         LabError: for unknown names and parameters, and values out of range.
     """
     name, given = merge_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
+    levels = noise_levels(noise_scheduler)
     prediction_type = prediction_type or noise_scheduler.config.prediction_type
-    kwargs = LOSS_WEIGHTINGS[name].resolve(given)
-    return LossWeighting(name, kwargs, noise_levels(noise_scheduler), prediction_type, device)
+    return LossWeighting(name, LOSS_WEIGHTINGS[name].resolve(given), levels, prediction_type, device)
 
 
 class LossWeighting:

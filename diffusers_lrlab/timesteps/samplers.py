@@ -45,9 +45,13 @@ TIMESTEP_SAMPLERS.register(
 )(uniform)
 
 
-def _normal(x: np.ndarray, mean: float, std: float) -> np.ndarray:
-    with np.errstate(over="ignore"):  # however narrow, it is 0 there
-        return np.exp(-0.5 * ((x - mean) / std) ** 2)
+def gaussian(x: np.ndarray, mean: float, std: float) -> np.ndarray:
+    """Proportional to a normal density; the largest value is 1, however narrow or far away it is."""
+    distance = np.abs(x - mean)
+    nearest = distance.min()
+    # As a product, since squares of tiny widths overflow.
+    with np.errstate(over="ignore"):
+        return np.exp(-0.5 * ((distance - nearest) / std) * ((distance + nearest) / std))
 
 
 def _mass(cumulative: np.ndarray) -> np.ndarray:
@@ -119,7 +123,7 @@ def cosine_map(progress: Progress, levels: NoiseLevels) -> np.ndarray:
 )
 def truncated_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float) -> np.ndarray:
     """Proportional to the density in the middle of each timestep's share."""
-    return _normal(levels.centre, mean, std)
+    return gaussian(levels.centre, mean, std)
 
 
 @TIMESTEP_SAMPLERS.register(
@@ -191,7 +195,7 @@ def speed(progress: Progress, levels: NoiseLevels, k: float, tau: float) -> np.n
 
 def _inside(inside: np.ndarray, problem: str) -> np.ndarray:
     if not inside.any():
-        raise LabError(f"{problem} Widen the range.")
+        raise LabError(f"{problem} Choose a range that holds some.")
     return inside.astype(np.float64)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import warnings
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,8 @@ class TimestepSampler:
             raise LabError(
                 f"{name!r} moves over the run and needs its length: give num_training_steps, in optimizer updates."
             )
-        if num_training_steps is not None and num_training_steps < 1:
-            raise LabError(f"num_training_steps={num_training_steps} is not allowed; use 1 or more optimizer updates.")
+        if num_training_steps is not None and not (isinstance(num_training_steps, Integral) and num_training_steps >= 1):
+            raise LabError(f"num_training_steps={num_training_steps!r} is not allowed; use 1 or more optimizer updates.")
         self.num_training_steps = num_training_steps or ENDLESS  # what does not move needs no length
         if self.unbiased and "restricted" in entry.traits:
             raise LabError(
@@ -141,14 +142,18 @@ class TimestepSampler:
             `torch.Tensor`: float64 of shape `(T,)` that sums to 1; `(num_updates, T)` for an array. A pure function of
             the update, but for samplers that follow the losses: theirs is that of now.
         """
+        if not np.issubdtype(np.asarray(update).dtype, np.integer) or np.min(update, initial=0) < 0:
+            raise LabError(f"update={update!r} is not allowed; it is the number of optimizer updates done so far: 0, 1, ...")
         if self.state is not None:
             return self.state.probabilities().expand(*np.shape(update), -1)
         progress = Progress(update if np.ndim(update) == 0 else np.asarray(update), self.num_training_steps)
         weights = self._density(progress, self.levels, **self._own)
-        total = weights.sum(axis=-1, keepdims=True)
-        if not (total > 0).all():
+        with np.errstate(over="ignore"):  # it is told below
+            total = weights.sum(axis=-1, keepdims=True)
+        if not ((total > 0) & np.isfinite(total)).all():
             raise LabError(
-                f"{self.name!r} with {self._own} gives no timestep any probability. Move it to where there is one."
+                f"{self.name!r} with {self._own} gives no timestep any probability that can be computed. Choose "
+                "less extreme values."
             )
         return torch.from_numpy(np.broadcast_to(weights / total, (*np.shape(update), weights.shape[-1])).copy())
 
@@ -178,7 +183,7 @@ class TimestepSampler:
             inside = torch.rand(batch_size, generator=generator, device=where, dtype=torch.float64)
             # Rounding can make 1 of it.
             u = self._spread((drawn + inside) / num, generator).clamp(max=_BELOW_ONE)
-            drawn = torch.searchsorted(self._cumulative(update, where), u, right=True)
+            drawn = torch.searchsorted(self._cumulative(update, where), u, right=True).clamp(max=num - 1)
         return drawn if device is None else drawn.to(device, non_blocking=True)
 
     def _spread(self, u: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
@@ -202,7 +207,7 @@ class TimestepSampler:
         """[`probabilities`] of one update, kept until the next."""
         if self.state is not None:
             return self.probabilities(update)
-        key = int(update) if self._moves else 0
+        key = update if self._moves else 0
         if key not in self._cached:
             self._cached = {key: self.probabilities(update)}
         return self._cached[key]

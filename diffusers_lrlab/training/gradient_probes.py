@@ -15,6 +15,7 @@ from ..streams import block_randn
 _SEED = 0
 _NUM_GROUPS = 4
 _GROUP_IMAGES = 8
+NUM_PROBES = _NUM_GROUPS * _GROUP_IMAGES
 
 
 class GradientProbes:
@@ -23,7 +24,8 @@ class GradientProbes:
     they are.
 
     Args:
-        images (`torch.Tensor`): `(num_images, channels, height, width)` in [-1, 1]; used in turn.
+        images (`torch.Tensor`): `(num_images, channels, height, width)` in [-1, 1]; used in turn if they are fewer than
+            `NUM_PROBES`, and then without a noise scale.
         noise_scheduler: A diffusers scheduler; see [`image_losses`].
         starts (`np.ndarray`): The first timestep of each bin, and T.
         device (`torch.device`): Of the model.
@@ -31,8 +33,10 @@ class GradientProbes:
 
     def __init__(self, images: torch.Tensor, noise_scheduler: Any, starts: np.ndarray, device: torch.device):
         self.noise_scheduler = noise_scheduler
-        num = _NUM_GROUPS * _GROUP_IMAGES
+        num = NUM_PROBES
         self.images = images[torch.arange(num) % len(images)].to(device)
+        # Groups that share images are not independent, and the estimate of their noise would be too small.
+        self.has_noise_scale = len(images) >= num
         self.noise = block_randn(_SEED, "probe-noise", 0, range(num), tuple(images.shape[1:]), "cpu").to(device)
         # Evenly spread over the bin, in every group.
         spread = (torch.arange(num) * 2 + 1) / (2 * num)
@@ -48,18 +52,20 @@ class GradientProbes:
 
         The noise scale is the batch at which the gradient's noise is as large as the gradient: the trace of the
         covariance over the squared norm, by the unbiased estimates from small and large batches of arXiv 1812.06162,
-        appendix A.1. NaN where the squared norm comes out as nothing but noise.
+        appendix A.1. Timesteps are spread over the bin in every group, so their share of the noise is small. NaN where the
+        squared norm comes out as nothing but noise.
         """
         was_training = model.training
         model.eval()
         norms, noise_scales = [], []
         for timesteps in self.timesteps:
             small, large = self._squared_norms(model, timesteps)
-            num, group = _NUM_GROUPS * _GROUP_IMAGES, _GROUP_IMAGES
+            num, group = NUM_PROBES, _GROUP_IMAGES
             squared_norm = (num * large - group * small) / (num - group)
             trace = (small - large) / (1 / group - 1 / num)
             norms.append(math.sqrt(large))
-            noise_scales.append(max(trace, 0.0) / squared_norm if squared_norm > 0 else math.nan)
+            known = self.has_noise_scale and squared_norm > 0
+            noise_scales.append(max(trace, 0.0) / squared_norm if known else math.nan)
         model.train(was_training)
         return norms, noise_scales
 

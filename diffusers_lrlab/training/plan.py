@@ -125,14 +125,14 @@ class Plan:
             "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
             **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),
             "output": f"{config.output_dir}/: model_index.json, unet/, scheduler/, README.md, lrlab/metrics.jsonl, "
-            "lrlab/timesteps.parquet, lrlab/run.json, lrlab/*.png, "
+            f"{'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, lrlab/*.png, "
             f"checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 
     def _warnings(self) -> list[str]:
         config = self.config
-        warnings = timestep_warnings(config, self.num_updates, self.layout.global_batch)
+        warnings = timestep_warnings(config, self)
         if not self.follows_metric:
             start = config.start_momentum
             decay = double_decay(self.schedule, config.learning_rate, start, self.warmup_updates, self.num_updates)

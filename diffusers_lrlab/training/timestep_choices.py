@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LabError
 from ..noise import NOISES
@@ -13,6 +13,9 @@ from ..timesteps.bands import band_edges
 from ..timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from .choices import given_kwargs
 from .config import TrainingConfig
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 _CHOICES: dict[str, Registry] = {
     "timestep_sampler": TIMESTEP_SAMPLERS,
@@ -45,6 +48,11 @@ def _check_timestep_lr(config: TrainingConfig) -> None:
     if lr is None:
         return
     band_edges(len(lr.factors), lr.edges, config.ddpm_num_steps)
+    if len(lr.factors) == 1:
+        raise LabError(f"--timestep_lr {lr.form} with one factor is the same for all timesteps. Use --learning_rate.")
+    assert isinstance(config.timestep_sampler_kwargs, dict)
+    if lr.form == "banded" and config.timestep_sampler_kwargs["unbiased"]:
+        raise LabError("--timestep_lr banded takes bands in turn; unbiased=true of --timestep_sampler has no say. Drop it.")
     even = [name for name, entry in TIMESTEP_SAMPLERS.items() if "uniform" in entry.traits]
     if lr.form == "banded" and config.timestep_sampler not in even:
         raise LabError(
@@ -84,9 +92,10 @@ def check_timesteps(config: TrainingConfig) -> None:
     make_weighting(config, noise_scheduler)
 
 
-def timestep_warnings(config: TrainingConfig, num_updates: int, images_per_update: int) -> list[str]:
+def timestep_warnings(config: TrainingConfig, plan: Plan) -> list[str]:
     """What can be done as asked, and is likely not what is wanted."""
     from ..timesteps.sampling import contradiction
+    from .gradient_probes import NUM_PROBES
 
     sampler, weighting = config.timestep_sampler, config.loss_weighting
     warnings = [contradiction(sampler, config.prediction_type)]
@@ -97,13 +106,20 @@ def timestep_warnings(config: TrainingConfig, num_updates: int, images_per_updat
         )
     kwargs = config.timestep_sampler_kwargs
     assert isinstance(kwargs, dict)
-    needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, num_updates * images_per_update
+    needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, plan.num_updates * plan.layout.global_batch
     if seen < needed:
         warnings.append(
             f"{sampler!r} stays uniform until all {config.ddpm_num_steps} timesteps were drawn {kwargs['history']} times. "
             f"That takes more than {needed} images, and this run sees {seen}. Lower history, or train for longer."
         )
-    if images_per_update == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
+    if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
         chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
         warnings.append(f"{chosen!r} relates the images of an update to each other, and there is one. Use a larger batch.")
+    if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
+        warnings.append(f"--timestep_grad_every {config.timestep_grad_every} never comes in {plan.num_updates} updates.")
+    if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
+        warnings.append(
+            f"Gradients are measured at {NUM_PROBES} images, and {plan.num_held_out} are held out: there will be norms, "
+            "but no noise scales. Raise --num_validation_images."
+        )
     return [warning for warning in warnings if warning]

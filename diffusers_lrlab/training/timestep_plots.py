@@ -48,8 +48,7 @@ def _thinned(updates: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
     counts = np.stack([known[:, group].sum(axis=1) for group in groups], axis=1)
     means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
     ends = [int(updates[group[-1]]) for group in groups]
-    first = int(updates[0]) - (int(updates[1]) - int(updates[0]) if len(updates) > 1 else 1)
-    return np.array([first, *ends]), means
+    return np.array([min(0, int(updates[0]) - 1), *ends]), means
 
 
 def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -> None:
@@ -59,10 +58,10 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     values = np.ma.masked_invalid(values)
     positive = values.compressed()[values.compressed() > 0]
     if is_density:
-        num_bins = len(values)
-        values = values * num_bins
+        uniform = (np.diff(rows.edges) / rows.edges[-1])[:, None]
+        values = values / uniform
         # One scale for what was asked for and what was drawn, with uniform in its middle unless more is needed.
-        norm: Normalize = Normalize(0, max(2.0, num_bins * np.nanmax(_thinned(*rows.grid("asked_share"))[1])))
+        norm: Normalize = Normalize(0, max(2.0, np.nanmax(_thinned(*rows.grid("asked_share"))[1] / uniform)))
     elif len(positive):
         values = np.ma.masked_less_equal(values, 0)
         norm = LogNorm(positive.min(), max(positive.max(), positive.min() * 1.01))
@@ -117,7 +116,7 @@ def plot_timesteps(table: pa.Table, path: Path) -> None:
     pairs = [("loss_mean", "validation_loss"), ("asked_share", "share"), ("grad_norm", "grad_noise_scale")]
     pairs = [pair for pair in pairs if any(map(rows.has, pair))]
     titles = {
-        "loss_mean": "training loss, unweighted",
+        "loss_mean": "training loss, before weights",
         "asked_share": "density asked for / uniform",
         "share": "drawn / uniform",
         "grad_norm": "gradient norm at fixed probes",
