@@ -70,7 +70,8 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
         "scheduler/scheduler_config.json",
         "unet/config.json",
         "unet/diffusion_pytorch_model.safetensors",
-        *(f"lrlab/{name}" for name in ("loss.png", "lr.png", "progress.png", "samples.png", "metrics.jsonl", "run.json")),
+        *(f"lrlab/{name}.png" for name in ("loss", "lr", "progress", "samples", "timesteps")),
+        *(f"lrlab/{name}" for name in ("metrics.jsonl", "timesteps.parquet", "run.json")),
     }
     # The rest exists, or leaving it out would be no achievement.
     left = " ".join(paths_below(folder) - set(repo.files))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,13 +76,16 @@ def push_run(folder: Path, config: TrainingConfig, message: str) -> str:
 
     assert config.hub_model_id is not None
     try:
-        commit = HfApi(token=config.hub_token or get_token()).upload_folder(
-            repo_id=config.hub_model_id,
-            folder_path=str(folder),
-            allow_patterns=UPLOADED,
-            ignore_patterns=list(KEPT_BACK),
-            commit_message=message,
-        )
+        with warnings.catch_warnings():
+            # The client takes parquet beside a model for a mistake; here it is part of the evidence.
+            warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")
+            commit = HfApi(token=config.hub_token or get_token()).upload_folder(
+                repo_id=config.hub_model_id,
+                folder_path=str(folder),
+                allow_patterns=UPLOADED,
+                ignore_patterns=list(KEPT_BACK),
+                commit_message=message,
+            )
     except (HTTPError, OSError) as error:
         patterns = [*(f"--include={pattern}" for pattern in UPLOADED), *(f"--exclude={pattern}" for pattern in KEPT_BACK)]
         command = shlex.join(["hf", "upload", config.hub_model_id, str(folder), ".", *patterns])

@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import LabError
-from ..progress import Progress
 from ..registry import Parameter, Registry
-from .frame import TIMESTEP_SAMPLERS, NoiseLevels
 
-_EDGES = Parameter(
+EDGES = Parameter(
     "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"
 )
 
@@ -28,7 +26,7 @@ TIMESTEP_LRS = Registry(
     "per-timestep learning rate",
     common=(
         Parameter("factors", list, (), "a factor for each band, from the least to the most noise; needed", "(0, inf)"),
-        _EDGES,
+        EDGES,
     ),
 )
 TIMESTEP_LRS.register(
@@ -73,24 +71,6 @@ def band_of_update(update: Any, starts: np.ndarray) -> Any:
     """
     phase = (np.asarray(update, np.int64) + 1) * 2654435769 % 2**32 / 2**32
     return np.searchsorted(starts / starts[-1], phase, side="right") - 1
-
-
-@TIMESTEP_SAMPLERS.register(
-    "banded",
-    description="uniform, all of an update from one of several bands, which take turns",
-    source="own",
-    parameters=(
-        Parameter("num_bands", int, 4, "how many", "[1, inf)"),
-        _EDGES,
-    ),
-    traits=("restricted",),
-)
-def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[float]) -> np.ndarray:
-    """The band of the update alone."""
-    starts = band_edges(num_bands, edges, levels.num_train_timesteps)
-    band = band_of_update(progress.update, starts)[..., None]
-    t = np.arange(levels.num_train_timesteps)
-    return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import LabError
 from ..progress import Progress
 from ..registry import Parameter
+from .bands import EDGES, band_edges, band_of_update
 from .frame import TIMESTEP_SAMPLERS, NoiseLevels
 from .samplers import gaussian
 
@@ -155,3 +156,21 @@ def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ram
     stage = 1 + np.floor(tau * (num_clusters - 1) + 1e-9)[..., None]
     noisier = np.arange(num)[::-1]  # how many timesteps are noisier
     return (noisier * num_clusters < stage * num).astype(np.float64)
+
+
+@TIMESTEP_SAMPLERS.register(
+    "banded",
+    description="uniform, all of an update from one of several bands, which take turns",
+    source="own",
+    parameters=(
+        Parameter("num_bands", int, 4, "how many", "[1, inf)"),
+        EDGES,
+    ),
+    traits=("restricted",),
+)
+def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[float]) -> np.ndarray:
+    """The band of the update alone."""
+    starts = band_edges(num_bands, edges, levels.num_train_timesteps)
+    band = band_of_update(progress.update, starts)[..., None]
+    t = np.arange(levels.num_train_timesteps)
+    return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
