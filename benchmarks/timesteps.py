@@ -17,7 +17,7 @@ from train_step import machine, make_trainer
 
 from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.data.batches import RowOrder
-from diffusers_lrlab.loss import image_losses
+from diffusers_lrlab.loss import denoising_losses
 
 DRAWS = ("uniform", "stratified", "antithetic", "loss_second_moment", "clts_static:unbiased=true")
 
@@ -57,9 +57,9 @@ def cost_alone(trainer, batch, repeats=300):
 
 def variances(trainer, num_losses, num_gradients):
     """The variance of the batch's loss and the trace of the covariance of its gradient, for each way of drawing."""
-    pixels, batch = trainer.data.pixels, trainer.config.train_batch_size
+    pixels, batch = trainer.data.in_memory, trainer.config.train_batch_size
     order, generator = RowOrder(len(pixels), 1), torch.Generator().manual_seed(0)
-    model, parameters = trainer.unet.eval(), list(trainer.unet.parameters())
+    model, parameters = trainer.bare_model.eval(), list(trainer.bare_model.parameters())
     found = {}
     for spec in DRAWS:
         sampler = get_timestep_sampler(spec, noise_scheduler=trainer.noise_scheduler)
@@ -67,7 +67,7 @@ def variances(trainer, num_losses, num_gradients):
         def batch_losses(number, sampler=sampler):
             images = pixels[order.rows(list(range(number * batch, (number + 1) * batch)))]
             timesteps = sampler.sample(batch, number, generator)
-            losses = image_losses(
+            losses = denoising_losses(
                 model, trainer.noise_scheduler, images, torch.randn(images.shape, generator=generator), timesteps
             )
             weights = sampler.loss_weights(timesteps, number)
@@ -107,7 +107,7 @@ def main():
             )
         for _ in trainer.updates():
             pass
-        gradients = min(timed(trainer.observer.measure_gradients, 0, trainer.unet) for _ in range(3))
+        gradients = min(timed(trainer.observer.measure_gradients, 0, trainer.bare_model) for _ in range(3))
         print(f"\na measurement of gradients in 10 bins: {gradients:.0f} ms")
         found = variances(trainer, options.losses, options.gradients)
     base = found["uniform"]

@@ -105,10 +105,10 @@ def bare_updates(trainer):
 
     config, scheduler = trainer.config, trainer.noise_scheduler
     torch.manual_seed(0)
-    model = UNet2DModel(**trainer.plan.unet_config).train()
+    model = UNet2DModel(**trainer.plan.model_config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.95, 0.999), fused=True)
     ema = EMAModel(model.parameters(), use_ema_warmup=True, power=0.75, foreach=True)
-    pixels, batch = trainer.data.pixels, config.train_batch_size
+    pixels, batch = trainer.data.in_memory, config.train_batch_size
     while True:
         for rows in torch.randperm(len(pixels)).split(batch):
             images = pixels[rows]

@@ -1,6 +1,7 @@
 """Training dynamics of diffusion models, as an extension of diffusers.
 
-Importing this package registers its schedules with `diffusers.optimization`, whether that is imported before or after.
+Importing this package registers its schedules with `diffusers.optimization` and its pipelines with `diffusers.pipelines`,
+whether they are imported before or after.
 Everything else is imported when it is first used.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .schedules.diffusers_plugin import register
+from .plugin import register
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LabError": "errors",
+    "MLPDenoiser": "models.mlp_denoiser",
+    "PointDDPMPipeline": "pipelines.point_ddpm",
     "Progress": "progress",
     "TrainingConfig": "training.config",
     "get_loss_weighting": "timesteps.loss_weights",
@@ -27,6 +30,8 @@ _HOMES = {
     "list_optimizers": "optimizers",
     "list_schedulers": "schedules.lr",
     "list_timestep_samplers": "timesteps.sampling",
+    "list_toy_datasets": "data.toy2d",
+    "load_toy_dataset": "data.toy2d",
     "lr_curve": "schedules.promise",
     "train": "training.run",
 }
@@ -38,6 +43,9 @@ register()
 def __getattr__(name: str) -> Any:
     if name.startswith("get_") and name.endswith("_schedule"):
         return getattr(importlib.import_module(".schedules.functions", __name__), name)
+    if name == "ModelMixin":
+        # diffusers looks for the base class of a library's models in the library.
+        return importlib.import_module("diffusers").ModelMixin
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

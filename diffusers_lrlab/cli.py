@@ -27,6 +27,7 @@ KINDS = {
     "timestep_lrs": ("timesteps.catalogue", "TIMESTEP_LRS", "--timestep_lr"),
     "noises": ("noise", "NOISES", "--noise"),
     "optimizers": ("optimizers", "OPTIMIZERS", "--optimizer"),
+    "datasets": ("data.toy2d_entries", "TOY_DATASETS", "--dataset_name"),
 }
 
 
@@ -271,6 +272,25 @@ def _upstream_patch(options: argparse.Namespace) -> None:
     _say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")
 
 
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("export",), help="export: writes a toy set as a data set that loads anywhere")
+    parser.add_argument("name", metavar="NAME", help="the toy set; `lrlab list datasets` shows them")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--n", type=int, default=100_000, metavar="N", help="points to train on; default: %(default)s")
+    parser.add_argument("--n_test", type=int, default=10_000, metavar="N", help="other points to test on, 0 for none")
+    parser.add_argument("--seed", type=int, default=42, metavar="S", help="of the generator; default: %(default)s")
+
+
+def _data(options: argparse.Namespace) -> None:
+    from .data.export import export_toy_dataset
+
+    export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
+    _say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
+
+
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 COMMANDS = {
@@ -280,6 +300,12 @@ COMMANDS = {
         "lrlab preview --lr_scheduler cosine --lr_scheduler rex:d=0.9 --num_training_steps 10000 --num_warmup_steps 500",
         _preview_arguments,
         _preview,
+    ),
+    "data": Command(
+        "writes toy sets as data sets",
+        "lrlab data export dino dino-points --n 100000 --seed 42",
+        _data_arguments,
+        _data,
     ),
     "upstream-patch": Command(
         "makes a patch for diffusers of a schedule",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 
-def image_losses(
+def denoising_losses(
     model: Any, noise_scheduler: Any, images: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
 ) -> torch.Tensor:
     """

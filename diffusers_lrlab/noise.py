@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 NOISES = Registry("noise")
 """
 Entries are functions `f(noise, images, generator, **parameters) -> noise` on the whole global batch of an update, all
-float32 of shape `(batch, channels, height, width)`; `generator` is on the device of the noise. The trait `"images"` marks
-those that look at the images.
+float32 of shape `(batch, channels, height, width)` or, for points, `(batch, dimension)`; `generator` is on the device of the
+noise. The trait `"images"` marks those that look at what the noise is for, `"spatial"` those that mean nothing for points.
 """
 
 
@@ -48,6 +48,7 @@ def immiscible(noise: torch.Tensor, images: torch.Tensor, generator: torch.Gener
     description="plus a constant for each image and channel, so that the mean brightness is noisy too",
     source="N. Guttenberg, Diffusion with offset noise, 2023",
     parameters=(Parameter("strength", float, 0.1, "standard deviation of the constant", "(0, inf)"),),
+    traits=("spatial",),
 )
 def offset(
     noise: torch.Tensor, images: torch.Tensor | None, generator: torch.Generator | None, strength: float
@@ -69,6 +70,7 @@ def offset(
         Parameter("discount", float, 0.8, "factor on the strength at each halving of the resolution", "(0, 1)"),
         Parameter("num_levels", int, 10, "halvings at most; they end at one pixel", "[1, inf)"),
     ),
+    traits=("spatial",),
 )
 def pyramid(
     noise: torch.Tensor,

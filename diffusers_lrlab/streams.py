@@ -8,13 +8,20 @@ Resuming is exact by construction, and two runs with one seed see the same image
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-# Noise is drawn in blocks of images, so that a process draws (almost) only what its own images need.
-NOISE_BLOCK_IMAGES = 16
+# Noise is drawn in blocks of images, so that a process draws (almost) only what its own images need; for points in larger
+# ones, since each costs a generator.
+_MIN_BLOCK_IMAGES, _MIN_BLOCK_NUMBERS = 16, 512
+
+
+def noise_block_images(shape: tuple[int, ...]) -> int:
+    """Images of this shape in a block of noise."""
+    return max(_MIN_BLOCK_IMAGES, _MIN_BLOCK_NUMBERS // math.prod(shape))
 
 
 def stream_seed(seed: int, purpose: str, *counters: int) -> int:
@@ -53,14 +60,15 @@ def block_randn(
     """
     import torch
 
-    first, last = positions.start // NOISE_BLOCK_IMAGES, (positions.stop - 1) // NOISE_BLOCK_IMAGES
+    size = noise_block_images(shape)
+    first, last = positions.start // size, (positions.stop - 1) // size
     blocks = [
         torch.randn(
-            (NOISE_BLOCK_IMAGES, *shape),
+            (size, *shape),
             generator=stream_generator(seed, purpose, update, block, device=device),
             device=device,
         )
         for block in range(first, last + 1)
     ]
-    start = positions.start - first * NOISE_BLOCK_IMAGES
+    start = positions.start - first * size
     return torch.cat(blocks)[start : start + len(positions)]

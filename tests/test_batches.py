@@ -14,9 +14,9 @@ from PIL import Image
 from diffusers_lrlab.data.batches import RowOrder, iterate_batches
 from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.data.loading import ImageData, load_image_data
+from diffusers_lrlab.data.loading import TrainingData, load_image_data
 from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.streams import NOISE_BLOCK_IMAGES, block_randn, stream_generator, stream_seed, stream_uniform
+from diffusers_lrlab.streams import block_randn, noise_block_images, stream_generator, stream_seed, stream_uniform
 
 # (processes, accumulation, micro-batch) that all make a global batch of 8
 LAYOUTS = [(1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (4, 2, 1), (8, 1, 1)]
@@ -27,7 +27,7 @@ def in_memory(num_rows=NUM_ROWS):
     """Images that are known by their level, without a dataset."""
     pixels = (torch.arange(num_rows) / 127.5 - 1)[:, None, None, None].expand(-1, 1, 4, 4)
     transform = ImageTransform(4, 1, center_crop=True, random_flip=False, eight_bit=False, seed=0)
-    return ImageData("levels", None, torch.empty(0), "image", "levels", transform, pixels)
+    return TrainingData("levels", None, torch.empty(0), "image", "levels", transform, pixels)
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,14 @@ def test_layouts_share_out_the_numbers_of_an_update(processes, accumulation, mic
 @given(num_rows=st.integers(1, 50), seed=st.integers(0, 10), numbers=st.lists(st.integers(0, 400), max_size=20))
 def test_a_row_depends_on_nothing_that_was_asked_before(num_rows, seed, numbers):
     order = RowOrder(num_rows, seed)
-    assert [order.rows([number])[0] for number in numbers] == RowOrder(num_rows, seed).rows(numbers)
-    first_epoch = order.rows(list(range(num_rows)))
+    assert [order.rows([number])[0] for number in numbers] == RowOrder(num_rows, seed).rows(numbers).tolist()
+    first_epoch = order.rows(list(range(num_rows))).tolist()
     assert sorted(first_epoch) == list(range(num_rows))
 
 
 def test_another_seed_makes_another_order():
     numbers = list(range(NUM_ROWS))
-    assert RowOrder(NUM_ROWS, 0).rows(numbers) != RowOrder(NUM_ROWS, 1).rows(numbers)
+    assert RowOrder(NUM_ROWS, 0).rows(numbers).tolist() != RowOrder(NUM_ROWS, 1).rows(numbers).tolist()
 
 
 @pytest.mark.parametrize("start", range(9))
@@ -148,8 +148,8 @@ def oblong_folder(tmp_path_factory):
 def test_lazy_reading_gives_the_images_of_memory(oblong_folder, options, workers):
     layout = BatchLayout(4, accumulation=2)
     memory, lazy = load(oblong_folder, **options), load(oblong_folder, in_memory_limit_mb=0, **options)
-    assert memory.pixels is not None
-    assert lazy.pixels is None
+    assert memory.in_memory is not None
+    assert lazy.in_memory is None
     expected = torch.stack(list(iterate_batches(memory, layout, 0, range(6))))
     assert expected.shape == (6, 8, 1, 4, 4)
     assert torch.equal(expected, torch.stack(list(iterate_batches(lazy, layout, 0, range(6), workers))))
@@ -166,7 +166,9 @@ def test_lazy_reading_resumes_too(oblong_folder, workers):
 def test_an_image_is_augmented_anew_in_every_epoch(oblong_folder):
     data = load(oblong_folder, random_flip=True)
     batches = iterate_batches(data, BatchLayout(NUM_ROWS), 0, range(4))
-    orders = [RowOrder(NUM_ROWS, 0).rows(list(range(epoch * NUM_ROWS, (epoch + 1) * NUM_ROWS))) for epoch in range(4)]
+    orders = [
+        RowOrder(NUM_ROWS, 0).rows(list(range(epoch * NUM_ROWS, (epoch + 1) * NUM_ROWS))).tolist() for epoch in range(4)
+    ]
     views = [images[order.index(0)] for images, order in zip(batches, orders, strict=True)]
     assert len({tuple(view.flatten().tolist()) for view in views}) > 1
 
@@ -230,7 +232,7 @@ def test_noise_of_positions_is_a_slice_of_that_of_the_whole_batch(start, length,
 
 def test_noise_differs_by_place_update_seed_and_purpose():
     draws = [
-        block_randn(*key, range(3 * NOISE_BLOCK_IMAGES), (4,), "cpu")
+        block_randn(*key, range(3 * noise_block_images((4,))), (4,), "cpu")
         for key in [(0, "noise", 0), (0, "noise", 1), (1, "noise", 0), (0, "validation", 0)]
     ]
     images = torch.cat(draws)

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from diffusers_lrlab.cli import COMMANDS, KINDS, main
+from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS
 from diffusers_lrlab.preview import Run, preview
@@ -32,6 +33,7 @@ REGISTRIES = {
     "timestep_lrs": TIMESTEP_LRS,
     "noises": NOISES,
     "optimizers": OPTIMIZERS,
+    "datasets": TOY_DATASETS,
 }
 
 
@@ -114,7 +116,7 @@ def test_whoever_stops_reading_gets_no_traceback():
         ([], ["COMMAND", "lrlab --help"]),
         (["lits"], ["'lits'", "Did you mean 'list'?", "preview"]),
         (["list", "scheduler"], ["'scheduler'", "Did you mean 'schedulers'?", "momentum"]),
-        (["list", "datasets"], ["'datasets'", "Known: schedulers"]),
+        (["list", "models"], ["'models'", "Known: schedulers"]),
         (["list", "--json", "--markdown"], ["--markdown", "--json"]),
         (["preview"], ["--lr_scheduler NAME", "lrlab list schedulers"]),
         (["preview", "--lr_schedular", "cosine"], ["'--lr_schedular'", "Did you mean '--lr_scheduler'?"]),

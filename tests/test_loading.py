@@ -62,14 +62,14 @@ def digits():
 def test_digits_become_tensors_without_loss(digits):
     """Every image is in exactly one of the two parts, with the values of scikit-learn."""
     original = np.rint(load_digits().images * (255 / 16)).astype(int)
-    everything = torch.cat([digits.pixels, digits.held_out])[:, 0]
+    everything = torch.cat([digits.in_memory, digits.held_out])[:, 0]
     restored = np.rint((everything.numpy() + 1) * 127.5).astype(int)
     np.testing.assert_allclose(everything, restored / 127.5 - 1, atol=1e-6)
     assert sorted(restored.reshape(-1, 64).tolist()) == sorted(original.reshape(-1, 64).tolist())
 
 
 def test_digits_are_split_into_1541_and_256(digits):
-    assert digits.pixels.shape == (1541, 1, 8, 8)
+    assert digits.in_memory.shape == (1541, 1, 8, 8)
     assert digits.held_out.shape == (256, 1, 8, 8)
     assert digits.num_images == len(digits.train) == 1541
     assert digits.fingerprint == "digits"
@@ -78,7 +78,7 @@ def test_digits_are_split_into_1541_and_256(digits):
 def test_every_seed_holds_out_the_same_images(digits):
     other = load(seed=1, random_flip=True)
     assert torch.equal(other.held_out, digits.held_out)
-    assert torch.equal(other.pixels, digits.pixels)
+    assert torch.equal(other.in_memory, digits.in_memory)
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_a_folder_of_images_is_read_with_its_subfolders(tmp_path, limit):
     data = load(image_folder(tmp_path / "images"), in_memory_limit_mb=limit)
     assert data.column == "image"
     assert data.num_images == 20
-    assert (data.pixels is None) == (limit == 0)
+    assert (data.in_memory is None) == (limit == 0)
     assert all_levels(data) == list(range(20))
 
 
@@ -146,11 +146,11 @@ def test_a_folder_of_16_bit_images_keeps_its_precision(tmp_path, limit):
 
 def test_oblong_images_stay_in_memory_whole_for_random_crops(tmp_path):
     folder = image_folder(tmp_path / "images", size=(6, 4))
-    assert load(folder).pixels.shape == (20, 1, 4, 6)
-    assert load(folder, center_crop=True).pixels.shape == (20, 1, 4, 4)
+    assert load(folder).in_memory.shape == (20, 1, 4, 6)
+    assert load(folder, center_crop=True).in_memory.shape == (20, 1, 4, 4)
     numbered_image(20, size=(7, 4)).save(folder / "even" / "020.png")
-    assert load(folder).pixels is None
-    assert load(folder, center_crop=True).pixels.shape == (21, 1, 4, 4)
+    assert load(folder).in_memory is None
+    assert load(folder, center_crop=True).in_memory.shape == (21, 1, 4, 4)
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_a_bad_cell_is_reported_once_in_all_epochs(tmp_path, bad_cell, problem, 
 def test_a_local_folder_can_be_streamed(tmp_path, write):
     data = load(write(tmp_path / "data"), streaming=True, max_train_steps=4, num_validation_images=4)
     assert data.num_images is None
-    assert data.pixels is None
+    assert data.in_memory is None
     assert len(data.held_out) == 4
     seen = levels(torch.cat(list(iterate_batches(data, BatchLayout(4), 0, range(4)))))
     assert sorted(seen + levels(data.held_out)) == list(range(20))

@@ -10,7 +10,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
-from diffusers_lrlab.loss import image_losses
+from diffusers_lrlab.loss import denoising_losses
 
 
 class Recorder(torch.nn.Module):
@@ -32,7 +32,7 @@ def test_losses_against_the_definitions(prediction_type):
     images, noise = torch.randn(2, 5, 1, 4, 4, generator=generator).unbind()
     prediction = torch.randn(1, 1, 4, 4, generator=generator)
     timesteps = torch.tensor([0, 1, 300, 700, 999])
-    losses = image_losses(Recorder(prediction), scheduler, images, noise, timesteps)
+    losses = denoising_losses(Recorder(prediction), scheduler, images, noise, timesteps)
 
     betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
     alpha = torch.cumprod(1 - betas, 0)[timesteps].view(-1, 1, 1, 1)

@@ -9,7 +9,7 @@ from diffusers import DDPMScheduler
 
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.loss import image_losses
+from diffusers_lrlab.loss import denoising_losses
 from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS
 from diffusers_lrlab.timesteps.frame import noise_levels
 from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
@@ -174,7 +174,7 @@ def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_t
     weights = weights_of.weights(timesteps, 0)
     assert (weights is None) == (name == "none")
     for part in (slice(place.start, place.stop) for place in layout.positions()):
-        losses = image_losses(model, scheduler, images[part], noise[part], timesteps[part])
+        losses = denoising_losses(model, scheduler, images[part], noise[part], timesteps[part])
         ((losses if weights is None else losses * weights[part]).mean() / micro_batches).backward()
 
     errors = plain_errors(model, scheduler, images, noise, timesteps)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import LabError
 from ..streams import stream_generator
 from .layout import BatchLayout
-from .loading import ImageData
+from .loading import TrainingData
 
 
 class RowOrder:
@@ -24,28 +25,34 @@ class RowOrder:
 
     def __init__(self, num_rows: int, seed: int):
         self.num_rows, self.seed = num_rows, seed
-        self._orders: dict[int, list[int]] = {}
+        self._orders: dict[int, np.ndarray] = {}
 
-    def rows(self, image_numbers: list[int]) -> list[int]:
-        """Rows for image numbers; an epoch's order is made when first needed and dropped two epochs later."""
-        return [self._order(number // self.num_rows)[number % self.num_rows] for number in image_numbers]
+    def rows(self, image_numbers: list[int]) -> np.ndarray:
+        """Rows for image numbers, int64; an epoch's order is made when first needed and dropped two epochs later."""
+        numbers = np.asarray(image_numbers, np.int64)
+        epochs = numbers // self.num_rows
+        rows = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            rows[here] = self._order(epoch)[numbers[here] % self.num_rows]
+        return rows
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
             generator = stream_generator(self.seed, "order", epoch)
             self._orders = {key: order for key, order in self._orders.items() if key >= epoch - 1}
-            self._orders[epoch] = torch.randperm(self.num_rows, generator=generator).tolist()
+            self._orders[epoch] = torch.randperm(self.num_rows, generator=generator).numpy()
         return self._orders[epoch]
 
 
 def iterate_batches(
-    data: ImageData, layout: BatchLayout, seed: int, updates: range, num_workers: int = 0, skip_corrupt: bool = False
+    data: TrainingData, layout: BatchLayout, seed: int, updates: range, num_workers: int = 0, skip_corrupt: bool = False
 ) -> Iterator[torch.Tensor]:
     """
     The images of this process, update by update.
 
     Args:
-        data ([`ImageData`]): What to read.
+        data ([`TrainingData`]): What to read.
         layout ([`BatchLayout`]): How updates are shared out.
         seed (`int`): Seed of the order; that of a stream is in its shuffle buffer already.
         updates (`range`): The updates to yield, so that a resumed run starts where it stopped.
@@ -54,14 +61,15 @@ def iterate_batches(
             `data.skipped`; otherwise it is an error that names the file.
 
     Yields:
-        `torch.Tensor`: float32 `(accumulation * micro_batch, channels, resolution, resolution)` in [-1, 1].
+        `torch.Tensor`: float32 `(accumulation * micro_batch, channels, resolution, resolution)` in [-1, 1], or points
+            `(accumulation * micro_batch, dimension)`.
     """
     if data.num_images is None:
         yield from _iterate_stream(data, layout, updates, skip_corrupt)
         return
     layout.check_fits(data.num_images)
     order = RowOrder(data.num_images, seed)
-    if data.pixels is not None:
+    if data.in_memory is not None:
         yield from _iterate_memory(data, layout, order, updates)
         return
     loader = DataLoader(
@@ -78,20 +86,20 @@ def iterate_batches(
         yield images
 
 
-def _note(data: ImageData, problems: list[str]) -> None:
+def _note(data: TrainingData, problems: list[str]) -> None:
     """Corrupt images come again every epoch; each is noted once."""
     for problem in problems:
         if problem not in data.skipped:
             data.skipped.append(problem)
 
 
-def _iterate_memory(data: ImageData, layout: BatchLayout, order: RowOrder, updates: range) -> Iterator[torch.Tensor]:
-    assert data.pixels is not None
+def _iterate_memory(data: TrainingData, layout: BatchLayout, order: RowOrder, updates: range) -> Iterator[torch.Tensor]:
+    assert data.in_memory is not None
     transform = data.transform
-    plain = data.pixels.shape[1:] == data.image_shape and not transform.random_flip
+    plain = data.in_memory.shape[1:] == data.image_shape and not transform.is_random
     for update in updates:
         numbers = layout.image_numbers(update)
-        images = data.pixels[order.rows(numbers)]
+        images = data.in_memory[torch.from_numpy(order.rows(numbers))]
         if not plain:
             augmented = [transform.augment(image, number) for image, number in zip(images, numbers, strict=True)]
             images = torch.stack(augmented)
@@ -107,7 +115,7 @@ class _UpdateSampler:
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for update in self.updates:
             numbers = self.layout.image_numbers(update)
-            yield list(zip(self.order.rows(numbers), numbers, strict=True))
+            yield list(zip(self.order.rows(numbers).tolist(), numbers, strict=True))
 
     def __len__(self) -> int:
         return len(self.updates)
@@ -116,7 +124,7 @@ class _UpdateSampler:
 class _LazyImages(Dataset[Any]):
     """Images that are decoded when they are needed."""
 
-    def __init__(self, data: ImageData, skip_corrupt: bool):
+    def __init__(self, data: TrainingData, skip_corrupt: bool):
         self.train, self.column, self.transform = data.train, data.column, data.transform
         self.skip_corrupt = skip_corrupt
 
@@ -141,7 +149,7 @@ def _collate(items: list[tuple[torch.Tensor | LabError, list[str]]]) -> tuple[to
     return error or torch.stack(images), [problem for listed in problems for problem in listed]
 
 
-def _iterate_stream(data: ImageData, layout: BatchLayout, updates: range, skip_corrupt: bool) -> Iterator[torch.Tensor]:
+def _iterate_stream(data: TrainingData, layout: BatchLayout, updates: range, skip_corrupt: bool) -> Iterator[torch.Tensor]:
     """Every process walks the whole stream and decodes its own share, so the order does not depend on their number."""
     number = updates.start * layout.global_batch
     cells = _stream_cells(data, skip=number)
@@ -165,7 +173,7 @@ def _iterate_stream(data: ImageData, layout: BatchLayout, updates: range, skip_c
         yield torch.stack([images.get(wanted_number, good[wanted_number % len(good)]) for wanted_number in numbers])
 
 
-def _stream_cells(data: ImageData, skip: int) -> Iterator[Any]:
+def _stream_cells(data: TrainingData, skip: int) -> Iterator[Any]:
     epoch, read = 0, 0
     while True:
         data.train.set_epoch(epoch)

@@ -78,6 +78,16 @@ class ImageTransform:
     eight_bit: bool
     seed: int
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image that is trained on."""
+        return (self.channels, self.resolution, self.resolution)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether there is more to `augment` than the place of a crop."""
+        return self.random_flip
+
     def read(self, cell: Any) -> torch.Tensor:
         """
         The image in a cell of an undecoded `datasets.Image` column, resized.

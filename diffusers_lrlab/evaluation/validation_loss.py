@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..loss import image_losses
+from ..loss import denoising_losses
 from ..streams import block_randn, stream_generator
 
 # Fixed for every run, whatever its seed: validation losses of different runs are of the same images, timesteps, noise.
@@ -20,7 +20,7 @@ class ValidationLoss:
 
     Args:
         images (`torch.Tensor`): Held-out images `(num_images, channels, height, width)` in [-1, 1].
-        noise_scheduler: A diffusers scheduler; see [`image_losses`].
+        noise_scheduler: A diffusers scheduler; see [`denoising_losses`].
         batch_size (`int`): Images per forward pass.
         device: Of the model.
     """
@@ -46,7 +46,7 @@ class ValidationLoss:
         for start in range(0, len(self.images), self.batch_size):
             part = slice(start, start + self.batch_size)
             losses.append(
-                image_losses(model, self.noise_scheduler, self.images[part], self.noise[part], self.timesteps[part])
+                denoising_losses(model, self.noise_scheduler, self.images[part], self.noise[part], self.timesteps[part])
             )
         model.train(was_training)
         return torch.cat(losses).double().cpu().numpy()

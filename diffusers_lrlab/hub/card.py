@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..data.toy2d_entries import TOY_DATASETS
+from ..evaluation.points import POINT_METRICS
 from ..files import write_text
 from ..schedules.catalogue import SCHEDULERS
 from ..schedules.frame import Schedule
@@ -12,6 +14,7 @@ from ..schedules.resolve import describe_schedule
 from ..schedules.spec import format_spec
 from ..training.checks import local_folder
 from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
+from ..training.kinds import kind_of
 from ..training.timestep_choices import describe_choices
 
 TEMPLATE = Path(__file__).parent / "model_card.md"
@@ -28,8 +31,10 @@ _METRICS = {
     "frechet_distance": "Fréchet distance of samples to held-out images",
     "frechet_distance_of_training_images": "the same, of as many training images",
     "frechet_distance_of_two_real_halves": "the same, between two halves of the real images",
+    "training_set_loss": "Loss of raw weights on all training points",
     "loss": "Training loss, last row of the log",
 }
+_POINT_RESULTS = ("kl", "exact_kl", "sliced_wasserstein")
 
 
 def write_model_card(folder: Path, record: dict[str, Any], location: str | None = None) -> None:
@@ -45,17 +50,21 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
     from huggingface_hub import ModelCard
 
     config, train = record["config"], record["train"]
+    kind = kind_of(TrainingConfig(**config))
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     card = ModelCard.from_template(
         card_data=_card_data(record, title),
         template_path=str(TEMPLATE),
         title=title,
-        pipeline="DDPMPipeline",
+        kind=kind,
         data=_data_text(config),
         lr_scheduler=config["lr_scheduler"],
         location=location or (config["hub_model_id"] if config["push_to_hub"] else str(folder)),
         inference_steps=config["ddpm_num_inference_steps"],
         results=_result_rows(train["results"]),
+        distances=_distance_rows(train["results"]),
+        num_samples=train["results"].get("distance_samples"),
+        num_floor=train["results"].get("distance_held_out_points"),
         num_held_out=train["num_held_out_images"],
         schedule_text=_schedule_text(config, train),
         command=record["run"]["command"],
@@ -70,6 +79,19 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
     if "frechet_features" in results:
         rows.append(("Features of the Fréchet distance", results["frechet_features"]))
         rows.append(("Samples for the Fréchet distance", str(results["frechet_num_samples"])))
+    return rows
+
+
+def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What samples of points score, and what held-out points do in their place: (metric, samples, held-out points)."""
+    rows = []
+    for name, metric in POINT_METRICS.items():
+        if name in results:
+            floor = results.get(f"{name}_of_held_out_points")
+            rows.append((metric.label, f"{results[name]:.4g}", "–" if floor is None else f"{floor:.4g}"))
+    if "exact_kl" in results:
+        exact = f"{results['exact_kl']:.4g} ± {results['exact_kl_standard_error']:.2g}"
+        rows.append(("KL(data ‖ model) by the known density, bits", exact, "0"))
     return rows
 
 
@@ -96,6 +118,8 @@ def _data_text(config: dict[str, Any]) -> str:
     name = config["dataset_name"] or config["train_data_dir"]
     if name == "digits":
         return "scikit-learn's handwritten digits"
+    if name in TOY_DATASETS:
+        return f"the toy set `{name}` ({TOY_DATASETS[name].description})"
     return f"[{name}](https://huggingface.co/datasets/{name})" if _is_on_hub(config) else f"`{name}`"
 
 
@@ -108,11 +132,17 @@ def _is_on_hub(config: dict[str, Any]) -> bool:
 def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
     config, train, meta = record["config"], record["train"], record["meta"]
     versions = ", ".join(f"{name} {version}" for name, version in meta["versions"].items())
+    things = kind_of(TrainingConfig(**config)).things
     return [
-        ("Training images", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
-        ("Resolution", f"{config['image_channels']} x {config['resolution']} x {config['resolution']}"),
+        (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
+        (f"Shape of {things}", train["data_shape"]),
         ("Parameters", f"{train['num_parameters']:,}"),
-        ("Updates", f"{train['num_updates']} of {train['global_batch']} images"),
+        ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
+        (
+            "Noise schedule",
+            f"{config['ddpm_num_steps']} timesteps, {config['ddpm_beta_schedule']}; {config['ddpm_num_inference_steps']} "
+            "steps of sampling",
+        ),
         ("Prediction type", config["prediction_type"]),
         *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(TrainingConfig(**config))),
         ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
@@ -139,28 +169,28 @@ def _card_data(record: dict[str, Any], title: str) -> Any:
 
     config, results = record["config"], record["train"]["results"]
     name = config["dataset_name"] or config["train_data_dir"]
-    on_hub = _is_on_hub(config)
+    on_hub, is_about_images = _is_on_hub(config), config["point_column"] is None
+    task = "unconditional-image-generation" if is_about_images else "other"
+    metrics = _METRICS | {key: metric.label for key, metric in POINT_METRICS.items()}
+    metrics["exact_kl"] = "KL(data ‖ model) by the known density, bits"
     evaluations = [
         EvalResult(
-            task_type="unconditional-image-generation",
+            task_type=task,
             dataset_type=name if on_hub else Path(name).name,
             dataset_name=Path(name).name,
             metric_type=key,
-            metric_name=_METRICS[key],
+            metric_name=metrics[key],
             metric_value=results[key],
         )
-        for key in ("validation_loss_ema", "validation_loss", "frechet_distance")
+        for key in ("validation_loss_ema", "validation_loss", "frechet_distance", *_POINT_RESULTS)
         if key in results
     ]
     return ModelCardData(
         library_name="diffusers",
-        pipeline_tag="unconditional-image-generation",
+        pipeline_tag=task if is_about_images else None,  # the Hub has none for points
         tags=[
-            "diffusers",
-            "diffusers-training",
-            "unconditional-image-generation",
-            "diffusers_lrlab",
-            config["lr_scheduler"],
+            *("diffusers", "diffusers-training", task if is_about_images else "points"),
+            *("diffusers_lrlab", config["lr_scheduler"]),
         ],
         datasets=[name] if on_hub else None,
         model_name=title if evaluations else None,

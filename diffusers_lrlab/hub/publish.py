@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..training.config import TrainingConfig
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
-UPLOADED = ["model_index.json", "README.md", "unet/*", "scheduler/*", "lrlab/*"]
+UPLOADED = ["model_index.json", "pipeline.py", "README.md", "unet/*", "denoiser/*", "scheduler/*", "lrlab/*"]
 KEPT_BACK = ["*.npy", ".tmp-*", "*/.tmp-*"]
 
 

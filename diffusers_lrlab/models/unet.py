@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from ..errors import LabError
@@ -59,52 +57,3 @@ def check_resolution(resolution: int, num_levels: int) -> None:
             f"--resolution {resolution} cannot be halved {num_levels - 1} times, as the UNet does; it must be divisible "
             f"by {factor}. Use {sizes}."
         )
-
-
-def load_unet_config(name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
-    """The configuration of a `UNet2DModel` from a folder, a file or the Hub, with diffusers' defaults filled in."""
-    from diffusers import UNet2DModel
-
-    path = Path(name_or_path).expanduser()
-    try:
-        if path.is_file():
-            config = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            config = UNet2DModel.load_config(name_or_path, cache_dir=cache_dir)
-    except (OSError, ValueError) as error:
-        raise LabError(
-            f"--model_config_name_or_path {name_or_path!r} cannot be read: {error} Give a folder with a config.json, "
-            "such a file, or a Hub id."
-        ) from None
-    kind = config.get("_class_name", "UNet2DModel")
-    if kind != "UNet2DModel":
-        raise LabError(f"{name_or_path!r} is the configuration of a {kind}; this script trains a UNet2DModel.")
-    config = _with_defaults(UNet2DModel, config)
-    _check_can_be_built(UNet2DModel, config, name_or_path)
-    return config
-
-
-def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: str) -> None:
-    import torch
-
-    try:
-        with torch.device("meta"):
-            model_class(**config)
-    except Exception as error:  # diffusers and torch check only a part of this, and each in its own way
-        raise LabError(
-            f"--model_config_name_or_path {name_or_path!r} describes no UNet2DModel that can be built: {error} "
-            "Correct its config.json."
-        ) from error
-
-
-def _with_defaults(model_class: Any, config: dict[str, Any]) -> dict[str, Any]:
-    import inspect
-
-    parameters = inspect.signature(model_class.__init__).parameters
-    defaults = {
-        name: parameter.default for name, parameter in parameters.items() if parameter.default is not inspect.Parameter.empty
-    }
-    unknown = [key for key in config if key not in parameters and not key.startswith("_")]
-    if unknown:
-        raise LabError(f"UNet2DModel does not take {', '.join(map(repr, unknown))} in its configuration. Remove it.")
-    return defaults | {key: value for key, value in config.items() if not key.startswith("_")}

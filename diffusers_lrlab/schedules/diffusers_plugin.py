@@ -1,4 +1,4 @@
-"""Registration into `diffusers.optimization`: the only place that touches diffusers' internals.
+"""Registration into `diffusers.optimization`.
 
 New names become members of `SchedulerType` in place, with functions in `TYPE_TO_SCHEDULER_FUNCTION`. Both are looked up
 when `diffusers.optimization.get_scheduler` is called, so code that imported it before us sees the names too.
@@ -7,51 +7,15 @@ when `diffusers.optimization.get_scheduler` is called, so code that imported it 
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import sys
-from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from ..errors import LabError
 from .catalogue import SCHEDULERS
 from .resolve import merge_spec
 
-HOST = "diffusers.optimization"
 
-
-def register() -> None:
-    """Registers every schedule with diffusers: at once if it is imported, else as soon as it is. Idempotent."""
-    if HOST in sys.modules:
-        _register_into(sys.modules[HOST])
-    elif not any(isinstance(finder, _RegisterOnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _RegisterOnImport())
-
-
-class _RegisterOnImport(importlib.abc.MetaPathFinder):
-    """Importing `diffusers.optimization` costs seconds (it pulls in torch._dynamo); `--help` should not pay for it."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != HOST:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_register(module: ModuleType) -> None:
-                execute(module)
-                _register_into(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-
-            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec
-
-
-def _register_into(optimization: Any) -> None:
+def register_schedules(optimization: Any) -> None:
+    """Registers every schedule with `diffusers.optimization`. Idempotent."""
     kinds = optimization.SchedulerType
     for name in (*SCHEDULERS, *SCHEDULERS.aliases):
         if "host" not in SCHEDULERS[name].traits and name not in kinds._value2member_map_:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
+from ..data.toy2d_entries import TOY_DATASETS
 from ..errors import LabError, did_you_mean
 from ..noise import NOISES
 from ..optimizers import OPTIMIZERS
@@ -47,6 +48,7 @@ def _make_parser(description: str) -> _Parser:
             ("{timestep_samplers}", TIMESTEP_SAMPLERS),
             ("{loss_weightings}", LOSS_WEIGHTINGS),
             ("{noises}", NOISES),
+            ("{toy_datasets}", TOY_DATASETS),
         ):
             action.help = (action.help or "").replace(key, ", ".join(names))
     return parser

@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers import UNet2DModel
 from diffusers.training_utils import EMAModel
 
 from .config import TrainingConfig
 
 
-def make_ema(model: UNet2DModel, config: TrainingConfig, device: torch.device) -> EMAModel:
-    """An EMA of the model's parameters on `device`; its decay after n updates is 1 - (1 + n / inv_gamma) ** -power."""
+def make_ema(model: Any, config: TrainingConfig, device: torch.device) -> EMAModel:
+    """An EMA of the model's parameters; its decay n updates after its start is 1 - (1 + n / inv_gamma) ** -power."""
     ema = EMAModel(
         model.parameters(),
         decay=config.ema_max_decay,
         use_ema_warmup=True,
+        update_after_step=config.ema_start_update,
         inv_gamma=config.ema_inv_gamma,
         power=config.ema_power,
         foreach=True,
-        model_cls=UNet2DModel,
+        model_cls=type(model),
         model_config=model.config,
     )
     ema.to(device)

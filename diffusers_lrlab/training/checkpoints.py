@@ -1,6 +1,6 @@
 """Checkpoints: everything an exact continuation needs, in diffusers' and accelerate's own formats.
 
-    checkpoint-500/unet/             raw weights, for UNet2DModel.from_pretrained
+    checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state
     checkpoint-500/optimizer.bin     and random_states_RANK.pkl, by accelerate
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from diffusers.training_utils import EMAModel
 
+    from .kinds import RunKind
+
 
 _TENSORS = "timesteps.safetensors"
 
@@ -44,19 +46,18 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def register_model_format(accelerator: Accelerator) -> None:
+def register_model_format(accelerator: Accelerator, kind: RunKind) -> None:
     """Makes `accelerator.save_state` write the model as a diffusers folder instead of a bare state dict."""
-    from diffusers import UNet2DModel
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
         # Every process runs this; they hold the same weights.
         weights.clear()
         if accelerator.is_main_process:
-            accelerator.unwrap_model(models[0]).save_pretrained(Path(folder) / "unet")
+            accelerator.unwrap_model(models[0]).save_pretrained(Path(folder) / kind.component)
 
     def load(models: list[Any], folder: str) -> None:
         with _quiet():
-            saved = UNet2DModel.from_pretrained(folder, subfolder="unet")
+            saved = kind.model_class().from_pretrained(folder, subfolder=kind.component)
         accelerator.unwrap_model(models.pop()).load_state_dict(saved.state_dict())
 
     accelerator.register_save_state_pre_hook(save)
@@ -65,6 +66,7 @@ def register_model_format(accelerator: Accelerator) -> None:
 
 def save_checkpoint(
     accelerator: Accelerator,
+    kind: RunKind,
     folder: RunFolder,
     update: int,
     ema: EMAModel | None,
@@ -77,6 +79,7 @@ def save_checkpoint(
 
     Args:
         accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
+        kind ([`RunKind`]): Names the folders of weights.
         folder ([`RunFolder`]): Of the run.
         update (`int`): Updates done.
         ema (`EMAModel` or `None`): Its weights are saved too.
@@ -92,7 +95,7 @@ def save_checkpoint(
             accelerator.wait_for_everyone()
             accelerator.save_state(str(temporary))
             if ema is not None:
-                ema.save_pretrained(temporary / "unet_ema")
+                ema.save_pretrained(temporary / f"{kind.component}_ema")
             save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, temporary / _TENSORS)
             write_text(temporary / "trainer.json", json.dumps({"update": update, **state}, indent=2))
             accelerator.wait_for_everyone()
@@ -107,12 +110,15 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(accelerator: Accelerator, path: Path, ema: EMAModel | None, facts: dict[str, Any]) -> dict[str, Any]:
+def load_checkpoint(
+    accelerator: Accelerator, kind: RunKind, path: Path, ema: EMAModel | None, facts: dict[str, Any]
+) -> dict[str, Any]:
     """
     Puts model, optimizer, EMA and random states back.
 
     Args:
         accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
+        kind ([`RunKind`]): Names the folders of weights.
         path (`Path`): The checkpoint.
         ema (`EMAModel` or `None`): Gets its weights back.
         facts (`dict`): What this start must have in common with the checkpoint, besides its configuration.
@@ -123,7 +129,6 @@ def load_checkpoint(accelerator: Accelerator, path: Path, ema: EMAModel | None, 
     Raises:
         LabError: if the checkpoint is of another run.
     """
-    from diffusers import UNet2DModel
     from diffusers.training_utils import EMAModel
     from safetensors.torch import load_file
 
@@ -131,7 +136,7 @@ def load_checkpoint(accelerator: Accelerator, path: Path, ema: EMAModel | None, 
     check_same_run(state, facts, path)
     if ema is not None:
         with _quiet():
-            saved = EMAModel.from_pretrained(str(path / "unet_ema"), UNet2DModel, foreach=ema.foreach)
+            saved = EMAModel.from_pretrained(str(path / f"{kind.component}_ema"), kind.model_class(), foreach=ema.foreach)
         ema.load_state_dict(saved.state_dict())
         ema.to(accelerator.device)
     # Last, since building the model for the EMA above draws from the random states that this restores.

@@ -10,29 +10,36 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
+from ..data.toy2d_entries import TOY_DATASETS
 from ..errors import LabError, did_you_mean
 from ..optimizers import OPTIMIZERS
 from .choices import resolve_lr_schedule, resolve_momentum, resolve_optimizer
-from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, TrainingConfig
+from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, POINT_DEFAULTS, POINT_UPDATES, TrainingConfig
 from .timestep_choices import resolve_timesteps
 
 _AT_LEAST_ONE = (
     "resolution", "train_batch_size", "gradient_accumulation_steps", "num_epochs", "max_train_steps", "ddpm_num_steps",
     "ddpm_num_inference_steps", "logging_steps", "validation_steps", "save_images_epochs", "save_model_epochs",
     "eval_batch_size", "checkpointing_steps", "stream_shuffle_buffer", "timestep_grad_every",
+    "ema_update_every",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "num_validation_images", "dataloader_num_workers", "checkpoints_total_limit", "in_memory_limit_mb", "cpu_threads",
-    "frechet_samples", "max_grad_norm", "adam_weight_decay", "lr_warmup_steps", "ema_power",
+    "frechet_samples", "distance_samples", "max_grad_norm", "adam_weight_decay", "lr_warmup_steps", "ema_power",
+    "ema_start_update",
 )  # fmt: skip
 
 
 # Options that would be ignored unless something else is asked for: (options, what they need, whether it is there).
 _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...] = (
     (("hub_token", "hub_model_id", "hub_private_repo"), "--push_to_hub", lambda config: config.push_to_hub),
-    (("ema_inv_gamma", "ema_power", "ema_max_decay"), "--use_ema", lambda config: config.use_ema),
+    (
+        ("ema_inv_gamma", "ema_power", "ema_max_decay", "ema_update_every", "ema_start_update"),
+        "--use_ema",
+        lambda config: config.use_ema,
+    ),
     (("logging_dir",), "--logger tensorboard or wandb", lambda config: config.logger != "none"),
     (("stream_shuffle_buffer",), "--streaming", lambda config: config.streaming),
     (("in_memory_limit_mb", "dataloader_num_workers"), "no --streaming", lambda config: not config.streaming),
@@ -43,8 +50,20 @@ _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...
         "--num_validation_images above 0",
         lambda config: config.num_validation_images > 0,
     ),
-    (("image_column",), "other data than digits", lambda config: config.dataset_name != "digits"),
-    (("dataset_config_name", "dataset_split"), "other data than digits", lambda config: config.dataset_name != "digits"),
+    (
+        ("image_column", "dataset_config_name", "dataset_split"),
+        "data that are not embedded",
+        lambda config: config.dataset_name not in EMBEDDED_DEFAULTS,
+    ),
+    (
+        (
+            *("resolution", "image_channels", "center_crop", "random_flip", "preserve_input_precision"),
+            *("skip_corrupt_images", "image_column", "enable_xformers_memory_efficient_attention"),
+        ),
+        "images",
+        lambda config: config.point_column is None,
+    ),
+    (("distance_samples",), "points", lambda config: config.point_column is not None),
 )
 
 
@@ -59,7 +78,7 @@ def resolve_config(config: TrainingConfig) -> TrainingConfig:
         LabError: for the first thing that cannot be done as asked.
     """
     config = dataclasses.replace(config)
-    _check_types(config)
+    check_source(config)
     resolve_optimizer(config)
     _resolve_data(config)
     _check_numbers(config)
@@ -72,7 +91,7 @@ def resolve_config(config: TrainingConfig) -> TrainingConfig:
         config.output_dir = str(resumed.parent)
     if config.output_dir is None:
         name = Path(config.dataset_name or config.train_data_dir or "").resolve().name
-        config.output_dir = f"ddpm-{name}-{config.resolution}"
+        config.output_dir = f"ddpm-{name}" + (f"-{config.resolution}" if config.point_column is None else "")
     return config
 
 
@@ -92,24 +111,37 @@ def _check_types(config: TrainingConfig) -> None:
             raise LabError(f"{name}={value!r} is not allowed; give {' or '.join(kind.__name__ for kind in plain)}.")
 
 
-def _resolve_data(config: TrainingConfig) -> None:
+def check_source(config: TrainingConfig) -> None:
+    """What can be known of the data without opening them: whether there is one source, and whether it is there."""
+    _check_types(config)
     if config.dataset_name is not None and config.train_data_dir is not None:
         raise LabError(
             f"Both --dataset_name {config.dataset_name!r} and --train_data_dir {config.train_data_dir!r} are given; "
             "give one of them."
         )
+    folder = config.train_data_dir or local_folder(config.dataset_name or "digits")
+    if folder is not None:
+        _check_folder(folder)
+    if config.streaming:
+        _check_streaming(config)
+
+
+def _resolve_data(config: TrainingConfig) -> None:
     if config.train_data_dir is None and config.dataset_name is None:
         config.dataset_name = "digits"
     asked_for_frechet = config.frechet_samples is not None
+    if config.dataset_name in TOY_DATASETS:
+        if config.point_column not in (None, "x"):
+            raise LabError(f"--point_column {config.point_column!r}: the points of {config.dataset_name!r} are in 'x'.")
+        config.point_column = "x"
     defaults = GENERAL_DEFAULTS | EMBEDDED_DEFAULTS.get(config.dataset_name or "", {})
+    if config.point_column is not None:
+        defaults |= POINT_DEFAULTS
     scale = OPTIMIZERS[config.optimizer].facts
     defaults["learning_rate"] = scale.get("learning_rate", defaults["learning_rate"] * scale.get("learning_rate_factor", 1))
     for name, value in defaults.items():
         if getattr(config, name) is None:
             setattr(config, name, value)
-    folder = config.train_data_dir or local_folder(config.dataset_name or "")
-    if folder is not None:
-        _check_folder(folder)
     if config.num_validation_images < 2 and not asked_for_frechet:
         config.frechet_samples = 0
     if config.frechet_samples == 1 or (config.frechet_samples and config.num_validation_images < 2):
@@ -117,10 +149,11 @@ def _resolve_data(config: TrainingConfig) -> None:
             f"--frechet_samples {config.frechet_samples} against {config.num_validation_images} held-out images: both "
             "sets need 2 at least. Raise --num_validation_images, or leave --frechet_samples out."
         )
-    if config.frechet_samples and config.dataset_name not in EMBEDDED_DEFAULTS:
+    if config.frechet_samples and config.dataset_name != "digits":
+        instead = "" if config.point_column is None else "; points have --distance_samples"
         raise LabError(
-            f"--frechet_samples {config.frechet_samples} needs features that suit the data; they exist for: "
-            f"{', '.join(EMBEDDED_DEFAULTS)}. Leave it out for {config.dataset_name or config.train_data_dir!r}."
+            f"--frechet_samples {config.frechet_samples} needs features that suit the data; they exist for digits only"
+            f"{instead}. Leave it out for {config.dataset_name or config.train_data_dir!r}."
         )
 
 
@@ -173,10 +206,11 @@ def _check_combinations(config: TrainingConfig) -> None:
             f"--num_epochs {config.num_epochs} and --max_train_steps {config.max_train_steps} both set the length of "
             "the run; give one of them."
         )
-    if config.streaming:
-        _check_streaming(config)
-    elif config.num_epochs is None and config.max_train_steps is None:
-        config.num_epochs = 100
+    if config.num_epochs is None and config.max_train_steps is None:
+        if config.point_column is None:
+            config.num_epochs = 100
+        else:
+            config.max_train_steps = POINT_UPDATES
     if config.ddpm_num_inference_steps is None:
         config.ddpm_num_inference_steps = min(100, config.ddpm_num_steps)
     if config.ddpm_num_inference_steps > config.ddpm_num_steps:
@@ -184,7 +218,9 @@ def _check_combinations(config: TrainingConfig) -> None:
             f"--ddpm_num_inference_steps {config.ddpm_num_inference_steps} is more than --ddpm_num_steps "
             f"{config.ddpm_num_steps}; use at most as many."
         )
-    if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(("lrlab", "unet", "checkpoint")):
+    if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
+        ("lrlab", "unet", "denoiser", "checkpoint")
+    ):
         raise LabError(
             f"--logging_dir {config.logging_dir!r} must be a name for a folder of its own inside --output_dir, such as logs."
         )
@@ -235,32 +271,3 @@ def check_precision(config: TrainingConfig) -> None:
 
         if not torch.accelerator.is_available():
             raise LabError("fp16 needs a GPU, and there is none here. Use --mixed_precision bf16 or no.")
-
-
-def check_model_config(config: TrainingConfig) -> dict[str, Any] | None:
-    """The model configuration that was asked for, checked against resolution and channels; `None` for the default."""
-    from ..models.unet import check_resolution, default_down_blocks, load_unet_config
-
-    if config.model_config_name_or_path is None:
-        check_resolution(config.resolution, len(default_down_blocks(config.resolution)))
-        return None
-    unet = load_unet_config(config.model_config_name_or_path, config.cache_dir)
-    check_resolution(config.resolution, len(unet["block_out_channels"]))
-    for key in ("in_channels", "out_channels"):
-        if unet[key] != config.image_channels:
-            raise LabError(
-                f"The model {config.model_config_name_or_path!r} has {key}={unet[key]}, the images have "
-                f"{config.image_channels} channels. Give --image_channels {unet[key]} or another model."
-            )
-    if unet["class_embed_type"] is not None or unet["num_class_embeds"] is not None:
-        raise LabError(
-            f"The model {config.model_config_name_or_path!r} wants class labels; this script trains without. Remove "
-            "class_embed_type and num_class_embeds from its configuration."
-        )
-    size = unet["sample_size"]
-    if size not in (None, config.resolution, [config.resolution] * 2):
-        raise LabError(
-            f"The model {config.model_config_name_or_path!r} has sample_size={size} and would draw samples of that size, "
-            f"not of --resolution {config.resolution}. Give --resolution {size} or another model."
-        )
-    return {**unet, "sample_size": config.resolution}

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..data.toy2d_entries import TOY_DATASETS
 from ..schedules.frame import Schedule
 from ..timesteps.bands import TimestepLR
 
@@ -22,7 +23,8 @@ class DataConfig:
 
     dataset_name: str | None = _option(
         None,
-        "The embedded set 'digits' (8x8 handwritten digits, the default), a local folder or a Hub id.",
+        "The embedded set 'digits' (8x8 handwritten digits, the default), a set of points in the plane ({toy_datasets}), a "
+        "local folder or a Hub id.",
     )
     dataset_config_name: str | None = _option(None, "Configuration of the Hub dataset.")
     dataset_split: str = _option("train", "Split to train on.")
@@ -32,6 +34,11 @@ class DataConfig:
     cache_dir: str | None = _option(None, "Where datasets and models that are downloaded are kept.")
     streaming: bool = _option(False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.")
     image_column: str | None = _option(None, "Column that holds the images; found by its type if there is only one.")
+    point_column: str | None = _option(
+        None,
+        "Column that holds points, as lists of as many numbers in every row; found by its type if there is only one, and "
+        "none of images.",
+    )
     resolution: int = _option(
         None, "Images are resized to this many pixels on the shorter side and cropped; 64, or 8 for digits."
     )
@@ -47,7 +54,9 @@ class DataConfig:
         False, "Leave out images that cannot be decoded, count and list them, instead of stopping at the first."
     )
     num_validation_images: int = _option(
-        256, "Images held out for the validation loss, at most a fifth of the set; 0 turns validation off."
+        None,
+        "Images held out for the validation loss, at most a fifth of the set; 256, or 10,000 points. 0 turns validation "
+        "off.",
     )
     in_memory_limit_mb: int = _option(
         1024, "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read."
@@ -65,18 +74,20 @@ class ModelConfig:
     _argument_group_name = "model and diffusion process"
 
     model_config_name_or_path: str | None = _option(
-        None, "Folder or Hub id with the configuration of a UNet2DModel; without it one that fits the data set's size."
+        None,
+        "Folder or Hub id with the configuration of a UNet2DModel, or of an MLPDenoiser for points; without it one that "
+        "fits the data.",
     )
     prediction_type: Literal["epsilon", "sample", "v_prediction"] = _option(
         "epsilon",
         "What the model predicts: the noise, the image (its loss weighted by the SNR, as upstream) or the velocity.",
     )
-    ddpm_num_steps: int = _option(1000, "Timesteps of the diffusion process.")
+    ddpm_num_steps: int = _option(None, "Timesteps of the diffusion process; 1000, or 100 for points.")
     ddpm_num_inference_steps: int = _option(
         None, "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost)."
     )
     ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] = _option(
-        "linear", "Noise schedule."
+        None, "Noise schedule; linear."
     )
     enable_xformers_memory_efficient_attention: bool = _option(
         False, "Attention by xformers, which must be installed; torch's own is used otherwise."
@@ -91,7 +102,8 @@ class ScheduleConfig:
 
     learning_rate: float = _option(
         None,
-        "Peak learning rate; 1e-4, or 1e-3 for digits and its small model, with AdamW; other optimizers have others.",
+        "Peak learning rate; 1e-4, 1e-3 for digits and its small model, 3e-4 for points, with AdamW; other optimizers have "
+        "others.",
     )
     lr_scheduler: str = _option(
         "cosine", "Name of the schedule, or a spec string NAME:key=value,key=value. Names: {lr_schedulers}."
@@ -172,6 +184,8 @@ class OptimizerConfig:
     ema_inv_gamma: float = _option(1.0, "Inverse gamma of the EMA's warm-up.")
     ema_power: float = _option(3 / 4, "Power of the EMA's warm-up.")
     ema_max_decay: float = _option(0.9999, "Largest decay of the EMA.")
+    ema_update_every: int = _option(1, "Optimizer updates from one update of the EMA to the next.")
+    ema_start_update: int = _option(0, "Optimizer updates during which the EMA is a copy of the weights.")
 
 
 @dataclass(kw_only=True)
@@ -180,9 +194,11 @@ class LoopConfig:
 
     _argument_group_name = "length, speed and randomness"
 
-    num_epochs: int | None = _option(None, "Passes over the data; 100, unless --max_train_steps is given.")
+    num_epochs: int | None = _option(
+        None, "Passes over the data; 100 unless --max_train_steps is given, and 10,000 updates for points."
+    )
     max_train_steps: int | None = _option(None, "Optimizer updates of the run; excludes --num_epochs.")
-    train_batch_size: int = _option(None, "Images per process and micro-batch; 16, or 64 for digits.")
+    train_batch_size: int = _option(None, "Images per process and micro-batch; 16, 64 for digits, 256 points.")
     gradient_accumulation_steps: int = _option(1, "Micro-batches per optimizer update.")
     mixed_precision: Literal["no", "fp16", "bf16"] | None = _option(
         None, "Precision of the forward pass; accelerate's setting if not given."
@@ -217,9 +233,13 @@ class OutputConfig:
         None,
         "Epochs between saves of the pipeline; only at the end, as checkpoints guard the rest (upstream every 10 epochs).",
     )
-    eval_batch_size: int = _option(None, "Number of sample images; 16, or 40 for digits.")
+    eval_batch_size: int = _option(None, "Number of sample images; 16, 40 for digits, 2000 points.")
     frechet_samples: int = _option(
         None, "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, 0 turns it off."
+    )
+    distance_samples: int | None = _option(
+        None,
+        "Samples for the distances at the end of a run on points; as many as points are held out, 0 turns them off.",
     )
     checkpointing_steps: int = _option(500, "Updates between checkpoints to resume from.")
     checkpoints_total_limit: int | None = _option(
@@ -293,16 +313,19 @@ CONFIG_GROUPS: tuple[Any, ...] = (
     OutputConfig,
 )
 
-# Defaults that depend on the data: the embedded sets are small, and so is their model.
+# Defaults that depend on the data: the embedded sets are small, and so are their models.
 GENERAL_DEFAULTS = {
     "resolution": 64,
     "image_channels": 3,
+    "num_validation_images": 256,
     "train_batch_size": 16,
     "learning_rate": 1e-4,
+    "ddpm_num_steps": 1000,
+    "ddpm_beta_schedule": "linear",
     "frechet_samples": 0,
     "eval_batch_size": 16,
 }
-EMBEDDED_DEFAULTS = {
+EMBEDDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {
         "resolution": 8,
         "image_channels": 1,
@@ -310,5 +333,16 @@ EMBEDDED_DEFAULTS = {
         "learning_rate": 1e-3,
         "frechet_samples": 1000,
         "eval_batch_size": 40,
-    }
+    },
+    **{name: {} for name in TOY_DATASETS},
 }
+POINT_DEFAULTS = {
+    "resolution": None,
+    "image_channels": None,
+    "num_validation_images": 10_000,
+    "train_batch_size": 256,
+    "learning_rate": 3e-4,
+    "ddpm_num_steps": 100,
+    "eval_batch_size": 2000,
+}
+POINT_UPDATES = 10_000

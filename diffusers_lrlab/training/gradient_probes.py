@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..loss import image_losses
+from ..loss import denoising_losses
 from ..streams import block_randn
 
 # Fixed for every run, as the validation loss's.
@@ -26,7 +26,7 @@ class GradientProbes:
     Args:
         images (`torch.Tensor`): `(num_images, channels, height, width)` in [-1, 1]; used in turn if they are fewer than
             `NUM_PROBES`, and then without a noise scale.
-        noise_scheduler: A diffusers scheduler; see [`image_losses`].
+        noise_scheduler: A diffusers scheduler; see [`denoising_losses`].
         starts (`np.ndarray`): The first timestep of each bin, and T.
         device (`torch.device`): Of the model.
     """
@@ -77,7 +77,7 @@ class GradientProbes:
         for start in range(0, len(timesteps), _GROUP_IMAGES):
             part = slice(start, start + _GROUP_IMAGES)
             with torch.enable_grad():
-                losses = image_losses(model, self.noise_scheduler, self.images[part], self.noise[part], timesteps[part])
+                losses = denoising_losses(model, self.noise_scheduler, self.images[part], self.noise[part], timesteps[part])
                 # Not backward(), which would write into the gradients that training uses.
                 gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
             small += torch.stack(torch._foreach_norm(gradients)).square().sum() / _NUM_GROUPS

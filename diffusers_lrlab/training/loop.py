@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, set_seed
-from diffusers import UNet2DModel
 from tqdm.auto import tqdm
 
 from ..data.batches import iterate_batches
-from ..data.loading import ImageData
+from ..data.loading import TrainingData
 from ..errors import Interrupted, LabError
 from ..evaluation.validation_loss import ValidationLoss
-from ..loss import image_losses
+from ..loss import denoising_losses
 from ..optimizers import get_optimizer
 from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
@@ -35,8 +35,9 @@ from .objective import Objective, make_noise_scheduler
 from .observer import TimestepObserver
 from .plan import Plan
 from .run_folder import RunFolder
-from .samples import draw_samples, save_pipeline, save_preview, to_uint8
+from .samples import draw_samples, save_pipeline, save_preview
 from .state import resume_trainer, save_trainer
+from .stepping import Stepper
 
 # An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
 _MAX_OVERFLOWS = 30
@@ -48,7 +49,7 @@ class Trainer:
 
     Args:
         plan ([`Plan`]): What to do.
-        data ([`ImageData`]): What to train on.
+        data ([`TrainingData`]): What to train on.
         accelerator (`Accelerator`): Device, precision and processes.
         folder ([`RunFolder`]): Where results go.
         on_saved (`Callable`, *optional*): Called with the update when the pipeline was saved in the middle of the run.
@@ -57,7 +58,7 @@ class Trainer:
     def __init__(
         self,
         plan: Plan,
-        data: ImageData,
+        data: TrainingData,
         accelerator: Accelerator,
         folder: RunFolder,
         on_saved: Callable[[int], None] | None = None,
@@ -65,9 +66,10 @@ class Trainer:
         self.plan, self.data, self.accelerator, self.folder = plan, data, accelerator, folder
         self.on_saved = on_saved
         config = self.config = plan.config
+        self.kind = plan.kind
         self.noise_scheduler = make_noise_scheduler(config)
         set_seed(stream_seed(config.seed, "weights") % 2**32)
-        model = UNet2DModel(**plan.unet_config)
+        model = self.kind.model_class()(**plan.model_config)
         if config.enable_xformers_memory_efficient_attention:
             model.enable_xformers_memory_efficient_attention()
         # Only dropout draws from the global generators from here on.
@@ -76,10 +78,11 @@ class Trainer:
         # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
         self.schedulers = build_all(plan.schedule, optimizer, config.lr_warmup_steps, plan.num_updates)
         self.ema = make_ema(model, config, accelerator.device) if config.use_ema else None
-        register_model_format(accelerator)
+        register_model_format(accelerator, self.kind)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
         self.validation = (
-            ValidationLoss(data.held_out, self.noise_scheduler, plan.layout.micro_batch, accelerator.device)
+            ValidationLoss(data.held_out, self.noise_scheduler, self.kind.evaluation_batch(plan.layout), accelerator.device)
             if len(data.held_out)
             else None
         )
@@ -107,7 +110,7 @@ class Trainer:
         )
 
     @property
-    def unet(self) -> UNet2DModel:
+    def bare_model(self) -> Any:
         """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
 
@@ -126,17 +129,14 @@ class Trainer:
         for step, noise in enumerate(self.objective.noise(self.update, images)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
             with self.accelerator.accumulate(self.model):
-                losses = image_losses(self.model, self.noise_scheduler, images[part], noise, local[part])
+                losses = denoising_losses(self.model, self.noise_scheduler, images[part], noise, local[part])
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
-                self.accelerator.backward(weighted)
+                norm = self.step(weighted)
                 loss += weighted.detach() / layout.accumulation
-                if self.accelerator.sync_gradients:
-                    norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
-                self.optimizer.step()
-                self.optimizer.zero_grad()
         if self.accelerator.optimizer_step_was_skipped:
             return False
+        assert norm is not None  # the last micro-batch has been
         losses = torch.cat(unweighted)
         self.sums += torch.stack([loss, losses.mean(), norm.detach().to(loss), torch.ones_like(loss)])
         if self.observer is not None:
@@ -152,7 +152,10 @@ class Trainer:
                 scheduler.advance()
             else:
                 scheduler.step()
-        if self.ema is not None:
+        config = self.config
+        if self.ema is not None and self.update % config.ema_update_every == 0:
+            # Its decay follows the clock, however often it is updated.
+            self.ema.optimization_step = self.update - 1
             self.ema.step(self.model.parameters())
 
     def check_schedules(self) -> None:
@@ -277,35 +280,35 @@ class Trainer:
         """What happens between updates: validation, sample images, saving the pipeline."""
         config, plan = self.config, self.plan
         if self.observer is not None and config.timestep_grad_every and self.update % config.timestep_grad_every == 0:
-            self.observer.measure_gradients(self.update, self.unet)
+            self.observer.measure_gradients(self.update, self.bare_model)
         if self.validation and (self.update % plan.validation_updates == 0 or self.update == plan.num_updates):
             self.validate()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
         if plan.due(config.save_images_epochs, self.update, default_times=4) and self.accelerator.is_main_process:
             with self.averaged_weights():
-                images = draw_samples(self.unet, self.noise_scheduler, config.eval_batch_size, config)
-            self.keep_samples(images)
+                samples = draw_samples(self, config.eval_batch_size)
+            self.keep_samples(samples)
         if config.save_model_epochs and plan.due(config.save_model_epochs, self.update, 0):
             self.save_result()
             if self.on_saved and self.accelerator.is_main_process:
                 self.on_saved(self.update)
 
-    def keep_samples(self, images: np.ndarray) -> None:
-        """Keeps sample images of this moment for the plots, and shows them to the tracker."""
-        save_preview(self.folder.lab / "samples", self.update, images)
+    def keep_samples(self, samples: np.ndarray) -> None:
+        """Keeps samples of this moment for the plots, and shows them to the tracker."""
+        save_preview(self.folder.lab / "samples", self.update, self.kind.preview(samples))
         for tracker in self.accelerator.trackers:
             layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-            tracker.log_images({"samples": to_uint8(images)}, step=self.update, **layout)
+            tracker.log_images({"samples": self.kind.as_pictures(self, samples)}, step=self.update, **layout)
 
     def validate(self) -> dict[str, float]:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
         assert self.validation is not None
-        with own_average(list(self.unet.parameters()), self.optimizer):
-            of_images = {"validation_loss": self.validation(self.unet)}
+        with own_average(list(self.bare_model.parameters()), self.optimizer):
+            of_images = {"validation_loss": self.validation(self.bare_model)}
         if self.ema is not None:
             with self.averaged_weights():
-                of_images["validation_loss_ema"] = self.validation(self.unet)
+                of_images["validation_loss_ema"] = self.validation(self.bare_model)
         losses = {name: float(values.mean()) for name, values in of_images.items()}
         # A schedule that follows the loss must see the same number everywhere.
         broadcast_object_list(values := [losses])
@@ -325,8 +328,8 @@ class Trainer:
     def averaged_weights(self) -> AbstractContextManager[None]:
         """The model carries the EMA's weights, or the average that the optimizer makes, inside this block."""
         if self.ema is not None:
-            return ema_weights(list(self.unet.parameters()), self.ema)
-        return own_average(list(self.unet.parameters()), self.optimizer)
+            return ema_weights(list(self.bare_model.parameters()), self.ema)
+        return own_average(list(self.bare_model.parameters()), self.optimizer)
 
     def save(self) -> Path:
         """Writes a checkpoint of this update."""
@@ -339,7 +342,7 @@ class Trainer:
     def save_result(self) -> None:
         """Saves the pipeline, with the averaged weights."""
         with self.averaged_weights():
-            if not all(parameter.isfinite().all() for parameter in self.unet.parameters()):
+            if not all(parameter.isfinite().all() for parameter in self.bare_model.parameters()):
                 raise self._diverged()
             if self.accelerator.is_main_process:
-                save_pipeline(self.unet, self.noise_scheduler, self.folder.path)
+                save_pipeline(self)

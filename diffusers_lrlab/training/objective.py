@@ -27,6 +27,8 @@ def make_noise_scheduler(config: TrainingConfig) -> DDPMScheduler:
         num_train_timesteps=config.ddpm_num_steps,
         beta_schedule=config.ddpm_beta_schedule,
         prediction_type=config.prediction_type,
+        # Images lie in [-1, 1] and samples are kept there; points lie anywhere.
+        clip_sample=config.point_column is None,
     )
 
 
@@ -75,7 +77,7 @@ class Objective:
         self.sampler = make_sampler(config, noise_scheduler, num_updates, device)
         self.weighting = make_weighting(config, noise_scheduler, device)
         self._noise, self._noise_kwargs = NOISES[config.noise], dict(config.noise_kwargs)  # type: ignore[arg-type]
-        # Losses of predicted images come weighted by SNR (see `image_losses`); the table is of plain ones.
+        # Losses of predicted images come weighted by SNR (see `denoising_losses`); the table is of plain ones.
         levels = noise_levels(noise_scheduler)
         base = torch.from_numpy(levels.snr) if config.prediction_type == "sample" else torch.ones(())
         factors = config.timestep_lr_form.weights(levels.num_train_timesteps) if config.timestep_lr_form else None

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..data.layout import BatchLayout
-from ..data.loading import ImageData
+from ..data.loading import TrainingData
 from ..errors import LabError
-from ..models.unet import default_unet_config
 from ..progress import resolve_warmup_updates
 from ..schedules.catalogue import SCHEDULERS
 from ..schedules.frame import Schedule
@@ -21,6 +20,7 @@ from ..schedules.resolve import describe_schedule, double_decay
 from ..schedules.spec import format_spec
 from .choices import with_batch
 from .config import TrainingConfig
+from .kinds import RunKind, kind_of
 from .timestep_choices import describe_choices, timestep_warnings
 
 
@@ -31,7 +31,9 @@ class Plan:
 
     Args:
         config ([`TrainingConfig`]): Resolved.
-        unet_config (`dict`): Arguments of the `UNet2DModel`.
+        model_config (`dict`): Arguments of the model.
+        kind ([`RunKind`]): What depends on whether data are images or points.
+        data_shape (`str`): Of an image or point, in words.
         layout ([`BatchLayout`]): How the images of an update are shared out.
         num_images (`int` or `None`): Training images; `None` for a stream.
         num_held_out (`int`): Held-out images.
@@ -40,10 +42,13 @@ class Plan:
         lrs (`np.ndarray`): The learning rate promised for each update, float64 of shape `(num_updates,)`.
         momenta (`np.ndarray`): The momentum likewise; NaN for an optimizer without one.
         lr_factors (`np.ndarray` or `None`): What the bands of timesteps that updates are from make of the learning rate.
+        data_warnings (`tuple` of `str`): What is odd about the data.
     """
 
     config: TrainingConfig
-    unet_config: dict[str, Any]
+    model_config: dict[str, Any]
+    kind: RunKind
+    data_shape: str
     layout: BatchLayout
     num_images: int | None
     num_held_out: int
@@ -52,6 +57,7 @@ class Plan:
     lrs: np.ndarray
     momenta: np.ndarray
     lr_factors: np.ndarray | None = None
+    data_warnings: tuple[str, ...] = ()
 
     @property
     def promised_lrs(self) -> np.ndarray:
@@ -97,10 +103,9 @@ class Plan:
     def num_parameters(self) -> int:
         """Parameters of the model, without building it."""
         import torch
-        from diffusers import UNet2DModel
 
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in UNet2DModel(**self.unet_config).parameters())
+            return sum(parameter.numel() for parameter in self.kind.model_class()(**self.model_config).parameters())
 
     def describe(self) -> str:
         """The plan in words."""
@@ -108,31 +113,32 @@ class Plan:
         last = self.num_updates - 1
         marks = [(share, min(round(share / 100 * self.num_updates), last)) for share in range(0, 101, 25)]
         lrs = ", ".join(f"{self.lrs[update]:.3g} ({share} %)" for share, update in marks)
-        channels = self.unet_config["block_out_channels"]
+        things = self.kind.things
         lines = {
-            "data": f"{config.dataset_name or config.train_data_dir}: {self.num_images or 'a stream of'} training images, "
-            f"{self.num_held_out} held out, {config.image_channels} x {config.resolution} x {config.resolution}",
-            "model": f"UNet2DModel {tuple(channels)}, {self.num_parameters:,} parameters, predicts {config.prediction_type}",
-            "batch": f"{layout.global_batch} images an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
+            "data": f"{config.dataset_name or config.train_data_dir}: {self.num_images or 'a stream of'} training {things}, "
+            f"{self.num_held_out} held out, {self.data_shape}",
+            "model": f"{self.kind.describe_model(self.model_config)}, {self.num_parameters:,} parameters, predicts "
+            f"{config.prediction_type}",
+            "batch": f"{layout.global_batch} {things} an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
             f" x {layout.num_processes} processes",
             "length": f"{self.num_updates} updates"
             + (f", {self.num_epochs:.4g} epochs" if self.num_epochs else "")
-            + f", {self.num_updates * layout.global_batch:,} images seen",
+            + f", {self.num_updates * layout.global_batch:,} {things} seen",
             "schedule": f"{self.schedule_spec}, {self.warmup_updates} updates of warm-up"
             + (", then as the validation loss says" if self.follows_metric else ""),
             "learning rate": lrs,
             "timesteps": self._timesteps_in_words(),
             "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
             **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),
-            "output": f"{config.output_dir}/: model_index.json, unet/, scheduler/, README.md, lrlab/metrics.jsonl, "
-            f"{'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, lrlab/*.png, "
-            f"checkpoint-N/ every {config.checkpointing_steps} updates",
+            "output": f"{config.output_dir}/: model_index.json, {self.kind.component}/, scheduler/, README.md, "
+            f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
+            f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
 
     def _warnings(self) -> list[str]:
         config = self.config
-        warnings = timestep_warnings(config, self)
+        warnings = [*self.data_warnings, *timestep_warnings(config, self)]
         if not self.follows_metric:
             start = config.start_momentum
             decay = double_decay(self.schedule, config.learning_rate, start, self.warmup_updates, self.num_updates)
@@ -155,7 +161,7 @@ class Plan:
 
 
 def make_plan(
-    config: TrainingConfig, data: ImageData, unet_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
+    config: TrainingConfig, data: TrainingData, model_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
 ) -> Plan:
     """
     Settles the plan of a run from its configuration and its data.
@@ -189,6 +195,10 @@ def make_plan(
     lr_form, lr_factors = config.timestep_lr_form, None
     if lr_form is not None:
         lr_factors = lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps)
-    if unet_config is None:
-        unet_config = default_unet_config(config.resolution, config.image_channels, num_images)
-    return Plan(config, unet_config, layout, num_images, len(data.held_out), num_updates, schedule, lrs, momenta, lr_factors)
+    kind = kind_of(config)
+    model_config = kind.settle_model_config(config, model_config, data)
+    shape, num_held_out = kind.describe_data(config, data), len(data.held_out)
+    return Plan(
+        config, model_config, kind, shape, layout, num_images, num_held_out, num_updates, schedule, lrs, momenta, lr_factors,
+        tuple(kind.data_warnings(data)),
+    )  # fmt: skip

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..files import atomic_file
 from ..preview_plots import new_figure, save_figure
-from .samples import to_uint8
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,10 +109,10 @@ def _enlarge(images: np.ndarray, target: int) -> np.ndarray:
 
 
 def plot_samples(images: np.ndarray, path: Path) -> None:
-    """The final samples (floats in [0, 1]) as a grid, enlarged if they are small."""
+    """The final samples (8-bit) as a grid, enlarged if they are small."""
     from PIL import Image
 
-    pixels = _enlarge(to_uint8(images), 64)
+    pixels = _enlarge(images, 64)
     columns = next(number for number in (10, 9, 8, 7, 6, 5, len(images)) if len(images) % number == 0)
     grid = image_grid(pixels, columns=columns, gap=pixels.shape[1] // 4)
     with atomic_file(path) as temporary:

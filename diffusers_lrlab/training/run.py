@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import sys
 import time
@@ -11,18 +12,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.sources import settle_point_column
 from ..errors import Interrupted, LabError
-from .checks import check_launch, check_model_config, check_precision, resolve_config
+from .checks import check_launch, check_precision, check_source, resolve_config
 from .choices import check_schedule
 from .config import TrainingConfig
 from .environment import describe_environment, launch_command, peak_memory_mb
+from .kinds import kind_of
 from .run_folder import RunFolder, check_same_config, find_checkpoint
 from .timestep_choices import check_timesteps
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ..data.loading import ImageData
+    from ..data.loading import TrainingData
     from .loop import Trainer
     from .plan import Plan
 
@@ -41,11 +44,12 @@ def train(config: TrainingConfig) -> Path | None:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
-    config = resolve_config(config)
+    check_source(config)
+    config = resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
     # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
-    checkpoint, unet_config = _look_before(config)
+    checkpoint, model_config = _look_before(config)
     accelerator = _make_accelerator(config)
-    plan, data = _make_plan(config, accelerator, unet_config)
+    plan, data = _make_plan(config, accelerator, model_config)
     accelerator.print(plan.describe())
     if config.dry_run:
         return None
@@ -94,25 +98,24 @@ def _look_before(config: TrainingConfig) -> tuple[Path | None, dict[str, Any] | 
     if checkpoint:
         check_same_config(config, checkpoint)
     check_precision(config)
-    unet_config = check_model_config(config)
+    model_config = kind_of(config).load_model_config(config)
     if config.push_to_hub and int(os.environ.get("RANK", 0)) == 0:
         from ..hub.publish import check_can_push
 
         check_can_push(config)
-    return checkpoint, unet_config
+    return checkpoint, model_config
 
 
 def _make_plan(
-    config: TrainingConfig, accelerator: Accelerator, unet_config: dict[str, Any] | None
-) -> tuple[Plan, ImageData]:
-    from ..data.loading import load_image_data
+    config: TrainingConfig, accelerator: Accelerator, model_config: dict[str, Any] | None
+) -> tuple[Plan, TrainingData]:
     from .plan import make_plan
 
     with accelerator.main_process_first():
-        data = load_image_data(config, accelerator.num_processes)
+        data = kind_of(config).load_data(config, accelerator.num_processes)
     if data.skipped:
         accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
-    return make_plan(config, data, unet_config, accelerator.num_processes, accelerator.process_index), data
+    return make_plan(config, data, model_config, accelerator.num_processes, accelerator.process_index), data
 
 
 def _push_in_between(config: TrainingConfig) -> Callable[[int], None]:
@@ -186,6 +189,7 @@ def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]
             "num_processes": accelerator.num_processes,
             "num_training_images": plan.num_images,
             "num_held_out_images": plan.num_held_out,
+            "data_shape": plan.data_shape,
             "num_parameters": plan.num_parameters,
             "device": str(accelerator.device),
             "mixed_precision": accelerator.mixed_precision,

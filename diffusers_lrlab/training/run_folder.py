@@ -15,7 +15,7 @@ from ..files import append_line, write_text
 from .config import TrainingConfig
 
 # What a run writes into its folder besides checkpoints, and so what --overwrite_output_dir may remove.
-_OWN = ("model_index.json", "README.md", "lrlab", "unet", "scheduler", ".tmp-*")
+_OWN = ("model_index.json", "pipeline.py", "README.md", "lrlab", "unet", "denoiser", "scheduler", ".tmp-*")
 
 # A resumed run may change these; everything else decides the result. The global batch is compared as a whole, so
 # micro-batch and accumulation may be traded against each other, and the model's configuration by its content.

@@ -1,78 +1,54 @@
-"""Samples and the saved pipeline, both of diffusers' own `DDPMPipeline`."""
+"""Samples during training, and the saved pipeline."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from diffusers import DDPMPipeline
 from tqdm.auto import tqdm
 
 from ..files import atomic_file, full_disk_explained
 from ..streams import stream_generator
-from .config import TrainingConfig
+
+if TYPE_CHECKING:
+    from .loop import Trainer
 
 
-def draw_samples(
-    unet: Any,
-    noise_scheduler: Any,
-    num_images: int,
-    config: TrainingConfig,
-    purpose: str = "samples",
-    batch_size: int = 250,
-    show_progress: bool = False,
-) -> np.ndarray:
+def draw_samples(trainer: Trainer, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
     """
-    Samples by the DDPM pipeline, always from the same starting noise.
+    Samples of the model as it is, by its pipeline, always from the same starting noise.
 
     Args:
-        unet (`UNet2DModel`): The model; its mode is restored.
-        noise_scheduler (`DDPMScheduler`): Its noise schedule.
-        num_images (`int`): How many.
-        config ([`TrainingConfig`]): `ddpm_num_inference_steps` and `seed` are used.
+        trainer ([`Trainer`]): Its model, whose mode is restored, noise schedule and configuration.
+        num (`int`): How many.
         purpose (`str`): Names the stream of starting noise.
-        batch_size (`int`): Images per pass through the model.
-        show_progress (`bool`): A bar over passes.
+        show_progress (`bool`): A bar over passes through the pipeline.
 
     Returns:
-        `np.ndarray`: float32 of shape `(num_images, height, width, channels)` in [0, 1].
+        `np.ndarray`: see [`RunKind.sample`].
     """
-    was_training = unet.training
-    unet.eval()
-    pipeline = DDPMPipeline(unet=unet, scheduler=type(noise_scheduler).from_config(noise_scheduler.config))
+    kind, config, model = trainer.kind, trainer.config, trainer.bare_model
+    was_training = model.training
+    model.eval()
+    scheduler = trainer.noise_scheduler
+    pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
     pipeline.set_progress_bar_config(disable=True)
     parts = []
-    for start in tqdm(range(0, num_images, batch_size), desc=purpose, disable=not show_progress):
-        generator = stream_generator(config.seed, purpose, start, device=unet.device)
-        output = pipeline(
-            batch_size=min(batch_size, num_images - start),
-            generator=generator,
-            num_inference_steps=config.ddpm_num_inference_steps,
-            output_type="np",
-        )
-        parts.append(output.images)
-    unet.train(was_training)
+    for start in tqdm(range(0, num, kind.sampling_batch), desc=purpose, disable=not show_progress):
+        generator = stream_generator(config.seed, purpose, start, device=model.device)
+        size = min(kind.sampling_batch, num - start)
+        parts.append(kind.sample(pipeline, size, generator, config.ddpm_num_inference_steps))
+    model.train(was_training)
     return np.concatenate(parts)
 
 
-def to_uint8(images: np.ndarray) -> np.ndarray:
-    """Images in [0, 1] as 8-bit ones."""
-    return np.rint(images * 255).astype(np.uint8)
-
-
-def to_tensor(images: np.ndarray) -> torch.Tensor:
-    """Images `(num, height, width, channels)` in [0, 1] as the tensors `(num, channels, height, width)` of training."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2) * 2 - 1
-
-
-def save_preview(folder: Path, update: int, images: np.ndarray) -> None:
+def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
     """Keeps samples of one moment as an array, from which the plots are drawn."""
     with atomic_file(folder / f"update-{update:08d}.npy") as path:
-        np.save(path, to_uint8(images))
+        np.save(path, samples)
 
 
 def load_previews(folder: Path) -> dict[int, np.ndarray]:
@@ -80,16 +56,16 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
     return {int(path.stem.split("-")[1]): np.load(path) for path in sorted(folder.glob("update-*.npy"))}
 
 
-def save_pipeline(unet: Any, noise_scheduler: Any, folder: Path) -> None:
-    """Writes a pipeline that `DDPMPipeline.from_pretrained` loads; each part appears whole, the index last."""
+def save_pipeline(trainer: Trainer) -> None:
+    """Writes the pipeline into the folder of the run; each part appears whole, the index last."""
+    folder = trainer.folder.path
     temporary = folder / f".tmp-{os.getpid()}-pipeline"
     try:
         with full_disk_explained(folder / "model_index.json"):
-            DDPMPipeline(unet=unet, scheduler=noise_scheduler).save_pretrained(temporary)
-        for part in ("unet", "scheduler"):
-            if (folder / part).exists():
-                os.replace(folder / part, temporary / f"old-{part}")
-            os.replace(temporary / part, folder / part)
-        os.replace(temporary / "model_index.json", folder / "model_index.json")
+            trainer.kind.make_pipeline(trainer.bare_model, trainer.noise_scheduler).save_pretrained(temporary)
+        for part in sorted(temporary.iterdir(), key=lambda path: path.name == "model_index.json"):
+            if part.is_dir() and (folder / part.name).exists():
+                os.replace(folder / part.name, temporary / f"old-{part.name}")
+            os.replace(part, folder / part.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -21,7 +21,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
         "num_processes": plan.layout.num_processes,
         "num_updates": plan.num_updates,
         "mixed_precision": trainer.accelerator.mixed_precision,
-        "model": plan.unet_config,
+        "model": plan.model_config,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images},
     }
 
@@ -43,12 +43,14 @@ def save_trainer(trainer: Trainer) -> Path:
     keep = trainer.config.checkpoints_total_limit or 0
     # diffusers builds a model to save an EMA, which draws random numbers that dropout would miss.
     with torch.random.fork_rng(devices=[]):
-        return save_checkpoint(trainer.accelerator, trainer.folder, trainer.update, trainer.ema, state, tensors, keep)
+        return save_checkpoint(
+            trainer.accelerator, trainer.kind, trainer.folder, trainer.update, trainer.ema, state, tensors, keep
+        )
 
 
 def resume_trainer(trainer: Trainer, checkpoint: Path) -> None:
     """Goes back to where a checkpoint was written."""
-    state = load_checkpoint(trainer.accelerator, checkpoint, trainer.ema, _facts(trainer))
+    state = load_checkpoint(trainer.accelerator, trainer.kind, checkpoint, trainer.ema, _facts(trainer))
     for scheduler, saved in zip(trainer.schedulers, state["schedules"], strict=True):
         scheduler.load_state_dict(saved)
     trainer.update = state["update"]

@@ -39,6 +39,11 @@ def resolve_timesteps(config: TrainingConfig) -> None:
             resolved = registry[spec].resolve(given)
         setattr(config, option, spec)
         setattr(config, f"{option}_kwargs", resolved)
+    if config.point_column is not None and "spatial" in NOISES[config.noise].traits:
+        plain = [name for name, entry in NOISES.items() if "spatial" not in entry.traits]
+        raise LabError(
+            f"--noise {config.noise} is about neighbouring pixels, and points have none. Use {' or '.join(plain)}."
+        )
     _check_timestep_lr(config)
     _resolve_bins(config)
 

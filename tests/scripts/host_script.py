@@ -65,10 +65,18 @@ def main(args):
                 accelerator.save_state(checkpoint)
                 with open(os.path.join(checkpoint, "update"), "w") as file:
                     file.write(str(update))
-                return
-    if accelerator.is_main_process:
+                break
+        if update == args.stop_after:
+            break
+    if accelerator.is_main_process and update == args.max_train_steps:
         with open(os.path.join(args.output_dir, "rows.json"), "w") as file:
             json.dump(rows, file)
+    # A process that exits with gloo's threads running may abort, and a distributed model that is freed after its process
+    # group may wait for ever.
+    del model, optimizer, lr_scheduler
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,192 @@
+"""What an update on points costs: the training script's loop beside a plain loop of the shape of the study's template.
+
+    python benchmarks/toy2d.py
+    python benchmarks/toy2d.py --rounds 10 --threads 1
+
+The plain loop is what one writes first: a DataLoader, one operation after the other, a loss that is read at every update.
+Both train the same network (296,450 parameters) on the same points with the same optimizer, clipping and schedule, and take
+turns. Where the time of ours goes, and what the matrix multiplications alone would take, is printed beside.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from tqdm.auto import tqdm
+
+from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.environment import describe_environment
+from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.run import keep_freed_memory
+from diffusers_lrlab.training.run_folder import RunFolder
+
+RECIPE = Path(__file__).parents[1] / "training_scripts" / "recipes" / "lr_study_2d.yaml"
+BATCH, TIMESTEPS = 256, 100
+
+
+def make_trainer(folder, num_updates):
+    """Ours, with the study's settings and all logging on, but without validation and samples, which the other has not."""
+    arguments = ["--dataset_name=dino", f"--config={RECIPE}", f"--output_dir={folder}", "--num_validation_images=0"]
+    arguments += [f"--max_train_steps={num_updates}", f"--checkpointing_steps={num_updates}", "--save_images_epochs=1000"]
+    config = resolve_config(parse_arguments(arguments, ""))
+    kind = kind_of(config)
+    data = kind.load_data(config, 1)
+    return Trainer(make_plan(config, data, None), data, Accelerator(cpu=True), RunFolder(Path(folder)))
+
+
+class PlainDenoiser(torch.nn.Module):
+    """The same network, with an embedding for each coordinate."""
+
+    def __init__(self):
+        super().__init__()
+        self.input, self.output = torch.nn.Linear(384, 256), torch.nn.Linear(256, 2)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(3))
+
+    @staticmethod
+    def embed(values, scale):
+        frequencies = torch.exp(torch.arange(64) * (-torch.log(torch.tensor(10000.0)) / 63))
+        angles = (values * scale)[:, None] * frequencies[None, :]
+        return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
+
+    def forward(self, points, timesteps):
+        parts = [self.embed(points[:, 0], 25.0), self.embed(points[:, 1], 25.0), self.embed(timesteps, 1.0)]
+        hidden = self.input(torch.cat(parts, dim=-1))
+        for block in self.blocks:
+            hidden = hidden + block(F.relu(hidden))
+        return self.output(F.relu(hidden))
+
+
+def plain_updates(points, num_updates):
+    """One update for each `next()`."""
+    torch.manual_seed(0)
+    model = PlainDenoiser()
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_updates)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(points), batch_size=BATCH, shuffle=True)
+    alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, TIMESTEPS), dim=0)
+    update, losses = 0, []
+    bar = tqdm(total=num_updates, mininterval=10)
+    while True:
+        for (batch,) in loader:
+            noise = torch.randn(batch.shape)
+            timesteps = torch.randint(0, TIMESTEPS, (len(batch),)).long()
+            signal, strength = alphas[timesteps].sqrt()[:, None], (1 - alphas[timesteps]).sqrt()[:, None]
+            loss = F.mse_loss(model(signal * batch + strength * noise, timesteps), noise)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            if update % 10 == 0:
+                for kept, parameter in zip(average, model.parameters(), strict=True):
+                    kept.lerp_(parameter.detach(), 0.005)
+            schedule.step()
+            losses.append(loss.detach().item())
+            bar.update(1)
+            bar.set_postfix(loss=losses[-1], refresh=False)
+            update += 1
+            yield
+
+
+def median_ms(function, repeats=200):
+    """Median milliseconds of a call."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[repeats // 10 :])
+
+
+def matmul_limit():
+    """Milliseconds of the matrix multiplications of an update alone, and their GFLOP/s."""
+    shapes = [(384, 256), *[(256, 256)] * 3, (256, 2)]
+    total, flop = 0.0, 0
+    for index, (inputs, outputs) in enumerate(shapes):
+        x, w, g = torch.randn(BATCH, inputs), torch.randn(outputs, inputs), torch.randn(BATCH, outputs)
+        bias = torch.randn(outputs)
+        # Forward, gradient of the weights, gradient of the input; the first layer's input needs none.
+        calls = [lambda x=x, w=w, b=bias: torch.addmm(b, x, w.T), lambda x=x, g=g: g.T @ x]
+        calls += [lambda g=g, w=w: g @ w] * (index > 0)
+        total += sum(median_ms(call) for call in calls)
+        flop += len(calls) * 2 * BATCH * inputs * outputs
+    return total, flop / total / 1e6
+
+
+def breakdown(trainer):
+    """Milliseconds of the parts of an update of ours, each alone."""
+    model, scheduler, objective = trainer.bare_model, trainer.noise_scheduler, trainer.objective
+    points = trainer.data.in_memory[:BATCH].clone()
+    timesteps = objective.draw(0)
+    (noise,) = objective.noise(0, points)
+    from diffusers_lrlab.loss import denoising_losses
+
+    def forward():
+        return denoising_losses(model, scheduler, points, noise, timesteps).mean()
+
+    def forward_backward():
+        forward().backward()
+
+    both, alone = median_ms(forward_backward), median_ms(forward)
+    embedding = median_ms(lambda: model.embed(points, timesteps))
+    clip = median_ms(lambda: trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 0.5))
+    step = median_ms(trainer.optimizer.step)
+    drawing = median_ms(lambda: (objective.draw(0), list(objective.noise(0, points))))
+    return {
+        "forward and loss": alone,
+        "of that, embeddings": embedding,
+        "backward": both - alone,
+        "clipping": clip,
+        "AdamW": step,
+        "timesteps and noise": drawing,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each loop")
+    parser.add_argument("--updates", type=int, default=200, help="updates in a turn")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    meta = describe_environment()
+    print(f"{meta['processor']}, {options.threads} threads, torch {meta['versions']['torch']}\n")
+
+    num_updates = (options.rounds + 1) * options.updates
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(folder, num_updates + 1)
+        loops = {"plain": plain_updates(trainer.data.in_memory, num_updates), "ours": trainer.updates()}
+        times = {name: [] for name in loops}
+        for turn in range(options.rounds + 1):
+            for name in ("plain", "ours") if turn % 2 else ("ours", "plain"):
+                start = time.perf_counter()
+                for _ in range(options.updates):
+                    next(loops[name])
+                if turn:
+                    times[name].append(1e3 * (time.perf_counter() - start) / options.updates)
+        ratios = [plain / ours for plain, ours in zip(times["plain"], times["ours"], strict=True)]
+        parts = breakdown(trainer)
+    limit, speed = matmul_limit()
+    quartiles = statistics.quantiles(ratios, n=4)
+    print("\n| | ms per update, median of turns |\n|---|---|")
+    print(f"| plain loop | {statistics.median(times['plain']):.2f} |")
+    print(f"| training script | {statistics.median(times['ours']):.2f} |")
+    print(f"| matrix multiplications alone, {speed:.0f} GFLOP/s | {limit:.2f} |")
+    print(f"\nPlain over ours, turn by turn: {statistics.median(ratios):.2f} ({quartiles[0]:.2f} to {quartiles[2]:.2f})\n")
+    print("| part of an update of ours, alone | ms |\n|---|---|")
+    for name, value in parts.items():
+        print(f"| {name} | {value:.3f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Points: the embedded toy sets, and data sets with a column of as many numbers in every row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..errors import LabError
+from .layout import BatchLayout
+from .loading import TrainingData, split_rows, stream_data
+from .sources import is_numeric_list, open_dataset
+from .toy2d import TOY_DATASETS, load_toy_dataset
+
+if TYPE_CHECKING:
+    from ..training.config import TrainingConfig
+
+# The toy sets are the same for every seed of a run, as all other data are.
+TOY_SEED, TOY_POINTS = 42, 100_000
+
+
+@dataclass(frozen=True)
+class PointTransform:
+    """
+    From a row of numbers to a point; nothing about it is random.
+
+    Args:
+        dimension (`int`): Numbers in a row.
+        column (`str`): Where they come from, for error texts.
+    """
+
+    dimension: int
+    column: str
+    is_random = False
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Of a point."""
+        return (self.dimension,)
+
+    def read(self, cell: Any) -> torch.Tensor:
+        """The point in a cell, float32 `(dimension,)`; a `LabError` if it is none."""
+        try:
+            point = torch.tensor(cell, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError):
+            point = torch.empty(0)
+        if point.shape != self.shape or not point.isfinite().all():
+            raise LabError(
+                f"A row of the column {self.column!r} is {cell!r}; every row must be a point of {self.dimension} finite "
+                "numbers. Correct or remove it."
+            )
+        return point
+
+    def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+        """As it is."""
+        return tensor
+
+    def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As it is."""
+        return tensor
+
+
+def load_point_data(config: TrainingConfig, num_processes: int = 1) -> TrainingData:
+    """
+    Loads the points of a resolved configuration and holds out some.
+
+    Raises:
+        LabError: for a data set that cannot be read, a column that is not of points, a row that is not one (it is named),
+            and fewer points than a batch needs.
+    """
+    name, column = config.dataset_name or config.train_data_dir or "", config.point_column
+    assert column is not None
+    if name in TOY_DATASETS:
+        return _toy_data(name, config)
+    dataset = open_dataset(config)
+    _check_column(dataset.features, column)
+    dataset = dataset.select_columns([column])
+    if config.streaming:
+        first = next(iter(dataset), None)
+        if first is None:
+            raise LabError(f"The stream {name!r} has no points to train on.")
+        return stream_data(config, dataset, column, PointTransform(len(first[column] or ()), column), name)
+    points = read_points(dataset, column)
+    held_out, training = split_rows(len(points), config.num_validation_images)
+    data = TrainingData(
+        name,
+        dataset.select(training),
+        points[held_out],
+        column,
+        dataset._fingerprint,
+        PointTransform(points.shape[1], column),
+    )
+    BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes).check_fits(len(training))
+    if points.nbytes <= config.in_memory_limit_mb * 2**20:
+        data.in_memory = points[training]
+    return data
+
+
+def _toy_data(name: str, config: TrainingConfig) -> TrainingData:
+    num_held_out = config.num_validation_images
+    train = load_toy_dataset(name, TOY_POINTS, TOY_SEED)
+    # Another draw, not a part of the same one: as many training points whatever is held out.
+    held_out = torch.empty(0, 2)
+    if num_held_out:
+        held_out = read_points(load_toy_dataset(name, num_held_out, TOY_SEED, split="test"), "x")
+    points = read_points(train, "x")
+    return TrainingData(name, train, held_out, "x", f"toy2d-{name}", PointTransform(points.shape[1], "x"), points)
+
+
+def _check_column(features: Any, column: str) -> None:
+    listing = ", ".join(
+        f"{name} ({getattr(feature, 'dtype', None) or feature})" for name, feature in (features or {}).items()
+    )
+    if features is None:
+        raise LabError("The stream does not declare its columns, so none can be checked. Train without --streaming.")
+    if column not in features:
+        raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
+    if not is_numeric_list(features[column]):
+        raise LabError(f"The column {column!r} does not hold points (lists of as many numbers). Columns: {listing}.")
+
+
+def read_points(dataset: Any, column: str) -> torch.Tensor:
+    """
+    A column of points as one tensor.
+
+    Args:
+        dataset (`datasets.Dataset`): Whose `column` holds lists of numbers.
+        column (`str`): Its name.
+
+    Returns:
+        `torch.Tensor`: float32 of shape `(num_points, dimension)`.
+
+    Raises:
+        LabError: naming the first row that is missing, of another length, or with a number that is missing, NaN, infinite
+            or too large for float32; or if there are no rows.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = dataset.with_format("arrow")[:][column]
+    lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+    if len(lists) == 0:
+        raise LabError(f"The column {column!r} has no rows. Use a data set with points.")
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), -1))
+    dimension = int(lengths[0])
+    wrong = np.flatnonzero((lengths != dimension) | (lengths < 1))
+    if len(wrong):
+        row = int(wrong[0])
+        found = "missing" if lengths[row] < 0 else f"of {lengths[row]} numbers"
+        raise LabError(
+            f"Row {row} of the column {column!r} is {found}, and row 0 is of {max(dimension, 0)}: all points must have as "
+            "many coordinates, 1 at least. Correct or remove it."
+        )
+    with np.errstate(over="ignore"):
+        values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), dimension)
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(bad):
+        row = int(bad[0])
+        raise LabError(
+            f"Row {row} of the column {column!r} is {lists[row].as_py()}: every coordinate must be a finite number that "
+            "float32 can hold. Correct or remove it."
+        )
+    return torch.from_numpy(np.array(values))

@@ -1,0 +1,123 @@
+"""Where data come from: a folder, a saved data set or the Hub; and whether they are images or points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LabError
+from .toy2d_entries import TOY_DATASETS
+
+if TYPE_CHECKING:
+    from ..training.config import TrainingConfig
+
+
+def open_dataset(config: TrainingConfig, streaming: bool | None = None) -> Any:
+    """
+    The split that a configuration names, as a `datasets.Dataset`, or an `IterableDataset` if streaming.
+
+    Args:
+        config ([`TrainingConfig`]): Its options for the data.
+        streaming (`bool`, *optional*): In place of the configuration's.
+
+    Raises:
+        LabError: for a data set that cannot be found or read.
+    """
+    import datasets as hf_datasets
+
+    streaming = config.streaming if streaming is None else streaming
+
+    if config.dataset_name == "digits":
+        from .digits import load_digits_dataset
+
+        return load_digits_dataset()
+    name = config.train_data_dir or config.dataset_name or ""
+    folder = Path(name).expanduser()
+    try:
+        if (folder / "state.json").is_file():
+            if config.dataset_config_name is not None or config.dataset_split != "train":
+                raise LabError(
+                    f"{name!r} was written by save_to_disk and has neither configurations nor splits to choose from. "
+                    "Leave --dataset_config_name and --dataset_split out."
+                )
+            saved = hf_datasets.load_from_disk(str(folder))
+            return saved.to_iterable_dataset() if streaming else saved
+        source = {"path": name}
+        if folder.is_dir():
+            # By itself, `load_dataset` takes a folder for what most of its files are: captions beside images, say.
+            images = holds_images(folder)
+            source = {"path": "imagefolder", "data_dir": str(folder)} if images else {"path": str(folder)}
+        return hf_datasets.load_dataset(
+            **source,
+            name=config.dataset_config_name,
+            split=config.dataset_split,
+            cache_dir=config.cache_dir,
+            streaming=streaming,
+        )
+    except LabError:
+        raise
+    except Exception as error:  # datasets raises some twenty kinds here, of its own, of fsspec and of the Hub client
+        raise LabError(f"Cannot load the dataset {name!r} (split {config.dataset_split!r}): {error}") from error
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether a folder is one of image files (`True`) or of data sets (`False`); neither is an error."""
+    from PIL import Image
+
+    endings = {path.suffix.lower() for path in folder.rglob("*") if path.is_file()}
+    if endings & {".parquet", ".arrow", ".tar"}:
+        return False
+    if endings & set(Image.registered_extensions()):
+        return True
+    if endings & {".csv", ".json", ".jsonl", ".zip"}:
+        return False
+    raise LabError(f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...).")
+
+
+def point_columns(features: Any) -> list[str]:
+    """The columns of a data set whose rows are lists of numbers."""
+    return [name for name, feature in (features or {}).items() if is_numeric_list(feature)]
+
+
+def is_numeric_list(feature: Any) -> bool:
+    """Whether a column is of lists of numbers, of one length or not."""
+    item = getattr(feature, "feature", None)
+    kind = str(getattr(item, "dtype", ""))
+    return kind.startswith(("float", "int", "uint")) and not hasattr(item, "feature")
+
+
+def settle_point_column(config: TrainingConfig) -> str | None:
+    """
+    The column of points that a configuration means; `None` if it is about images.
+
+    Toy sets and the option decide by themselves. Otherwise the columns of the data set are looked at: one of images goes
+    first, and the only one of lists of numbers is taken for points.
+
+    Raises:
+        LabError: for a data set that cannot be opened, and for one with several columns of numbers to choose from.
+    """
+    if config.point_column is not None:
+        return config.point_column
+    name = config.dataset_name or ""
+    if name in TOY_DATASETS:
+        return "x"
+    folder = Path(config.train_data_dir or name).expanduser()
+    is_embedded = not name and not config.train_data_dir or name == "digits"
+    if is_embedded or config.image_column is not None or (folder.is_dir() and _is_folder_of_images(folder)):
+        return None
+    from datasets import Image
+
+    features = open_dataset(config, streaming=True).features or {}
+    columns = point_columns(features)
+    if not columns or any(isinstance(feature, Image) for feature in features.values()):
+        return None
+    if len(columns) > 1:
+        raise LabError(f"The dataset has several columns of numbers: {', '.join(columns)}. Choose by --point_column.")
+    return columns[0]
+
+
+def _is_folder_of_images(folder: Path) -> bool:
+    try:
+        return not (folder / "state.json").is_file() and holds_images(folder)
+    except LabError:
+        return True  # it holds nothing: the images' own checks say so

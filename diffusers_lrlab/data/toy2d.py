@@ -1,0 +1,84 @@
+"""The classic two-dimensional test sets of diffusion research as Hugging Face datasets.
+
+Each is a distribution that can be drawn from without end; where its density is known in closed form, it comes with it.
+The entries of the registry are in `toy2d_entries.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ..errors import LabError
+from ..streams import stream_seed
+from .toy2d_entries import LOG_PROBS, TOY_DATASETS
+
+if TYPE_CHECKING:
+    import datasets
+
+MAX_POINTS = 100_000_000
+
+
+def list_toy_datasets() -> list[str]:
+    """The names that `load_toy_dataset` and `--dataset_name` take."""
+    return list(TOY_DATASETS)
+
+
+def check_draw(name: str, n: int, seed: int) -> None:
+    """Raises a `LabError` for an unknown set, and for numbers of points and seeds that are not allowed."""
+    TOY_DATASETS[name]
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_POINTS:
+        raise LabError(f"n={n!r} points of {name!r} are not allowed; use a whole number from 1 to {MAX_POINTS}.")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise LabError(f"seed={seed!r} is not allowed; use a whole number, such as 42.")
+
+
+def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["train", "test"] = "train") -> np.ndarray:
+    """
+    Points of a toy set.
+
+    Args:
+        name (`str`): A name of [`list_toy_datasets`].
+        n (`int`): How many; the first points of a larger draw are others.
+        seed (`int`): Of the generator.
+        split (`"train"` or `"test"`): Which of two independent draws, from generators of their own.
+
+    Returns:
+        `np.ndarray`: float32 of shape `(n, 2)`.
+
+    Raises:
+        LabError: for unknown names, and for `n`, `seed` or `split` that are not allowed.
+    """
+    check_draw(name, n, seed)
+    if split not in ("train", "test"):
+        raise LabError(f"split={split!r} is not allowed; use 'train' or 'test'.")
+    rng = np.random.default_rng(stream_seed(seed, f"toy2d/{name}/{split}"))
+    return TOY_DATASETS[name].factory(n, rng).astype(np.float32)
+
+
+def load_toy_dataset(
+    name: str, n: int = 100_000, seed: int = 42, split: Literal["train", "test"] = "train"
+) -> datasets.Dataset:
+    """
+    A toy set as a dataset with one column `x` of float32 and shape `(2,)`.
+
+    See [`toy_points`] for arguments and errors.
+    """
+    import pyarrow as pa
+    from datasets import Dataset, Features, List, Value
+
+    points = toy_points(name, n, seed, split)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(points.reshape(-1)), points.shape[1])
+    return Dataset.from_dict({"x": column}, features=Features({"x": List(Value("float32"), length=points.shape[1])}))
+
+
+def toy_log_prob(name: str) -> Callable[[np.ndarray], np.ndarray] | None:
+    """
+    The log-density of a toy set, `None` where it has no closed form.
+
+    Returns:
+        `Callable`: from points `(n, 2)` to natural logarithms `(n,)`, float64; `-inf` where no points are.
+    """
+    return LOG_PROBS.get(TOY_DATASETS[name].name)

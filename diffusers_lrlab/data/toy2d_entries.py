@@ -1,0 +1,208 @@
+"""The toy sets: how each is drawn, and its density where it has a closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from ..registry import Registry
+from . import densities
+
+LogProb = Callable[[np.ndarray], np.ndarray]
+
+TOY_DATASETS = Registry("toy data set", shown_facts={"density": "density in closed form"})
+"""
+Entries are functions `f(n, rng) -> points` that draw `n` points, float64 of shape `(n, 2)`. The fact `density` is "yes" for
+those that are in `LOG_PROBS`; the trait `"shape"` marks those whose points are from data-morph-ai.
+"""
+
+LOG_PROBS: dict[str, LogProb] = {}
+"""Natural logarithms of densities, as functions from points `(n, 2)` to float64 `(n,)`."""
+
+_TEMPLATE = "2d_diffusion template of SakanaAI/AI-Scientist"
+_FFJORD = "after the toy sets of FFJORD, arXiv 1810.01367"
+
+
+def _register(
+    name: str, description: str, source: str, log_prob: LogProb | None = None, traits: tuple[str, ...] = ()
+) -> Callable[[Any], Any]:
+    if log_prob is not None:
+        LOG_PROBS[name] = log_prob
+    facts = {"density": "no" if log_prob is None else "yes"}
+    return TOY_DATASETS.register(name, description=description, source=source, traits=traits, facts=facts)
+
+
+# --- those of the study ----------------------------------------------------------------------------------------------
+
+_GRID = np.array([(x, y) for x in range(-2, 3) for y in range(-2, 3)])
+_CIRCLE_RADIUS, _CIRCLE_JITTER = 3.0, 0.09
+
+
+def _circle_directions() -> tuple[np.ndarray, np.ndarray]:
+    """The 16 unit vectors towards the points of a 5x5 grid, and the origin, which has none; and how likely they are."""
+    reduced = _GRID // np.maximum(np.gcd(_GRID[:, 0], _GRID[:, 1]), 1)[:, None]
+    directions, counts = np.unique(reduced, axis=0, return_counts=True)
+    norms = np.linalg.norm(directions, axis=1, keepdims=True)
+    return directions / np.where(norms == 0, 1, norms), counts / len(_GRID)
+
+
+@_register(
+    "circle",
+    "16 small discs on a circle of radius 3, and one in the middle, which 4 % of the points are in",
+    f"{_TEMPLATE}, where rounding makes it so",
+    lambda points: densities.discs_log_prob(
+        points, _CIRCLE_RADIUS * _circle_directions()[0], _circle_directions()[1], _CIRCLE_JITTER
+    ),
+)
+def circle(n: int, rng: np.random.Generator) -> np.ndarray:
+    """A direction to a point of a grid, plus a jitter that is uniform in radius and angle."""
+    directions, probabilities = _circle_directions()
+    centres = _CIRCLE_RADIUS * directions[rng.choice(len(directions), n, p=probabilities)]
+    radius, angle = rng.uniform(0, _CIRCLE_JITTER, n), rng.uniform(0, 2 * math.pi, n)
+    return centres + np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
+@_register(
+    "line",
+    "a filled rectangle, 4 by 8",
+    _TEMPLATE,
+    partial(densities.rectangles_log_prob, corners=np.array([[-2, -4]]), size=(4, 8)),
+)
+def line(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Uniform."""
+    return rng.uniform((-2, -4), (2, 4), (n, 2))
+
+
+@_register("moons", "two half circles, one in the other", f"{_TEMPLATE}; sklearn.datasets.make_moons")
+def moons(n: int, rng: np.random.Generator) -> np.ndarray:
+    """scikit-learn's, with a noise of 0.03 before it is scaled."""
+    from sklearn.datasets import make_moons
+
+    points, _ = make_moons(n, noise=0.03, random_state=int(rng.integers(2**32)))
+    return (points + 0.3) * (2, 3) - 1
+
+
+# --- shapes of points ------------------------------------------------------------------------------------------------
+
+_DINO_NOISE = np.array([4 * 0.15 / 54, 4 * 0.15 / 48])
+_SHAPE_NOISE = np.array([0.0125, 0.0125])
+_SHAPES = {
+    "bunny": "the head of a bunny",
+    "cat": "a cat",
+    "dog": "a dog",
+    "gorilla": "a gorilla",
+    "music": "a musical note",
+    "panda": "the head of a panda",
+    "pi": "the letter pi",
+    "python": "the logo of Python, a trademark of the Python Software Foundation",
+    "sheep": "a sheep",
+    "soccer_ball": "a soccer ball",
+    "superdatascience": "the logo of SuperDataScience",
+}
+
+
+@cache
+def shape_centres(name: str) -> np.ndarray:
+    """
+    The points of a shape that data-morph-ai carries, float64 `(num_points, 2)`.
+
+    The dinosaur as the study's template has it; others centred, with their longer side from -3.6 to 3.6.
+    """
+    with (files("data_morph") / "data" / "starter_shapes" / f"{name}.csv").open() as file:
+        points = np.loadtxt(file, delimiter=",", skiprows=1)
+    if name == "dino":
+        return (points / (54, 48) - 1) * 4
+    lowest, highest = points.min(axis=0), points.max(axis=0)
+    return (points - (lowest + highest) / 2) * (7.2 / (highest - lowest).max())
+
+
+def _noisy_points(name: str, scales: np.ndarray) -> tuple[Any, LogProb]:
+    """How points are drawn that are those of a shape plus Gaussian noise, and their density."""
+
+    def draw(n: int, rng: np.random.Generator) -> np.ndarray:
+        centres = shape_centres(name)
+        return centres[rng.integers(len(centres), size=n)] + rng.normal(size=(n, 2)) * scales
+
+    return draw, lambda points: densities.mixture_log_prob(points, shape_centres(name), scales)
+
+
+def _register_shapes() -> None:
+    draw, log_prob = _noisy_points("dino", _DINO_NOISE)
+    text = "the 142 points of Alberto Cairo's Datasaurus, with noise"
+    _register("dino", text, f"{_TEMPLATE}; the points are those in data-morph-ai", log_prob, ("shape",))(draw)
+    for name, text in _SHAPES.items():
+        draw, log_prob = _noisy_points(name, _SHAPE_NOISE)
+        _register(name, f"{text}, with noise", "data-morph-ai (S. Molin, MIT licence)", log_prob, ("shape",))(draw)
+
+
+_register_shapes()
+
+
+# --- other classics --------------------------------------------------------------------------------------------------
+
+
+@_register("swiss_roll", "a spiral of one and a half turns, with noise", "sklearn.datasets.make_swiss_roll, from the side")
+def swiss_roll(n: int, rng: np.random.Generator) -> np.ndarray:
+    """scikit-learn's without its third dimension, with a noise of 0.4 before it is scaled."""
+    from sklearn.datasets import make_swiss_roll
+
+    points, _ = make_swiss_roll(n, noise=0.4, random_state=int(rng.integers(2**32)))
+    return points[:, [0, 2]] * (4 / 15)
+
+
+_BLACK = np.array([(x, y) for x in range(-4, 4, 2) for y in range(-4, 4, 2) if (x + y) % 4 == 0])
+
+
+@_register(
+    "checkerboard",
+    "the black squares of a board of 4x4",
+    _FFJORD,
+    partial(densities.rectangles_log_prob, corners=_BLACK, size=(2, 2)),
+)
+def checkerboard(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Uniform on eight squares of 2x2."""
+    return _BLACK[rng.integers(len(_BLACK), size=n)] + rng.uniform(0, 2, (n, 2))
+
+
+@_register("spirals", "two spirals of one and a half turns, with noise", _FFJORD)
+def spirals(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Even along the radius squared, plus Gaussian noise of 0.1."""
+    angle = 3 * math.pi * np.sqrt(rng.uniform(size=n))
+    radius = (4 / (3 * math.pi)) * angle * rng.choice((-1, 1), n)
+    arms = np.stack([-radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return arms + 0.1 * rng.normal(size=(n, 2))
+
+
+_EIGHT = 3 * np.stack([np.cos(np.arange(8) * math.pi / 4), np.sin(np.arange(8) * math.pi / 4)], axis=1)
+_EIGHT_NOISE = np.array([0.3, 0.3])
+
+
+@_register(
+    "eight_gaussians",
+    "eight Gaussians of width 0.3 on a circle of radius 3",
+    _FFJORD,
+    partial(densities.mixture_log_prob, centres=_EIGHT, scales=_EIGHT_NOISE),
+)
+def eight_gaussians(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Each as likely."""
+    return _EIGHT[rng.integers(8, size=n)] + rng.normal(size=(n, 2)) * _EIGHT_NOISE
+
+
+_RADII, _RING_NOISE = np.array([1.0, 2.0, 3.0, 4.0]), 0.1
+
+
+@_register(
+    "rings",
+    "four circles around one another, with noise",
+    _FFJORD,
+    partial(densities.rings_log_prob, radii=_RADII, scale=_RING_NOISE),
+)
+def rings(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Each as likely, with Gaussian noise of 0.1."""
+    radius, angle = _RADII[rng.integers(4, size=n)], rng.uniform(0, 2 * math.pi, n)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1) + _RING_NOISE * rng.normal(size=(n, 2))

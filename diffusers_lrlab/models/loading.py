@@ -1,0 +1,58 @@
+"""Configurations of models, from a folder, a file or the Hub."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError
+
+
+def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
+    """The configuration of a model of this class from a folder, a file or the Hub, with the defaults filled in."""
+    path = Path(name_or_path).expanduser()
+    try:
+        if path.is_file():
+            config = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            config = model_class.load_config(name_or_path, cache_dir=cache_dir)
+    except (OSError, ValueError) as error:
+        raise LabError(
+            f"--model_config_name_or_path {name_or_path!r} cannot be read: {error} Give a folder with a config.json, "
+            "such a file, or a Hub id."
+        ) from None
+    wanted = model_class.__name__
+    kind = config.get("_class_name", wanted)
+    if kind != wanted:
+        raise LabError(f"{name_or_path!r} is the configuration of a {kind}; on these data this script trains a {wanted}.")
+    config = _with_defaults(model_class, config)
+    _check_can_be_built(model_class, config, name_or_path)
+    return config
+
+
+def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: str) -> None:
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model_class(**config)
+    except Exception as error:  # diffusers and torch check only a part of this, and each in its own way
+        raise LabError(
+            f"--model_config_name_or_path {name_or_path!r} describes no {model_class.__name__} that can be built: {error} "
+            "Correct its config.json."
+        ) from error
+
+
+def _with_defaults(model_class: Any, config: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(model_class.__init__).parameters
+    defaults = {
+        name: parameter.default for name, parameter in parameters.items() if parameter.default is not inspect.Parameter.empty
+    }
+    unknown = [key for key in config if key not in parameters and not key.startswith("_")]
+    if unknown:
+        raise LabError(
+            f"{model_class.__name__} does not take {', '.join(map(repr, unknown))} in its configuration. Remove it."
+        )
+    return defaults | {key: value for key, value in config.items() if not key.startswith("_")}

@@ -1,0 +1,166 @@
+"""A pipeline that samples points.
+
+This file imports nothing but torch, numpy and diffusers: a copy of it travels beside saved weights, so that they load
+where diffusers_lrlab is not installed.
+"""
+
+import inspect
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils import BaseOutput
+from diffusers.utils.torch_utils import randn_tensor
+
+# The files by which diffusers finds the code of components and of pipelines.
+_DENOISER_CODE, _PIPELINE_CODE = "denoiser/diffusers_lrlab.py", "pipeline.py"
+
+
+@dataclass
+class PointPipelineOutput(BaseOutput):
+    """
+    What [`PointDDPMPipeline`] returns.
+
+    Args:
+        points (`np.ndarray` or `torch.Tensor`): Of shape `(num_points, dimension)`.
+        frames (`np.ndarray`, `torch.Tensor` or `None`): The same points on their way from noise, of shape
+            `(num_frames, num_points, dimension)`, if they were asked for.
+        frame_timesteps (`list` of `int`, or `None`): The timesteps that are still ahead of them, one for each frame: the
+            number of timesteps of the noise schedule for pure noise, 0 for the points themselves.
+    """
+
+    points: np.ndarray | torch.Tensor
+    frames: np.ndarray | torch.Tensor | None = None
+    frame_timesteps: list[int] | None = None
+
+
+class PointDDPMPipeline(DiffusionPipeline):
+    """
+    Pipeline for points.
+
+    Args:
+        denoiser ([`MLPDenoiser`], or any `ModelMixin` that is called as it is):
+            Predicts from `(num_points, dimension)` noisy points and a timestep.
+        scheduler ([`SchedulerMixin`]):
+            [`DDPMScheduler`], [`DDIMScheduler`], [`DPMSolverMultistepScheduler`] or any other one that diffusers has; with
+            `clip_sample=False`, unless all data are within its `clip_sample_range`.
+    """
+
+    __module__ = "diffusers_lrlab"
+    model_cpu_offload_seq = "denoiser"
+
+    def __init__(self, denoiser: ModelMixin, scheduler: SchedulerMixin):
+        super().__init__()
+        self.register_modules(denoiser=denoiser, scheduler=scheduler)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        num_points: int = 1000,
+        generator: torch.Generator | None = None,
+        num_inference_steps: int | None = None,
+        num_frames: int = 0,
+        chunk_size: int = 65_536,
+        output_type: Literal["np", "pt"] = "np",
+        return_dict: bool = True,
+    ) -> PointPipelineOutput | tuple[Any, ...]:
+        """
+        Samples points.
+
+        Args:
+            num_points (`int`, *optional*, defaults to 1000):
+                How many.
+            generator (`torch.Generator`, *optional*):
+                Makes sampling deterministic: the same points for the same state, whatever `chunk_size` is, up to rounding.
+            num_inference_steps (`int`, *optional*):
+                Denoising steps; 100, or the number of timesteps of the noise schedule if that is less.
+            num_frames (`int`, *optional*, defaults to 0):
+                Frames of the way from noise (the first) to the points (the last), evenly spread over the steps; 0, or 2 at
+                least.
+            chunk_size (`int`, *optional*, defaults to 65536):
+                Points per pass through the model, which bounds the memory.
+            output_type (`"np"` or `"pt"`, *optional*, defaults to `"np"`):
+                Arrays of numpy, or tensors on the device of the model.
+            return_dict (`bool`, *optional*, defaults to `True`):
+                Return a [`PointPipelineOutput`] rather than a tuple `(points, frames, frame_timesteps)`.
+
+        Example:
+        ```py
+        >>> import diffusers_lrlab
+        >>> from diffusers import DiffusionPipeline
+
+        >>> pipeline = DiffusionPipeline.from_pretrained("ddpm-dino")
+        >>> points = pipeline(num_points=10_000).points
+        ```
+        """
+        num_timesteps = self.scheduler.config.num_train_timesteps
+        num_inference_steps = min(100, num_timesteps) if num_inference_steps is None else num_inference_steps
+        for name, value, allowed in (
+            ("num_points", num_points, num_points >= 1),
+            ("num_inference_steps", num_inference_steps, 1 <= num_inference_steps <= num_timesteps),
+            ("num_frames", num_frames, num_frames == 0 or 2 <= num_frames <= num_inference_steps + 1),
+            ("chunk_size", chunk_size, chunk_size >= 1),
+            ("output_type", output_type, output_type in ("np", "pt")),
+        ):
+            if not allowed:
+                raise ValueError(
+                    f"{name}={value!r} is not allowed here, with {num_inference_steps} of {num_timesteps} timesteps."
+                )
+        device = self._execution_device
+        shape = (num_points, self.denoiser.config.dimension)
+        points = randn_tensor(shape, generator=generator, device=device, dtype=self.denoiser.dtype)
+        self.scheduler.set_timesteps(num_inference_steps, device=device)
+        points = points * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        arguments = {"generator": generator} if "generator" in inspect.signature(self.scheduler.step).parameters else {}
+
+        timesteps = self.scheduler.timesteps
+        # Solvers of higher order take more steps than were asked for.
+        shown = {round(position) for position in np.linspace(0, len(timesteps), num_frames)} if num_frames else set()
+        frames, frame_timesteps = [], []
+        for step, timestep in enumerate(self.progress_bar(timesteps)):
+            if step in shown:
+                frames.append(points)
+                frame_timesteps.append(num_timesteps if step == 0 else int(timestep) + 1)
+            noisy = self.scheduler.scale_model_input(points, timestep)
+            prediction = torch.cat([self.denoiser(part, timestep).sample for part in noisy.split(chunk_size)])
+            points = self.scheduler.step(prediction, timestep, points, **arguments).prev_sample
+        if num_frames:
+            frames.append(points)
+            frame_timesteps.append(0)
+
+        def convert(values: torch.Tensor) -> np.ndarray | torch.Tensor:
+            return values.float().cpu().numpy() if output_type == "np" else values
+
+        output = PointPipelineOutput(
+            convert(points),
+            convert(torch.stack(frames)) if num_frames else None,
+            frame_timesteps if num_frames else None,
+        )
+        self.maybe_free_model_hooks()
+        return output if return_dict else (output.points, output.frames, output.frame_timesteps)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """
+        Saves the pipeline, and beside it the code by which it loads where diffusers_lrlab is not installed.
+
+        `DiffusionPipeline.from_pretrained(path, custom_pipeline=path, trust_remote_code=True)` runs that code; after
+        `import diffusers_lrlab` it is not needed and not run. See `DiffusionPipeline.save_pretrained` for the arguments.
+        """
+        folder = Path(save_directory)
+        if type(self.denoiser).__module__ == "diffusers_lrlab" and not folder.is_file():
+            sources = {_DENOISER_CODE: type(self.denoiser).forward, _PIPELINE_CODE: type(self).__call__}
+            for name, method in sources.items():
+                source = inspect.getsourcefile(inspect.unwrap(method))
+                assert source is not None  # the classes of these files are not made in an interpreter's session
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                if not (folder / name).exists() or not os.path.samefile(source, folder / name):
+                    shutil.copyfile(source, folder / name)
+        # After the code, as this may upload the folder.
+        super().save_pretrained(save_directory, *args, **kwargs)

@@ -1,0 +1,172 @@
+"""Runs on points: an [`MLPDenoiser`] in a [`PointDDPMPipeline`]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..data.layout import BatchLayout
+from ..data.loading import TrainingData
+from ..data.points import load_point_data
+from ..data.toy2d_entries import LOG_PROBS
+from ..errors import LabError
+from ..evaluation.likelihood import exact_kl, log_likelihood
+from ..evaluation.points import point_metrics
+from ..evaluation.validation_loss import ValidationLoss
+from ..models.loading import load_model_config
+from ..streams import stream_generator
+from .config import TrainingConfig
+from .kinds import RunKind
+from .samples import draw_samples, load_previews
+
+if TYPE_CHECKING:
+    from .loop import Trainer
+
+_LIKELIHOOD_POINTS = 2000
+_LOSS_BATCH = 10_000
+_FRAMES = 41
+
+
+class PointRuns(RunKind):
+    """See [`RunKind`]."""
+
+    things = "points"
+    component = "denoiser"
+    pipeline_name = "PointDDPMPipeline"
+    sampling_batch = 1_000_000
+
+    def model_class(self) -> Any:
+        """Ours."""
+        from ..models.mlp_denoiser import MLPDenoiser
+
+        return MLPDenoiser
+
+    def make_pipeline(self, model: Any, scheduler: Any) -> Any:
+        """Ours."""
+        from ..pipelines.point_ddpm import PointDDPMPipeline
+
+        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
+
+    def load_data(self, config: TrainingConfig, num_processes: int) -> TrainingData:
+        """Points, in memory if they fit."""
+        return load_point_data(config, num_processes)
+
+    def load_model_config(self, config: TrainingConfig) -> dict[str, Any] | None:
+        """As far as it can be checked without data."""
+        if config.model_config_name_or_path is None:
+            return None
+        return load_model_config(self.model_class(), config.model_config_name_or_path, config.cache_dir)
+
+    def settle_model_config(
+        self, config: TrainingConfig, given: dict[str, Any] | None, data: TrainingData
+    ) -> dict[str, Any]:
+        """The study's network by default, for points of this dimension."""
+        (dimension,) = data.image_shape
+        if given is None:
+            return {"dimension": dimension}
+        if given["dimension"] != dimension:
+            raise LabError(
+                f"The model {config.model_config_name_or_path!r} is for points of {given['dimension']} dimensions, and "
+                f"those of {data.name!r} have {dimension}. Set dimension in its config.json, or use other data."
+            )
+        return given
+
+    def describe_data(self, config: TrainingConfig, data: TrainingData) -> str:
+        """The dimension."""
+        return f"{data.image_shape[0]} dimensions"
+
+    def describe_model(self, model_config: dict[str, Any]) -> str:
+        """Its configuration, as far as it is not the default."""
+        return f"MLPDenoiser({', '.join(f'{key}={value}' for key, value in model_config.items())})"
+
+    def evaluation_batch(self, layout: BatchLayout) -> int:
+        """Many: a pass takes little memory, and small ones take long."""
+        return _LOSS_BATCH
+
+    def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
+        """Points."""
+        return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points
+
+    def preview(self, samples: np.ndarray) -> np.ndarray:
+        """The points themselves."""
+        return samples
+
+    def as_pictures(self, trainer: Trainer, samples: np.ndarray) -> np.ndarray:
+        """One picture of all of them."""
+        from .point_plots import as_picture, limits_of
+
+        return as_picture(samples, limits_of(trainer.data.held_out.numpy(), samples))[None]
+
+    def evaluate(self, trainer: Trainer) -> dict[str, Any]:
+        """Distances of samples to the training points with what held-out points score, exact KL, and the study's loss."""
+        data, config = trainer.data, trainer.config
+        real, held_out = data.all_in_memory(), data.held_out.numpy()
+        real = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
+        results: dict[str, Any] = {"training_set_loss": _training_set_loss(trainer, real)}
+        num_samples = config.distance_samples
+        if num_samples is None:
+            num_samples = len(held_out) or min(10_000, len(real))
+        if num_samples:
+            with trainer.averaged_weights():
+                samples = draw_samples(trainer, num_samples, "distances")
+                results |= self._exact_kl(trainer, held_out)
+            results |= point_metrics(real.numpy(), samples)
+            floors = point_metrics(real.numpy(), held_out[:num_samples]) if len(held_out) else {}
+            results |= {f"{name}_of_held_out_points": value for name, value in floors.items()}
+            results |= {"distance_samples": num_samples, "distance_held_out_points": min(num_samples, len(held_out))}
+        return results
+
+    def _exact_kl(self, trainer: Trainer, held_out: np.ndarray) -> dict[str, float]:
+        """Where the density of the data is known."""
+        log_prob = LOG_PROBS.get(trainer.config.dataset_name or "")
+        points = held_out[:_LIKELIHOOD_POINTS]
+        if log_prob is None or len(points) < 2:
+            return {}
+        model, scheduler = trainer.bare_model, trainer.noise_scheduler
+        of_model = log_likelihood(model, scheduler, torch.from_numpy(points).to(model.device))
+        mean, error = exact_kl(log_prob(points), of_model.cpu().numpy())
+        return {"exact_kl": mean, "exact_kl_standard_error": error}
+
+    def draw(self, trainer: Trainer, samples: np.ndarray) -> None:
+        """Data beside samples, samples over training, the way from noise as a strip and as an animation."""
+        from .point_plots import animate, plot_beside, plot_progress, plot_trajectory
+
+        lab, data, config = trainer.folder.lab, trainer.data, trainer.config
+        real = (data.held_out if len(data.held_out) else data.all_in_memory()[: len(samples)]).numpy()
+        plot_beside(real, samples, lab / "samples.png")
+        plot_progress(load_previews(lab / "samples"), trainer.plan.num_updates, real, lab / "progress.png")
+        with trainer.averaged_weights():
+            pipeline = self.make_pipeline(trainer.bare_model.eval(), trainer.noise_scheduler)
+            pipeline.set_progress_bar_config(disable=True)
+            output = pipeline(
+                num_points=len(samples),
+                generator=stream_generator(config.seed, "samples", 0, device=trainer.bare_model.device),
+                num_inference_steps=config.ddpm_num_inference_steps,
+                num_frames=min(_FRAMES, config.ddpm_num_inference_steps + 1),
+            )
+        plot_trajectory(output.frames, output.frame_timesteps, real, lab / "trajectory.png")
+        animate(output.frames, output.frame_timesteps, real, lab / "sampling.gif")
+
+    def data_warnings(self, data: TrainingData) -> list[str]:
+        """Points on quite another scale than the noise."""
+        points = data.held_out if len(data.held_out) > 1 else data.in_memory
+        if points is None or len(points) < 2:
+            return []
+        spread = float(points.std(dim=0).max())
+        if 0.1 <= spread <= 10:
+            return []
+        return [
+            f"The points have a standard deviation of up to {spread:.3g}, and the noise one of 1: rescale the points to "
+            "about 1, or little is learned."
+        ]
+
+
+def _training_set_loss(trainer: Trainer, real: torch.Tensor) -> float:
+    """The loss of the raw weights on all training points: the study's "evaluation loss", here with fixed noise."""
+    from .averaging import own_average
+
+    with own_average(list(trainer.bare_model.parameters()), trainer.optimizer):
+        loss = ValidationLoss(real, trainer.noise_scheduler, _LOSS_BATCH, trainer.accelerator.device)
+        return float(loss(trainer.bare_model).mean())

@@ -1,0 +1,57 @@
+"""Backward pass, clipping and the optimizer's step: accelerate's where precision asks for it, torch's own elsewhere.
+
+accelerate's wrappers look for optional packages and at signatures at every call. That is nothing beside a UNet, and a
+good part of an update of a small network (`benchmarks/toy2d.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+class Stepper:
+    """
+    What is done with a loss, inside `accelerator.accumulate`.
+
+    Args:
+        accelerator (`Accelerator`): Precision and processes.
+        model: Prepared by it.
+        optimizer: Likewise.
+        max_grad_norm (`float`): Gradients are clipped to this norm; 0 only measures it.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
+        self.accelerator, self.optimizer = accelerator, optimizer
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.max_norm = max_grad_norm or math.inf
+        self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
+
+    def __call__(self, loss: torch.Tensor) -> torch.Tensor | None:
+        """
+        Backward, and at the last micro-batch of an update clipping and a step.
+
+        Returns:
+            `torch.Tensor`: the norm of the gradients before clipping, at the last micro-batch; `None` before.
+        """
+        accelerator = self.accelerator
+        if not self.is_plain:
+            accelerator.backward(loss)
+            norm = accelerator.clip_grad_norm_(self.parameters, self.max_norm) if accelerator.sync_gradients else None
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return norm
+        (loss / accelerator.gradient_accumulation_steps).backward()
+        if not accelerator.sync_gradients:
+            return None
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        self.optimizer.optimizer.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+        return norm

@@ -1,0 +1,308 @@
+"""The denoiser and the pipeline of points, and the four ways in which they load, each in a process of its own."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+from hub_server import HubServer
+
+from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline
+
+SMALL = {"hidden_size": 8, "num_layers": 1, "embedding_size": 4}
+
+
+def pipeline_of(scheduler=None, **config):
+    torch.manual_seed(0)
+    pipeline = PointDDPMPipeline(
+        MLPDenoiser(**SMALL, **config), scheduler or DDPMScheduler(num_train_timesteps=20, clip_sample=False)
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+def test_the_default_is_the_studys_network():
+    assert sum(parameter.numel() for parameter in MLPDenoiser().parameters()) == 296_450
+
+
+def readable_twin(model, points, timesteps):
+    """The network in the words of the study's template: an embedding for each coordinate, one point at a time."""
+
+    def embed(value, scale):
+        size = model.config.embedding_size // 2
+        frequencies = [math.exp(-math.log(10_000) * i / (size - 1)) for i in range(size)]
+        angles = [value * scale * frequency for frequency in frequencies]
+        return [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+
+    outputs = []
+    for point, timestep in zip(points.tolist(), timesteps.tolist(), strict=True):
+        embedded = [number for coordinate in point for number in embed(coordinate, model.config.coordinate_scale)]
+        hidden = model.input(torch.tensor([embedded + embed(timestep, 1.0)], dtype=torch.float64))
+        for block in model.blocks:
+            hidden = hidden + block(hidden.clamp(min=0))
+        outputs.append(model.output(hidden.clamp(min=0))[0])
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("config", [{}, {"dimension": 5, "num_layers": 0, "embedding_size": 6, "coordinate_scale": 3.0}])
+def test_the_network_is_that_of_the_template(config):
+    model = MLPDenoiser(**config)
+    points, timesteps = torch.randn(7, model.config.dimension), torch.randint(0, 100, (7,))
+    found = model(points, timesteps).sample
+    twin = readable_twin(model.double(), points.double(), timesteps)
+    torch.testing.assert_close(found.double(), twin, rtol=0, atol=2e-4)  # sines of large angles in float32
+
+
+def test_one_timestep_stands_for_all():
+    model, points = MLPDenoiser(**SMALL), torch.randn(4, 2)
+    each = model(points, torch.full((4,), 3)).sample
+    for timestep in (3, 3.0, torch.tensor(3)):
+        assert torch.equal(model(points, timestep).sample, each)
+    assert torch.equal(model(points, 3, return_dict=False)[0], each)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"dimension": 0}, {"hidden_size": -1}, {"num_layers": 1.5}, {"embedding_size": 7}, {"embedding_size": 2},
+     {"coordinate_scale": 0.0}, {"coordinate_scale": math.inf}],
+)  # fmt: skip
+def test_configurations_that_mean_nothing_are_refused(wrong):
+    ((name, _),) = wrong.items()
+    with pytest.raises(ValueError, match=name):
+        MLPDenoiser(**wrong)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4,), (4, 2, 1)])
+def test_points_of_another_dimension_are_refused(shape):
+    with pytest.raises(ValueError, match=r"\(batch, 2\)"):
+        MLPDenoiser(**SMALL)(torch.zeros(shape), 0)
+
+
+def test_half_precision_keeps_the_embedding_exact():
+    model = MLPDenoiser()
+    points = torch.randn(100, 2)
+    exact = model(points, 7).sample
+    assert (model.to(torch.bfloat16)(points, 7).sample - exact).abs().max() < 0.05
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, of diffusers' schedulers
+@pytest.mark.parametrize("dimension", [1, 2, 5])
+@pytest.mark.parametrize("scheduler", [DDPMScheduler, DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler])
+def test_any_scheduler_of_diffusers_samples(scheduler, dimension):
+    extra = {} if scheduler in (DPMSolverMultistepScheduler, EulerDiscreteScheduler) else {"clip_sample": False}
+    pipeline = pipeline_of(scheduler(num_train_timesteps=20, **extra), dimension=dimension)
+    output = pipeline(num_points=6, generator=seeded(), num_inference_steps=10)
+    assert output.points.shape == (6, dimension)
+    assert np.isfinite(output.points).all()
+    assert output.frames is None
+
+
+def test_ancestral_sampling_is_the_textbooks():
+    """DDPM's algorithm 2 (arXiv 2006.11239) with the posterior's variance, written out."""
+    pipeline = pipeline_of()
+    betas = torch.linspace(1e-4, 0.02, 20, dtype=torch.float64)
+    alphas = (1 - betas).cumprod(0)
+    generator = seeded(3)
+    points = torch.randn(50, 2, generator=generator).double()
+    with torch.no_grad():
+        for t in reversed(range(20)):
+            noise = pipeline.denoiser(points.float(), t).sample.double()
+            mean = (points - betas[t] / (1 - alphas[t]).sqrt() * noise) / (1 - betas[t]).sqrt()
+            points = mean
+            if t:
+                variance = betas[t] * (1 - alphas[t - 1]) / (1 - alphas[t])
+                points = mean + variance.sqrt() * torch.randn(50, 2, generator=generator).double()
+    found = pipeline(num_points=50, generator=seeded(3), num_inference_steps=20).points
+    np.testing.assert_allclose(found, points.numpy(), atol=2e-5)
+
+
+def test_same_generator_same_points():
+    pipeline = pipeline_of()
+    first, again, other = (pipeline(num_points=9, generator=seeded(seed)).points for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_chunks_do_not_change_the_points():
+    pipeline = pipeline_of()
+    whole = pipeline(num_points=100, generator=seeded()).points
+    np.testing.assert_allclose(pipeline(num_points=100, generator=seeded(), chunk_size=7).points, whole, atol=1e-5)
+
+
+def test_a_million_points_take_bounded_memory():
+    """The model's activations are of a chunk; only the points themselves are as many as were asked for."""
+    code = """
+import resource, sys, torch
+from diffusers import DDIMScheduler
+from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline
+pipeline = PointDDPMPipeline(MLPDenoiser(), DDIMScheduler(num_train_timesteps=20, clip_sample=False))
+pipeline.set_progress_bar_config(disable=True)
+pipeline(num_points=10, num_inference_steps=1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+points = pipeline(num_points=1_000_000, num_inference_steps=1, chunk_size=16_384).points
+assert points.shape == (1_000_000, 2)
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+assert grown < 400, grown  # one layer's activations of all points alone would be 1 GB
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_frames_lead_from_noise_to_the_points():
+    pipeline = pipeline_of()
+    output = pipeline(num_points=8, generator=seeded(), num_inference_steps=20, num_frames=5)
+    assert output.frames.shape == (5, 8, 2)
+    assert output.frame_timesteps == [20, 15, 10, 5, 0]
+    assert np.array_equal(output.frames[-1], output.points)
+    assert np.array_equal(output.frames[0], torch.randn(8, 2, generator=seeded()).numpy())
+    assert np.array_equal(output.points, pipeline(num_points=8, generator=seeded(), num_inference_steps=20).points)
+    points, frames, timesteps = pipeline(num_points=8, generator=seeded(), num_frames=2, return_dict=False)
+    assert points.shape == (8, 2)
+    assert frames.shape == (2, 8, 2)
+    assert timesteps == [20, 0]
+
+
+def test_tensors_stay_tensors():
+    output = pipeline_of()(num_points=3, output_type="pt", num_frames=2)
+    assert isinstance(output.points, torch.Tensor)
+    assert isinstance(output.frames, torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_points": 0}, {"num_inference_steps": 0}, {"num_inference_steps": 21}, {"num_frames": 1}, {"num_frames": 50},
+     {"chunk_size": 0}, {"output_type": "pil"}],
+)  # fmt: skip
+def test_wrong_arguments_are_named(wrong):
+    ((name, _),) = wrong.items()
+    with pytest.raises(ValueError, match=name):
+        pipeline_of()(**wrong)
+
+
+def test_there_is_a_progress_bar(capfd):
+    pipeline = pipeline_of()
+    pipeline.set_progress_bar_config(disable=False)
+    pipeline(num_points=2)
+    assert "20/20" in capfd.readouterr().err
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A saved pipeline, the same on a Hub, and points that it makes."""
+    folder = tmp_path_factory.mktemp("saved")
+    pipeline = pipeline_of()
+    pipeline.save_pretrained(folder / "pipeline")
+    np.save(folder / "points.npy", pipeline(num_points=5, generator=seeded(7)).points)
+    with HubServer(folder / "hf_home", {"hf_token": "user"}) as hub:
+        code = f"""
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+DiffusionPipeline.from_pretrained({str(folder / "pipeline")!r}).push_to_hub("user/points")
+diffusers_lrlab.MLPDenoiser.from_pretrained({str(folder / "pipeline")!r}, subfolder="denoiser").push_to_hub("user/denoiser")
+"""
+        fresh(code, hub.env)
+        yield folder, hub
+
+
+def fresh(code, env, *arguments, status=0):
+    """Runs code in a process of its own; returns what it said."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+CHECK = """
+import sys
+import numpy as np, torch
+source, expected, elsewhere = sys.argv[1:4]
+{load}
+made = pipeline(num_points=5, generator=torch.Generator().manual_seed(7)).points
+assert np.array_equal(made, np.load(expected)), made
+pipeline.save_pretrained(elsewhere)
+"""
+WITH_PLUGIN = """
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+pipeline = DiffusionPipeline.from_pretrained(source)
+assert type(pipeline) is diffusers_lrlab.PointDDPMPipeline
+assert not any("diffusers_modules" in name for name in sys.modules)  # nobody's code was run
+"""
+PLUGIN_LATER = WITH_PLUGIN.replace(
+    "import diffusers_lrlab\nfrom diffusers import DiffusionPipeline",
+    """
+from diffusers import DiffusionPipeline
+import diffusers_lrlab""",
+)
+BY_OWN_CLASS = """
+import diffusers_lrlab
+pipeline = diffusers_lrlab.PointDDPMPipeline.from_pretrained(source)
+"""
+WITHOUT_PLUGIN = """
+from diffusers import DiffusionPipeline
+pipeline = DiffusionPipeline.from_pretrained(source, custom_pipeline=source, trust_remote_code=True)
+assert "diffusers_lrlab" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("where", ["folder", "hub"])
+@pytest.mark.parametrize("load", [WITH_PLUGIN, PLUGIN_LATER, BY_OWN_CLASS, WITHOUT_PLUGIN],
+                         ids=["with plugin", "plugin later", "own class", "without plugin"])  # fmt: skip
+def test_it_loads_in_four_ways(saved, tmp_path, where, load):
+    folder, hub = saved
+    source = folder / "pipeline" if where == "folder" else "user/points"
+    fresh(CHECK.format(load=load), hub.env, source, folder / "points.npy", tmp_path / "again")
+    # However it came, it goes on: what was saved again names no modules of that process.
+    index = json.loads((tmp_path / "again" / "model_index.json").read_text())
+    assert index["denoiser"] == ["diffusers_lrlab", "MLPDenoiser"]
+    assert index["_class_name"] == "PointDDPMPipeline"
+    for name in ("pipeline.py", "denoiser/diffusers_lrlab.py"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / "pipeline" / name).read_bytes()
+
+
+@pytest.mark.parametrize("where", ["folder", "hub"])
+def test_without_trust_nothing_is_run(saved, where):
+    folder, hub = saved
+    source = folder / "pipeline" if where == "folder" else "user/points"
+    code = "import sys\nfrom diffusers import DiffusionPipeline\n"
+    code += "DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1])"
+    assert "trust_remote_code" in fresh(code, hub.env, source, status=1)
+
+
+def test_the_model_alone_loads_from_the_hub(saved):
+    _, hub = saved
+    code = """
+import diffusers_lrlab
+model = diffusers_lrlab.MLPDenoiser.from_pretrained("user/denoiser")
+assert model.config.hidden_size == 8
+"""
+    fresh(code, hub.env)
+
+
+def test_another_denoiser_is_saved_without_our_code(tmp_path):
+    class Other(MLPDenoiser):
+        __module__ = "elsewhere"
+
+    PointDDPMPipeline(Other(**SMALL), DDPMScheduler()).save_pretrained(tmp_path)
+    assert not (tmp_path / "denoiser" / "diffusers_lrlab.py").exists()
+
+
+def test_importing_the_package_imports_neither_torch_nor_diffusers():
+    code = "import sys, diffusers_lrlab; assert not {'torch', 'diffusers', 'scipy', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

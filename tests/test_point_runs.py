@@ -1,0 +1,282 @@
+"""Training on points: the same code as on images, so what the registries hold works here too."""
+
+import json
+import math
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from datasets import Dataset, Features, List, Value
+from PIL import Image
+from safetensors.torch import load_file
+
+from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.evaluation.kl import knn_kl
+from diffusers_lrlab.noise import NOISES
+from diffusers_lrlab.optimizers import OPTIMIZERS
+from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.run_folder import RunFolder
+
+SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(SMALL))
+    return path
+
+
+def make_trainer(folder, model, **options):
+    small = {"dataset_name": "moons", "max_train_steps": 6, "train_batch_size": 32, "num_validation_images": 64}
+    options = {**small, "model_config_name_or_path": str(model), "logging_steps": 2, "output_dir": str(folder), **options}
+    config = resolve_config(TrainingConfig(**options))
+    kind = kind_of(config)
+    data = kind.load_data(config, 1)
+    plan = make_plan(config, data, kind.load_model_config(config))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Trainer(plan, data, Accelerator(cpu=True), RunFolder(folder))
+
+
+def choices():
+    yield from ({"lr_scheduler": name} for name in SCHEDULERS if name != "join")
+    yield from ({"momentum_scheduler": name, "lr_scheduler": "constant"} for name in MOMENTUM_SCHEDULERS)
+    yield from ({"timestep_sampler": name} for name in TIMESTEP_SAMPLERS if "internal" not in TIMESTEP_SAMPLERS[name].traits)
+    yield from ({"loss_weighting": name} for name in LOSS_WEIGHTINGS)
+    yield from ({"noise": name} for name in NOISES if "spatial" not in NOISES[name].traits)
+    for name, entry in OPTIMIZERS.items():
+        averages = {"use_ema": False, "lr_scheduler": "constant"} if "averages" in entry.traits else {}
+        yield {"optimizer": name, **averages}
+    yield from ({"prediction_type": name} for name in ("sample", "v_prediction"))
+    yield {"timestep_lr": "banded:factors=[1|2]"}
+    yield {"timestep_lr": "weight:factors=[1|2]"}
+    yield {"gradient_accumulation_steps": 2}
+    yield {"ema_update_every": 2, "ema_start_update": 3}
+    yield {"timestep_grad_every": 3}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # optional optimizers' own
+@pytest.mark.parametrize("options", list(choices()), ids=lambda options: "-".join(map(str, options.values())))
+def test_whatever_can_be_chosen_for_images_trains_points(tmp_path, model, options):
+    trainer = make_trainer(tmp_path, model, **options)
+    before = [parameter.detach().clone() for parameter in trainer.bare_model.parameters()]
+    assert list(trainer.updates()) == list(range(1, 7))
+    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.bare_model.parameters(), strict=True))
+    rows = trainer.folder.read_metrics()
+    assert all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
+    assert any("validation_loss" in row for row in rows)
+    if "momentum_scheduler" not in options and "reduce_lr_on_plateau" not in options.values():
+        assert trainer.audit.largest_lr_deviation < 1e-12
+
+
+def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
+    """Mean squared error of the noise, over coordinates, at the timestep and noise of the run's own streams."""
+    trainer = make_trainer(tmp_path, model)
+    points = trainer.data.in_memory[:32]
+    timesteps, (noise,) = trainer.objective.draw(0), trainer.objective.noise(0, points)
+    assert noise.shape == points.shape
+    alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 100), 0)[timesteps][:, None]
+    predicted = trainer.bare_model(alphas.sqrt() * points + (1 - alphas).sqrt() * noise, timesteps).sample
+    expected = (predicted - noise).square().mean().item()
+    trainer.do_update(points)
+    assert float(trainer.sums[0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_ema_follows_the_clock(tmp_path, model):
+    """ema_pytorch's rule, written out: a copy up to the start, then every so many updates with 1 - (1 + n)^-power."""
+    trainer = make_trainer(
+        tmp_path, model, max_train_steps=30, ema_update_every=5, ema_start_update=10, ema_power=2 / 3, ema_max_decay=0.8
+    )
+    average = [parameter.detach().clone().double() for parameter in trainer.bare_model.parameters()]
+    for update in trainer.updates():
+        if update % 5 == 0:
+            since = update - 1 - 10
+            decay = 0.0 if since <= 0 else min(1 - (1 + since) ** (-2 / 3), 0.8)
+            average = [
+                decay * old + (1 - decay) * new.detach().double()
+                for old, new in zip(average, trainer.bare_model.parameters(), strict=True)
+            ]
+        for kept, found in zip(average, trainer.ema.shadow_params, strict=True):
+            torch.testing.assert_close(found.double(), kept, rtol=0, atol=1e-6)
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def arguments(base, output, model, *more):
+    return [
+        *("--dataset_name=circle", f"--model_config_name_or_path={model}", f"--output_dir={output}", "--cpu_threads=1"),
+        *("--max_train_steps=40", "--train_batch_size=64", "--num_validation_images=200", "--eval_batch_size=50"),
+        *("--ddpm_num_steps=20", "--logging_steps=5", "--checkpointing_steps=20", "--checkpoints_total_limit=0", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, model):
+    base = tmp_path_factory.mktemp("points")
+    stderr = runs.run(*arguments(base, base / "run", model, "--timestep_grad_every=20"))
+    return base / "run", stderr
+
+
+def test_the_folder_holds_what_a_reader_expects(finished):
+    folder, _ = finished
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    expected = {"model_index.json", "pipeline.py", "README.md", "denoiser/config.json", "denoiser/diffusers_lrlab.py"}
+    pictures = ("loss", "lr", "progress", "samples", "timesteps", "trajectory")
+    expected |= {"lrlab/metrics.jsonl", "lrlab/run.json", "lrlab/timesteps.parquet", "lrlab/sampling.gif"}
+    assert expected | {f"lrlab/{name}.png" for name in pictures} <= files
+    assert "grad_noise_scale" in pq.read_schema(folder / "lrlab/timesteps.parquet").names
+    with Image.open(folder / "lrlab/sampling.gif") as animation:
+        assert animation.n_frames == 21  # 20 steps
+        assert animation.info["loop"] == 0
+
+
+def test_the_results_are_those_of_the_pipeline(finished):
+    folder, _ = finished
+    record = runs.read_record(folder)
+    results = record["train"]["results"]
+    assert record["config"]["point_column"] == "x"
+    assert results["distance_samples"] == results["distance_held_out_points"] == 200
+    real, held_out = load_toy_dataset("circle"), load_toy_dataset("circle", 200, split="test")
+    points = [np.asarray(data.with_format("numpy")["x"][:]) for data in (real, held_out)]
+    assert results["kl_of_held_out_points"] == pytest.approx(knn_kl(*points), abs=1e-9)
+    assert results["kl"] > results["kl_of_held_out_points"] + 1  # a model of forty updates
+    for name in ("exact_kl", "energy_distance", "coverage", "training_set_loss", "exact_kl_standard_error"):
+        assert math.isfinite(results[name])
+
+
+def test_the_card_shows_figures_beside_their_floors(finished):
+    folder, _ = finished
+    card, results = (folder / "README.md").read_text(), runs.read_record(folder)["train"]["results"]
+    row = next(line for line in card.splitlines() if line.startswith("| KL(data ‖ samples) by 5th"))
+    assert row.split("|")[2:4] == [f" {results['kl']:.4g} ", f" {results['kl_of_held_out_points']:.4g} "]
+    for words in ("import diffusers_lrlab", "trust_remote_code=True", "sampling.gif", "trajectory.png", "40 of 64 points"):
+        assert words in card
+    assert "images" not in card.partition("## How it was made")[0]
+
+
+def test_the_cards_examples_run(finished, tmp_path):
+    folder, _ = finished
+    blocks = (folder / "README.md").read_text().split("```python\n")[1:]
+    for block in blocks:
+        code = block.partition("```")[0].replace("10_000", "10").replace("num_inference_steps=20", "num_inference_steps=2")
+        command = [runs.sys.executable, "-c", code]
+        subprocess.run(command, check=True, capture_output=True, timeout=120, env=runs.environment())
+    assert len(blocks) == 2
+
+
+def assert_same_end(first, second):
+    assert (first / "lrlab/metrics.jsonl").read_text() == (second / "lrlab/metrics.jsonl").read_text()
+    for name in ("checkpoint-40/denoiser", "checkpoint-40/denoiser_ema", "denoiser"):
+        weights = [load_file(folder / name / "diffusion_pytorch_model.safetensors") for folder in (first, second)]
+        for key, value in weights[0].items():
+            assert torch.equal(value, weights[1][key]), (name, key)
+
+
+def test_killed_and_resumed_ends_with_the_same_bits(finished, tmp_path, model):
+    folder, _ = finished
+    options = arguments(tmp_path, tmp_path / "run", model, "--timestep_grad_every=20")
+    process = subprocess.Popen(
+        runs.command(*options), env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not (tmp_path / "run/checkpoint-20/trainer.json").exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for later in (tmp_path / "run").glob("checkpoint-40*"):
+        raise AssertionError(f"too late: {later}")
+    runs.run(*options, "--resume_from_checkpoint=latest")
+    assert_same_end(folder, tmp_path / "run")
+
+
+def test_shares_do_not_matter(finished, tmp_path, model):
+    """Two processes with half the batch see the same points and noise, and take the same steps up to rounding."""
+    folder, _ = finished
+    shared = ["--train_batch_size=32"]
+    runs.run(*arguments(tmp_path, tmp_path / "run", model, *shared), processes=2)
+    alone, together = (runs.read_metrics(path)[0] for path in (folder, tmp_path / "run"))
+    assert [row["loss"] for row in alone] == pytest.approx([row["loss"] for row in together], rel=1e-4)
+    assert [row["images_seen"] for row in alone] == [row["images_seen"] for row in together]
+
+
+def write_points(folder, columns, **features):
+    folder.mkdir()
+    Dataset.from_dict(columns, features=Features(features) if features else None).to_parquet(str(folder / "train.parquet"))
+    return folder
+
+
+def test_a_folder_of_points_trains_by_its_name_alone(tmp_path):
+    """Five dimensions, found by their type; the pictures show two of them."""
+    points = np.random.default_rng(0).normal(size=(300, 5)).round(4)
+    folder = write_points(tmp_path / "data", {"label": list(range(300)), "features": points.tolist()})
+    stderr = runs.run(
+        *(f"--dataset_name={folder}", f"--output_dir={tmp_path / 'run'}", "--max_train_steps=4", "--ddpm_num_steps=10"),
+        *("--train_batch_size=16", "--cpu_threads=1", f"--cache_dir={tmp_path / 'cache'}"),
+    )
+    assert "Traceback" not in stderr
+    record = runs.read_record(tmp_path / "run")
+    assert record["config"]["point_column"] == "features"
+    assert record["train"]["data_shape"] == "5 dimensions"
+    assert record["train"]["results"]["distance_samples"] == 60  # a fifth is held out
+    assert "histogram_kl" not in record["train"]["results"]
+    assert PointDDPMPipeline.from_pretrained(tmp_path / "run")(num_points=3).points.shape == (3, 5)
+
+
+def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
+    points = np.random.default_rng(0).normal(size=(100, 1))
+    folder = write_points(tmp_path / "data", {"x": points.tolist()}, x=List(Value("float64"), length=1))
+    runs.run(
+        *(f"--dataset_name={folder}", f"--output_dir={tmp_path / 'run'}", "--max_train_steps=2", "--ddpm_num_steps=4"),
+        *("--train_batch_size=8", "--cpu_threads=1", f"--cache_dir={tmp_path / 'cache'}", "--num_validation_images=0"),
+    )
+    assert (tmp_path / "run/lrlab/samples.png").exists()
+
+
+# --- wrong input -----------------------------------------------------------------------------------------------------
+
+
+def test_dimensions_of_model_and_data_must_agree(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**SMALL, "dimension": 3}))
+    with pytest.raises(LabError, match=r"for points of 3 dimensions, and those of 'moons' have 2"):
+        make_trainer(tmp_path / "run", config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_class_name": "UNet2DModel"}, "is the configuration of a UNet2DModel; on these data this script trains a MLP"),
+        ({"width": 3}, "MLPDenoiser does not take 'width'"),
+        ({"embedding_size": 7}, "describes no MLPDenoiser that can be built: embedding_size=7 is odd"),
+    ],
+)
+def test_other_models_are_refused(tmp_path, change, message):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**SMALL, **change}))
+    with pytest.raises(LabError, match=message):
+        make_trainer(tmp_path / "run", config)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_points_on_another_scale_than_the_noise_are_told(tmp_path, scale):
+    points = scale * np.random.default_rng(0).normal(size=(400, 2))
+    folder = write_points(tmp_path / "data", {"x": points.tolist()})
+    config = resolve_config(TrainingConfig(dataset_name=str(folder), point_column="x", cache_dir=str(tmp_path / "cache")))
+    data = kind_of(config).load_data(config, 1)
+    assert "rescale the points" in make_plan(config, data, None).describe()
+    config = resolve_config(TrainingConfig(dataset_name="dino"))
+    assert "rescale" not in make_plan(config, kind_of(config).load_data(config, 1), None).describe()
