@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
-from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.environment import describe_environment
@@ -53,11 +52,13 @@ class PlainDenoiser(torch.nn.Module):
 
     @staticmethod
     def embed(values, scale):
+        """Sines and cosines."""
         frequencies = torch.exp(torch.arange(64) * (-torch.log(torch.tensor(10000.0)) / 63))
         angles = (values * scale)[:, None] * frequencies[None, :]
         return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 
     def forward(self, points, timesteps):
+        """The predicted noise."""
         parts = [self.embed(points[:, 0], 25.0), self.embed(points[:, 1], 25.0), self.embed(timesteps, 1.0)]
         hidden = self.input(torch.cat(parts, dim=-1))
         for block in self.blocks:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
+from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS
 from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
@@ -54,6 +55,7 @@ TABLES = {
     "timestep_lrs": TIMESTEP_LRS.table(),
     "timestep_lrs-common": TIMESTEP_LRS.common_table(),
     "noises": NOISES.table(),
+    "datasets": TOY_DATASETS.table(),
 }
 
 

@@ -90,7 +90,8 @@ def test_no_point_is_in_two_draws(name):
 @pytest.mark.parametrize("name", SETS)
 def test_the_default_splits_share_no_point(name):
     train, test = toy_points(name, 10_000), toy_points(name, 10_000, split="test")
-    assert not set(map(tuple, train.tolist())) & set(map(tuple, test.tolist()))
+    both_splits = np.concatenate([np.unique(train, axis=0), np.unique(test, axis=0)])
+    assert len(np.unique(both_splits, axis=0)) == len(both_splits)
 
 
 def test_every_set_draws_other_numbers():
@@ -194,7 +195,7 @@ def test_moments_are_those_of_the_template(name):
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_projections_have_the_distribution_of_the_template(name):
     ours, template = both(name)
-    for angle in np.arange(12) * math.pi / 12 + 0.01:
+    for angle in np.arange(6) * math.pi / 6 + 0.01:
         direction = np.array([math.cos(angle), math.sin(angle)])
         assert stats.ks_2samp(ours @ direction, template @ direction).pvalue > P_THRESHOLD, angle
     for centre in ((0, 0), (2, 1), (-1, 3)):
@@ -214,8 +215,9 @@ def test_a_grid_of_cells_has_the_counts_of_the_template(name):
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_bounds_are_those_of_the_template(name):
     ours, template = both(name)
-    np.testing.assert_allclose(ours.min(axis=0), template.min(axis=0), atol=0.05)
-    np.testing.assert_allclose(ours.max(axis=0), template.max(axis=0), atol=0.05)
+    slack = {"moons": 0.15, "dino": 0.03}.get(name, 0.002)  # normal noise has no bounds; this is 2 of its deviations
+    np.testing.assert_allclose(ours.min(axis=0), template.min(axis=0), atol=slack)
+    np.testing.assert_allclose(ours.max(axis=0), template.max(axis=0), atol=slack)
 
 
 def test_the_line_fills_its_rectangle_evenly():
@@ -286,22 +288,21 @@ def test_the_dinosaur_is_its_142_points_with_a_noise_of_0_15():
 
 def test_the_moons_are_two_half_circles_of_equal_weight_with_a_noise_of_0_03():
     points = (both("moons")[0] + 1) / (2, 3) - 0.3
-    upper = np.linalg.norm(points, axis=1) - 1
-    lower = np.linalg.norm(points - (1, 0.5), axis=1) - 1
-    is_upper = np.abs(upper) < np.abs(lower)
-    assert abs(is_upper.mean() - 0.5) < 0.01
-    assert points[is_upper, 1].min() > -0.2
-    assert points[~is_upper, 1].max() < 0.7
-    residuals = np.where(is_upper, upper, lower)
-    # Where the two come near, and at their ends, a residual is not that of one of them.
-    clear = np.maximum(np.abs(upper), np.abs(lower)) > 0.25
-    np.testing.assert_allclose(residuals[clear].std(), 0.03, rtol=0.02)
+    for centre, sign in (((0, 0), 1), ((1, 0.5), -1)):
+        offsets = (points - centre) * (1, sign)
+        distances, angles = np.linalg.norm(offsets, axis=1), np.arctan2(offsets[:, 1], offsets[:, 0])
+        # Without the ends, where noise leads out of the sector, and with what is near this half circle alone.
+        own = (np.abs(distances - 1) < 0.2) & (angles > 0.2) & (angles < math.pi - 0.2)
+        assert abs(own.mean() - 0.5 * (math.pi - 0.4) / math.pi) < 0.003
+        np.testing.assert_allclose((distances[own] - 1).std(), 0.03, rtol=0.02)
+        assert abs((distances[own] - 1).mean() - 0.03**2 / 2) < 5 * 0.03 / math.sqrt(own.sum())
+        assert stats.kstest(angles[own], stats.uniform(0.2, math.pi - 0.4).cdf).pvalue > P_THRESHOLD
 
 
 # --- densities -------------------------------------------------------------------------------------------------------
 
 CELL, STEPS, BOUND = 1 / 8, 16, 6  # squares of a board that are integrated by the midpoint rule with steps of 1/128
-MOST_CELLS_OF_A_SHAPE = 80  # their densities are sums over up to 2000 points
+MOST_CELLS_OF_A_SHAPE = 24  # their densities are sums over up to 2000 points
 
 
 def square_codes(points):
@@ -312,14 +313,14 @@ def square_codes(points):
 
 def square_cells(name):
     """Squares that hold points of a large draw (of a shape: a sample of them), and the integrals of p and p log p there."""
-    codes, counts = np.unique(square_codes(toy_points(name, 1_000_000, seed=100)), return_counts=True)
+    codes, counts = np.unique(square_codes(toy_points(name, 500_000, seed=100)), return_counts=True)
     if "shape" in TOY_DATASETS[name].traits and len(codes) > MOST_CELLS_OF_A_SHAPE:
         chosen = np.random.default_rng(0).choice(len(codes), MOST_CELLS_OF_A_SHAPE, False, counts / counts.sum())
         codes, counts = codes[chosen], counts[chosen]
     middles = (np.arange(STEPS) + 0.5) * CELL / STEPS
     inside = np.stack(np.meshgrid(middles, middles), axis=-1).reshape(1, -1, 2)
     corners = np.stack([codes // 10_000, codes % 10_000], axis=1)[:, None] * CELL - BOUND
-    return codes, counts.sum() / 1e6, *integrals(name, corners + inside, (CELL / STEPS) ** 2), square_codes
+    return codes, counts.sum() / 5e5, *integrals(name, corners + inside, (CELL / STEPS) ** 2), square_codes
 
 
 POLAR_RINGS, POLAR_SECTORS = 3, 4
@@ -375,15 +376,15 @@ def test_a_density_integrates_to_one(name):
     place of the one, whose own standard error is 0.3 % or so: within 2 %.
     """
     codes, fraction, masses, _, _ = cells(name)
-    assert len(codes) >= 60
+    assert len(codes) >= 24
     np.testing.assert_allclose(masses.sum() / fraction, 1, rtol=2e-3 if fraction == 1 else 0.02)
 
 
 @pytest.mark.parametrize("name", WITH_DENSITY)
 def test_a_density_is_nothing_where_no_points_are(name):
     """Not inside the square of all sets either: what is far from every point of a large draw counts for 0.1 % at most."""
-    others = np.random.default_rng(0).uniform(-BOUND, BOUND, (10_000, 2))
-    near = cKDTree(toy_points(name, 1_000_000, seed=100)[:200_000]).query(others)[0] < 0.1
+    others = np.random.default_rng(0).uniform(-BOUND, BOUND, (1200, 2))
+    near = cKDTree(toy_points(name, 100_000, seed=100)).query(others)[0] < 0.2
     logs = toy_log_prob(name)(others[~near])
     assert np.exp(logs).sum() * (2 * BOUND) ** 2 / len(others) < 1e-3
     far = toy_log_prob(name)(np.array([[100.0, 100.0], [-1e4, 3.0]]))
@@ -401,7 +402,7 @@ def test_points_follow_the_density(name):
     observed = np.array([lookup.get(code, 0) for code in codes.tolist()])
     full = masses * num >= 10
     observed, expected = observed[full], masses[full] * num
-    assert len(observed) >= 40
+    assert len(observed) >= 20
     rest, expected_rest = num - observed.sum(), num - expected.sum()
     if expected_rest > 10:
         observed, expected = np.append(observed, rest), np.append(expected, expected_rest)
@@ -411,12 +412,13 @@ def test_points_follow_the_density(name):
 
 @pytest.mark.parametrize("name", WITH_DENSITY)
 def test_the_mean_log_density_of_a_draw_is_its_negative_entropy(name):
-    """By integrals over the cells: within 5 standard errors, and 0.01 for the integrals. Widths show here."""
+    """By integrals over the cells: within 5 standard errors, and what the integrals may be off. Widths show here."""
+    most, slack = (4000, 0.01) if "shape" in TOY_DATASETS[name].traits else (100_000, 0.001)
     codes, _, masses, entropies, code_of = cells(name)
     points = toy_points(name, 100_000, seed=8)
-    logs = toy_log_prob(name)(points[np.isin(code_of(points), codes)][:20_000])
+    logs = toy_log_prob(name)(points[np.isin(code_of(points), codes)][:most])
     error = logs.std() / math.sqrt(len(logs))
-    assert abs(logs.mean() - entropies.sum() / masses.sum()) < 5 * error + 0.01
+    assert abs(logs.mean() - entropies.sum() / masses.sum()) < 5 * error + slack
 
 
 def test_known_entropies_are_met():
@@ -429,11 +431,11 @@ def test_known_entropies_are_met():
 
 
 @pytest.mark.parametrize("name", WITH_DENSITY)
-@pytest.mark.parametrize("seed", [0, 42])
-def test_every_point_of_a_draw_has_a_finite_log_density(name, seed):
+def test_every_point_of_a_draw_has_a_finite_log_density(name):
     """Rounded to float32 as they are; one of them at -inf makes an estimate of the KL divergence infinite."""
-    num = 1_000_000 if "shape" not in TOY_DATASETS[name].traits else 5_000
-    assert np.isfinite(toy_log_prob(name)(toy_points(name, num, seed))).all()
+    num = 3000 if "shape" in TOY_DATASETS[name].traits else 100_000
+    logs = toy_log_prob(name)(toy_points(name, num, seed=5))  # of the circle, with a point on the rim of a disc
+    assert np.isfinite(logs).sum() == num
 
 
 @pytest.mark.parametrize("name", WITH_DENSITY)
@@ -533,14 +535,20 @@ def test_an_export_is_loaded_with_the_same_points(tmp_path, name, capsys):
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_a_real_command_exports_in_silence(tmp_path):
+def test_a_real_command_exports_into_the_current_folder(tmp_path):
     command = [sys.executable, "-W", "error", "-m", "diffusers_lrlab.cli", "data", "export", "rings", "points", "--n", "40"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Wrote points")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Wrote points: load_dataset('points'), or --dataset_name points to train on it.\n"
     loaded = datasets.load_dataset(str(tmp_path / "points"))
     np.testing.assert_array_equal(column(loaded["train"]), toy_points("rings", 40))
     np.testing.assert_array_equal(column(loaded["test"]), toy_points("rings", 10_000, split="test"))
+
+
+def test_an_export_says_nothing_on_stderr(tmp_path, capfd):
+    """As the other commands; progress bars are for terminals."""
+    assert export("line", tmp_path / "points", "--n", 5, "--n_test", 0) == 0
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -676,9 +684,9 @@ def test_a_wrong_number_of_points_to_test_on_is_called_by_its_name(tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("n_test", [False, 0.0, "", None, True, 2.5], ids=repr)
+@pytest.mark.parametrize("n_test", [True, 2.5, 10.0, "10", -1, MAX_POINTS + 1], ids=repr)
 def test_points_to_test_on_are_a_whole_number_from_python_too(tmp_path, n_test):
-    with pytest.raises(LabError, match="n_test"):
+    with pytest.raises(LabError, match=re.escape(repr(n_test))):
         export_toy_dataset("line", tmp_path / "new", n=5, n_test=n_test)
     assert not list(tmp_path.iterdir())
 

@@ -24,7 +24,7 @@ def mixture_log_prob(points: np.ndarray, centres: np.ndarray, scales: np.ndarray
     scaled, means = np.asarray(points, np.float64) / scales, centres / scales
     constant = -0.5 * means.shape[1] * math.log(2 * math.pi) - np.log(scales).sum() - math.log(len(means))
     size = max(1, _CHUNK_PAIRS // len(means))
-    parts = []
+    parts = [np.empty(0)]
     for start in range(0, len(scaled), size):
         squares = cdist(scaled[start : start + size], means, "sqeuclidean")
         parts.append(logsumexp(-0.5 * squares, axis=1) + constant)
@@ -60,4 +60,5 @@ def discs_log_prob(points: np.ndarray, centres: np.ndarray, weights: np.ndarray,
     # Uniform in the distance, not in the area, so the density grows without bound towards the centre.
     with np.errstate(divide="ignore"):
         logs = np.log(weights[nearest]) - np.log(2 * math.pi * radius * distances)
-    return np.where(distances <= radius, logs, -np.inf)
+    # Points at the edge may have been rounded to float32 across it.
+    return np.where(distances <= radius + 1e-6, logs, -np.inf)

@@ -27,10 +27,13 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
         LabError: for an unknown set, numbers that are not allowed, and a folder that holds something.
     """
     check_draw(name, n, seed)
-    if n_test:
-        check_draw(name, n_test, seed)
+    check_draw(name, n_test, seed, "n_test", least=0)
+    if folder.resolve() == Path.cwd():
+        raise LabError("The current folder cannot be replaced. Give the name of a new one in it.")
     if folder.exists() and (not folder.is_dir() or next(folder.iterdir(), None) is not None):
         raise LabError(f"{str(folder)!r} is there already and not an empty folder. Choose a new one.")
+    from pyarrow import parquet
+
     from ..training.point_plots import plot_splits
 
     sizes = {"train": n} | ({"test": n_test} if n_test else {})
@@ -39,7 +42,7 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
         for split, dataset in splits.items():
             path = temporary / "data" / f"{split}-00000-of-00001.parquet"
             path.parent.mkdir(exist_ok=True)
-            dataset.to_parquet(str(path))
+            parquet.write_table(dataset.data.table, path)
         plot_splits(
             {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}, temporary / "points.png"
         )

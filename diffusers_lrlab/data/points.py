@@ -81,7 +81,9 @@ def load_point_data(config: TrainingConfig, num_processes: int = 1) -> TrainingD
         first = next(iter(dataset), None)
         if first is None:
             raise LabError(f"The stream {name!r} has no points to train on.")
-        return stream_data(config, dataset, column, PointTransform(len(first[column] or ()), column), name)
+        if not first[column]:
+            raise LabError(f"Row 0 of the column {column!r} is {first[column]!r} and no point. Correct or remove it.")
+        return stream_data(config, dataset, column, PointTransform(len(first[column]), column), name)
     points = read_points(dataset, column)
     held_out, training = split_rows(len(points), config.num_validation_images)
     data = TrainingData(
@@ -149,9 +151,10 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
     if len(wrong):
         row = int(wrong[0])
         found = "missing" if lengths[row] < 0 else f"of {lengths[row]} numbers"
+        first = f", and row 0 is of {dimension}" if row else ""
         raise LabError(
-            f"Row {row} of the column {column!r} is {found}, and row 0 is of {max(dimension, 0)}: all points must have as "
-            "many coordinates, 1 at least. Correct or remove it."
+            f"Row {row} of the column {column!r} is {found}{first}: all points must have as many coordinates, 1 at least. "
+            "Correct or remove it."
         )
     with np.errstate(over="ignore"):
         values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), dimension)

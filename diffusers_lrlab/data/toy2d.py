@@ -26,11 +26,13 @@ def list_toy_datasets() -> list[str]:
     return list(TOY_DATASETS)
 
 
-def check_draw(name: str, n: int, seed: int) -> None:
-    """Raises a `LabError` for an unknown set, and for numbers of points and seeds that are not allowed."""
+def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) -> None:
+    """Raises a `LabError` for an unknown set, and for numbers of points (`called` so) and seeds that are not allowed."""
     TOY_DATASETS[name]
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_POINTS:
-        raise LabError(f"n={n!r} points of {name!r} are not allowed; use a whole number from 1 to {MAX_POINTS}.")
+    if not isinstance(n, int) or isinstance(n, bool) or not least <= n <= MAX_POINTS:
+        raise LabError(
+            f"{called}={n!r} points of {name!r} are not allowed; use a whole number from {least} to {MAX_POINTS}."
+        )
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise LabError(f"seed={seed!r} is not allowed; use a whole number, such as 42.")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from . import distances, kl
 
@@ -42,13 +43,14 @@ POINT_METRICS = {
 }
 
 
-def point_metrics(real: np.ndarray, generated: np.ndarray) -> dict[str, float]:
+def point_metrics(real: np.ndarray, generated: np.ndarray, progress: str | None = None) -> dict[str, float]:
     """
     Every metric that the numbers of points and of dimensions allow.
 
     Args:
         real (`np.ndarray`): `(num_real, dimension)`, in random order.
         generated (`np.ndarray`): `(num_generated, dimension)`, likewise.
+        progress (`str`, *optional*): What a progress bar in a terminal should say.
 
     Returns:
         `dict`: from the names of `POINT_METRICS` to figures.
@@ -56,7 +58,8 @@ def point_metrics(real: np.ndarray, generated: np.ndarray) -> dict[str, float]:
     results: dict[str, float] = {}
     if min(len(real), len(generated)) <= NEIGHBOUR:
         return results
-    for name, metric in POINT_METRICS.items():
+    bar = tqdm(POINT_METRICS.items(), desc=progress, leave=False, disable=None if progress else True)
+    for name, metric in bar:
         if name == "histogram_kl" and real.shape[1] > 2:
             continue  # 50 cells along each of more axes are mostly empty
         chosen = generated[: metric.num_generated or len(generated)]

@@ -243,8 +243,9 @@ def _check_combinations(config: TrainingConfig) -> None:
 
 
 def _check_streaming(config: TrainingConfig) -> None:
-    if config.dataset_name in EMBEDDED_DEFAULTS:
-        raise LabError(f"{config.dataset_name!r} is embedded and needs no --streaming. Leave the flag out.")
+    name = config.dataset_name or ("digits" if config.train_data_dir is None else None)
+    if name in EMBEDDED_DEFAULTS:
+        raise LabError(f"{name!r} is embedded and needs no --streaming. Leave the flag out.")
     if config.max_train_steps is None:
         raise LabError("A stream has no known length: give --max_train_steps instead of --num_epochs.")
     for name in ("save_images_epochs", "save_model_epochs"):

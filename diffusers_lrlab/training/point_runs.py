@@ -24,7 +24,7 @@ from .samples import draw_samples, load_previews
 if TYPE_CHECKING:
     from .loop import Trainer
 
-_LIKELIHOOD_POINTS = 2000
+_LIKELIHOOD_POINTS = 1000
 _LOSS_BATCH = 10_000
 _FRAMES = 41
 
@@ -110,10 +110,10 @@ class PointRuns(RunKind):
             num_samples = len(held_out) or min(10_000, len(real))
         if num_samples:
             with trainer.averaged_weights():
-                samples = draw_samples(trainer, num_samples, "distances")
+                samples = draw_samples(trainer, num_samples, "distances", show_progress=True)
                 results |= self._exact_kl(trainer, held_out)
-            results |= point_metrics(real.numpy(), samples)
-            floors = point_metrics(real.numpy(), held_out[:num_samples]) if len(held_out) else {}
+            results |= point_metrics(real.numpy(), samples, "distances of samples")
+            floors = point_metrics(real.numpy(), held_out[:num_samples], "of held-out points")
             results |= {f"{name}_of_held_out_points": value for name, value in floors.items()}
             results |= {"distance_samples": num_samples, "distance_held_out_points": min(num_samples, len(held_out))}
         return results

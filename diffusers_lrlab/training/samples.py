@@ -25,7 +25,7 @@ def draw_samples(trainer: Trainer, num: int, purpose: str = "samples", show_prog
         trainer ([`Trainer`]): Its model, whose mode is restored, noise schedule and configuration.
         num (`int`): How many.
         purpose (`str`): Names the stream of starting noise.
-        show_progress (`bool`): A bar over passes through the pipeline.
+        show_progress (`bool`): A progress bar.
 
     Returns:
         `np.ndarray`: see [`RunKind.sample`].
@@ -35,9 +35,11 @@ def draw_samples(trainer: Trainer, num: int, purpose: str = "samples", show_prog
     model.eval()
     scheduler = trainer.noise_scheduler
     pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
-    pipeline.set_progress_bar_config(disable=True)
+    # Over the passes if there are several, else over the steps of the one.
+    several = num > kind.sampling_batch
+    pipeline.set_progress_bar_config(disable=several or not show_progress, desc=purpose)
     parts = []
-    for start in tqdm(range(0, num, kind.sampling_batch), desc=purpose, disable=not show_progress):
+    for start in tqdm(range(0, num, kind.sampling_batch), desc=purpose, disable=not (show_progress and several)):
         generator = stream_generator(config.seed, purpose, start, device=model.device)
         size = min(kind.sampling_batch, num - start)
         parts.append(kind.sample(pipeline, size, generator, config.ddpm_num_inference_steps))

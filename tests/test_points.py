@@ -1,0 +1,584 @@
+"""Data sets of points from folders: what is read, how it is split and batched, and what is said when it cannot be."""
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers import image_folder, numbered_image
+
+from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.export import export_toy_dataset
+from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.points import PointTransform, load_point_data, read_points
+from diffusers_lrlab.data.sources import settle_point_column
+from diffusers_lrlab.data.toy2d import toy_points
+from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.config import TrainingConfig
+
+LAZY = {"in_memory_limit_mb": 0}
+STREAM = {"streaming": True, "max_train_steps": 1}
+
+
+def numbers(num_rows=20, dimension=2, dtype="float32"):
+    """Rows that are known again by their first number, which is not small for the others."""
+    rows = np.arange(num_rows)[:, None] + 0.25 * np.arange(dimension)
+    return (rows if "float" in dtype else rows * 4).astype(dtype)
+
+
+def as_dataset(rows, dtype="float32", length=-1, **columns):
+    feature = datasets.List(datasets.Value(dtype), length=length)
+    features = {"p": feature, **{name: datasets.Value("int64") for name in columns}}
+    return datasets.Dataset.from_dict({"p": rows, **columns}, features=datasets.Features(features))
+
+
+def write(folder, dataset, form="parquet"):
+    """A folder of a data set in one of the forms that are read."""
+    if form == "save_to_disk":
+        dataset.save_to_disk(folder)
+        return folder
+    folder.mkdir(parents=True)
+    if form == "parquet":
+        dataset.to_parquet(folder / "train-00000-of-00001.parquet")
+    elif form == "two files":
+        half = len(dataset) // 2
+        for part, rows in enumerate((range(half), range(half, len(dataset)))):
+            dataset.select(rows).to_parquet(folder / f"train-{part:05}-of-00002.parquet")
+    elif form == "jsonl":
+        dataset.to_json(folder / "train.jsonl")
+    else:
+        dataset.to_csv(folder / "train.csv")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Progress bars of `datasets`, some of which are not for terminals only."""
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+def config(folder, **options):
+    """A resolved configuration for small sets."""
+    small = {"point_column": "p", "train_batch_size": 1, "num_validation_images": 0, "dataset_name": str(folder)}
+    return resolve_config(TrainingConfig(**{"cache_dir": str(folder.parent / "cache"), **small, **options}))
+
+
+def load(folder, **options):
+    return load_point_data(config(folder, **options))
+
+
+def settle(folder, **options):
+    options = {"dataset_name": str(folder), "cache_dir": str(folder.parent / "cache"), **options}
+    return settle_point_column(TrainingConfig(**options))
+
+
+def by_row(points):
+    """In the order of the first number."""
+    points = np.asarray(points)
+    return points[np.argsort(points[:, 0], kind="stable")]
+
+
+def one_epoch(data, **options):
+    """All training points, by reading batches of one."""
+    return by_row(torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(len(data.train)), **options))))
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["parquet", "two files", "save_to_disk", "jsonl"])
+@pytest.mark.parametrize("limit", [1024, 0])
+def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
+    rows = numbers()
+    data = load(write(tmp_path / "set", as_dataset(rows)), in_memory_limit_mb=limit)
+    assert data.name == str(tmp_path / "set")
+    assert data.column == "p"
+    assert data.image_shape == (2,)
+    assert data.num_images == 20
+    assert (data.in_memory is None) == (limit == 0)
+    np.testing.assert_array_equal(one_epoch(data), rows)
+    np.testing.assert_array_equal(by_row(data.all_in_memory()), rows)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 5])
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "uint16"])
+def test_numbers_of_every_kind_and_dimension_arrive_as_they_are(tmp_path, dimension, fixed, dtype):
+    rows = numbers(10, dimension, dtype)
+    folder = write(tmp_path / "set", as_dataset(rows, dtype, dimension if fixed else -1, label=list(range(10))))
+    for options in ({}, LAZY):
+        data = load(folder, num_validation_images=2, **options)
+        assert data.image_shape == (dimension,)
+        assert data.held_out.dtype == torch.float32
+        points = np.concatenate([data.held_out, one_epoch(data)])
+        assert points.dtype == np.float32
+        np.testing.assert_array_equal(by_row(points), rows)
+
+
+@pytest.mark.parametrize("options", [{}, LAZY, {**STREAM, "stream_shuffle_buffer": 1}], ids=["memory", "lazy", "stream"])
+def test_doubles_are_rounded_to_the_nearest_float32(tmp_path, options):
+    rows = np.random.default_rng(0).normal(size=(12, 3)) * [1e-42, 1.0, 3e38]
+    rows[:, 0] += 1e-3 * np.arange(12)
+    rows[:, 2] = np.clip(rows[:, 2], -3.4e38, 3.4e38)
+    data = load(write(tmp_path / "set", as_dataset(rows, "float64")), **options)
+    points = by_row(torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(12)))))
+    np.testing.assert_array_equal(points, rows.astype(np.float32))
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -(2**63)), ("uint64", 2**64 - 1)])
+@pytest.mark.parametrize("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
+def test_large_whole_numbers_are_read_in_every_way(tmp_path, dtype, value, options):
+    data = load(write(tmp_path / "set", as_dataset(np.array([[1, value]] * 5, dtype), dtype)), **options)
+    points = torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(5))))
+    np.testing.assert_array_equal(points, np.array([[1, value]] * 5, dtype).astype(np.float32))
+
+
+def test_a_folder_can_be_given_as_train_data_dir(tmp_path):
+    folder = write(tmp_path / "set", as_dataset(numbers()))
+    np.testing.assert_array_equal(one_epoch(load(folder, dataset_name=None, train_data_dir=str(folder))), numbers())
+
+
+def test_rows_that_were_selected_or_shuffled_before_are_read_in_place(tmp_path):
+    """An indices mapping, and arrow arrays with offsets."""
+    dataset = as_dataset(numbers(30), length=2).select([7, 3, 29, 0, 11, 12, 13])
+    points = read_points(dataset, "p")
+    np.testing.assert_array_equal(points, numbers(30)[[7, 3, 29, 0, 11, 12, 13]])
+    for length in (2, -1):
+        points = read_points(as_dataset(numbers(30), length=length).select(range(5, 9)), "p")
+        np.testing.assert_array_equal(points, numbers(30)[5:9])
+    joined = datasets.concatenate_datasets([as_dataset(numbers(3)), as_dataset(numbers(4) + 10)])
+    np.testing.assert_array_equal(read_points(joined, "p"), np.concatenate([numbers(3), numbers(4) + 10]))
+
+
+def test_large_lists_are_lists(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    column = pa.array(numbers().tolist(), pa.large_list(pa.float64()))
+    pq.write_table(pa.table({"p": column}), folder / "train.parquet")
+    assert settle(folder) == "p"
+    np.testing.assert_array_equal(one_epoch(load(folder)), numbers())
+
+
+def test_other_splits_are_chosen_by_name(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, shift in {"train": 0, "test": 100}.items():
+        as_dataset(numbers() + shift).to_parquet(folder / f"{split}.parquet")
+    np.testing.assert_array_equal(one_epoch(load(folder, dataset_split="test")), numbers() + 100)
+
+
+@pytest.mark.parametrize("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
+def test_an_exported_toy_set_is_a_set_of_points_like_others(tmp_path, options):
+    folder = tmp_path / "exported"
+    export_toy_dataset("dino", folder, n=60, n_test=30)
+    assert settle(folder) == "x"
+    data = load(folder, point_column="x", **options)
+    points = torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(60))))
+    np.testing.assert_array_equal(by_row(points), by_row(toy_points("dino", 60)))
+    data = load(folder, point_column="x", dataset_split="test")
+    np.testing.assert_array_equal(by_row(data.in_memory), by_row(toy_points("dino", 30, split="test")))
+
+
+@pytest.mark.parametrize("name", TOY_DATASETS)
+def test_toy_sets_are_split_into_two_draws(tmp_path, name):
+    data = load_point_data(resolve_config(TrainingConfig(dataset_name=name, num_validation_images=77)))
+    assert data.in_memory.shape == (100_000, 2)
+    assert data.num_images == 100_000
+    np.testing.assert_array_equal(data.held_out, toy_points(name, 77, split="test"))
+    assert name in data.fingerprint
+    assert (data.name, data.column, data.image_shape) == (name, "x", (2,))
+
+
+def test_toy_sets_do_not_follow_the_seed_of_a_run_nor_the_number_held_out():
+    first = load_point_data(resolve_config(TrainingConfig(dataset_name="line")))
+    other = load_point_data(resolve_config(TrainingConfig(dataset_name="line", seed=7, num_validation_images=0)))
+    assert first.held_out.shape == (10_000, 2)
+    assert other.held_out.shape == (0, 2)
+    assert torch.equal(first.in_memory, other.in_memory)
+
+
+# --- split -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, LAZY], ids=["memory", "lazy"])
+@pytest.mark.parametrize(("asked", "held_out"), [(0, 0), (1, 1), (4, 4), (10_000, 4), (None, 4)])
+def test_at_most_a_fifth_is_held_out_and_the_parts_are_the_whole(tmp_path, asked, held_out, options):
+    data = load(write(tmp_path / "set", as_dataset(numbers())), num_validation_images=asked, **options)
+    assert data.held_out.shape == (held_out, 2)
+    assert data.num_images == len(data.train) == 20 - held_out
+    np.testing.assert_array_equal(by_row(np.concatenate([data.held_out, one_epoch(data)])), numbers())
+
+
+def test_every_seed_and_every_limit_hold_out_the_same_rows(tmp_path):
+    folder = write(tmp_path / "set", as_dataset(numbers()))
+    first = load(folder, num_validation_images=3)
+    for options in ({"seed": 1}, LAZY, {"train_batch_size": 5}, {"gradient_accumulation_steps": 2}):
+        other = load(folder, num_validation_images=3, **options)
+        assert torch.equal(other.held_out, first.held_out)
+        assert torch.equal(other.all_in_memory(), first.in_memory)
+        assert other.fingerprint == first.fingerprint
+
+
+def test_the_fingerprint_follows_the_data(tmp_path):
+    first = load(write(tmp_path / "a" / "set", as_dataset(numbers())))
+    assert load(tmp_path / "a" / "set").fingerprint == first.fingerprint
+    assert load(write(tmp_path / "b" / "set", as_dataset(numbers() + 1))).fingerprint != first.fingerprint
+
+
+def test_the_limit_of_memory_is_one_of_bytes(tmp_path):
+    """2**18 numbers are one MiB; the data do not get larger by being held out."""
+    folder = write(tmp_path / "set", as_dataset(np.zeros((2**16 + 1, 4), np.float32), length=4))
+    assert load(folder, in_memory_limit_mb=1).in_memory is None
+    assert load(folder, in_memory_limit_mb=2).in_memory.shape == (2**16 + 1, 4)
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sized_folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("batches") / "set", as_dataset(numbers(27, 3, "float64"), "float64"))
+
+
+@pytest.mark.parametrize(
+    ("processes", "accumulation", "micro_batch", "num_workers"),
+    [(1, 1, 8, 0), (1, 4, 2, 0), (2, 1, 4, 0), (2, 2, 2, 0), (1, 1, 24, 0), (1, 1, 8, 1), (2, 2, 2, 1)],
+)
+def test_batches_are_the_same_from_memory_and_by_the_reader(sized_folder, processes, accumulation, micro_batch, num_workers):
+    options = {"num_validation_images": 3, "train_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+    memory = load_point_data(config(sized_folder, **options), processes)
+    lazy = load_point_data(config(sized_folder, **options, **LAZY), processes)
+    assert memory.in_memory is not None
+    assert lazy.in_memory is None
+    seen = []
+    for rank in range(processes):
+        layout = BatchLayout(micro_batch, accumulation, processes, rank)
+        updates = range(1, 5)
+        expected = list(iterate_batches(memory, layout, 5, updates))
+        found = list(iterate_batches(lazy, layout, 5, updates, num_workers=num_workers))
+        assert len(found) == 4
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.shape == (micro_batch * accumulation, 3)
+            assert ours.dtype == theirs.dtype == torch.float32
+            assert torch.equal(ours, theirs)
+        seen.append(expected[0])
+    assert len(torch.cat(seen).unique(dim=0)) >= processes * accumulation * micro_batch - 3  # an epoch may end in it
+
+
+@pytest.mark.parametrize(("processes", "accumulation", "micro_batch"), [(1, 4, 2), (2, 1, 4), (2, 2, 2)])
+@pytest.mark.parametrize("options", [{}, LAZY, {**STREAM, "stream_shuffle_buffer": 6}], ids=["memory", "lazy", "stream"])
+def test_an_update_sees_the_same_points_however_they_are_shared_out(
+    sized_folder, processes, accumulation, micro_batch, options
+):
+    whole = [by_row(batch) for batch in iterate_batches(load(sized_folder, **options), BatchLayout(8), 0, range(5))]
+    parts = [[] for _ in range(5)]
+    for rank in range(processes):
+        layout = BatchLayout(micro_batch, accumulation, processes, rank)
+        for part, batch in zip(parts, iterate_batches(load(sized_folder, **options), layout, 0, range(5)), strict=True):
+            part.append(batch)
+    for expected, part in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(by_row(torch.cat(part)), expected)
+
+
+def test_a_batch_of_all_training_points_fits_and_one_more_does_not(tmp_path):
+    folder = write(tmp_path / "set", as_dataset(numbers()))
+    assert load(folder, train_batch_size=16, num_validation_images=4).num_images == 16
+    for options in ({"train_batch_size": 17}, {"train_batch_size": 6, "gradient_accumulation_steps": 3}):
+        with pytest.raises(LabError, match=r"larger than the training set of 16.*--train_batch_size"):
+            load(folder, num_validation_images=4, **options)
+        with pytest.raises(LabError, match="larger than the training set of 16"):
+            load(folder, num_validation_images=4, **options, **LAZY)
+    with pytest.raises(LabError, match=r"2 processes.*training set of 20. Use at most --train_batch_size 10"):
+        load_point_data(config(folder, train_batch_size=11), 2)
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["parquet", "two files", "save_to_disk"])
+def test_a_stream_holds_out_its_first_points_and_trains_on_the_rest(tmp_path, form):
+    folder = write(tmp_path / "set", as_dataset(numbers(), label=list(range(20))), form)
+    data = load(folder, num_validation_images=6, stream_shuffle_buffer=4, **STREAM)
+    assert data.num_images is None
+    assert data.in_memory is None
+    assert data.image_shape == (2,)
+    np.testing.assert_array_equal(data.held_out, numbers()[:6])
+    epochs = [torch.cat(list(iterate_batches(data, BatchLayout(7), 0, range(2 * n, 2 * n + 2)))) for n in range(2)]
+    for epoch in epochs:
+        np.testing.assert_array_equal(by_row(epoch), numbers()[6:])
+    assert not torch.equal(*epochs)
+
+
+def test_a_stream_without_points_to_hold_out_has_none(tmp_path):
+    data = load(write(tmp_path / "set", as_dataset(numbers())), **STREAM)
+    assert data.held_out.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "bad", [[1.0], [1.0, 2.0, 3.0], [], None, [1.0, None], [1.0, np.nan], [-np.inf, 1.0], [1e300, 0.0]], ids=repr
+)
+@pytest.mark.parametrize("held_out", [0, 4])
+def test_a_bad_row_of_a_stream_is_an_error_that_names_the_column_and_shows_it(tmp_path, bad, held_out):
+    rows = [*numbers(3).tolist(), bad, [5.0, 6.0]]
+    folder = write(tmp_path / "set", as_dataset(rows, "float64"))
+    with pytest.raises(LabError, match=r"'p'.*2 finite numbers") as error:
+        list(iterate_batches(load(folder, num_validation_images=held_out, **STREAM), BatchLayout(1), 0, range(5)))
+    assert str(bad) in str(error.value)
+
+
+@pytest.mark.parametrize("first", [[], None], ids=repr)
+@pytest.mark.parametrize("others", [[1.0, 2.0], []], ids=repr)
+def test_a_stream_whose_first_row_is_no_point_is_refused_at_once(tmp_path, first, others):
+    """It would say how many numbers a point has: none."""
+    folder = write(tmp_path / "set", as_dataset([first, *[others] * 9], "float64"))
+    with pytest.raises(LabError, match="'p'"):
+        load(folder, **STREAM)
+
+
+def test_a_stream_without_rows_is_refused(tmp_path):
+    with pytest.raises(LabError, match="no points|no rows|Cannot load"):
+        load(write(tmp_path / "set", as_dataset([])), **STREAM)
+
+
+# --- which column ----------------------------------------------------------------------------------------------------
+
+
+def table(folder, form="parquet", **columns):
+    """A folder with columns as they are."""
+    return write(folder, datasets.Dataset.from_dict(columns), form)
+
+
+@pytest.mark.parametrize("name", TOY_DATASETS)
+def test_toy_sets_have_their_points_in_x(name):
+    assert settle_point_column(TrainingConfig(dataset_name=name)) == "x"
+    assert resolve_config(TrainingConfig(dataset_name=name)).point_column == "x"
+    assert resolve_config(TrainingConfig(dataset_name=name, point_column="x")).point_column == "x"
+    with pytest.raises(LabError, match=rf"--point_column 'y'.*{name!r} are in 'x'"):
+        resolve_config(TrainingConfig(dataset_name=name, point_column="y"))
+
+
+@pytest.mark.parametrize("options", [{}, {"dataset_name": "digits"}])
+def test_digits_are_images(options):
+    assert settle_point_column(TrainingConfig(**options)) is None
+
+
+def test_what_is_asked_for_is_not_looked_up():
+    assert settle_point_column(TrainingConfig(dataset_name="no/where", point_column="q")) == "q"
+    assert settle_point_column(TrainingConfig(dataset_name="no/where", image_column="image")) is None
+
+
+@pytest.mark.parametrize("form", ["parquet", "save_to_disk", "jsonl"])
+@pytest.mark.parametrize("by", ["dataset_name", "train_data_dir"])
+def test_the_only_column_of_lists_of_numbers_is_that_of_points(tmp_path, form, by):
+    columns = {"q": numbers().tolist(), "label": list(range(20)), "text": ["a"] * 20, "words": [["a", "b"]] * 20}
+    folder = table(tmp_path / "set", form, **columns)
+    assert settle(folder, **{"dataset_name": None, by: str(folder)}) == "q"
+
+
+def test_several_columns_of_numbers_are_to_choose_from(tmp_path):
+    folder = table(tmp_path / "set", first=numbers().tolist(), second=numbers().tolist(), label=[0] * 20)
+    with pytest.raises(LabError, match=r"several columns of numbers: first, second. Choose by --point_column"):
+        settle(folder)
+    assert settle(folder, point_column="second") == "second"
+
+
+def test_images_go_before_numbers(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    rows = {"image": [numbered_image(n) for n in range(5)], "box": numbers(5).tolist(), "embedding": numbers(5).tolist()}
+    dataset = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    dataset.to_parquet(folder / "train.parquet")
+    assert settle(folder) is None
+    assert settle(folder, image_column="image") is None
+    assert settle(folder, point_column="box") == "box"
+    np.testing.assert_array_equal(one_epoch(load(folder, point_column="box")), numbers(5))
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl", "save_to_disk"])
+def test_columns_of_scalars_and_strings_are_not_points(tmp_path, form):
+    folder = table(tmp_path / "set", form, x=[0.5] * 20, y=[1.5] * 20, text=["[1, 2]"] * 20)
+    assert settle(folder) is None
+
+
+@pytest.mark.parametrize("cell", [[["a"]], [[True, False]], [[[1.0, 2.0], [3.0, 4.0]]], [[{"a": 1.0}]]], ids=repr)
+def test_lists_of_something_else_are_not_points(tmp_path, cell):
+    assert settle(table(tmp_path / "set", q=cell * 20)) is None
+
+
+def test_a_folder_of_images_is_one_of_images(tmp_path):
+    assert settle(image_folder(tmp_path / "images")) is None
+    (tmp_path / "images" / "metadata.csv").write_text("file_name,text\n")
+    assert settle(tmp_path / "images") is None
+
+
+def test_an_empty_folder_is_left_to_other_checks(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert settle(tmp_path / "empty") is None
+
+
+# --- errors of data --------------------------------------------------------------------------------------------------
+
+BAD_ROWS = [
+    ([1.0], r"Row 3 of the column 'p' is of 1 numbers, and row 0 is of 2"),
+    ([1.0, 2.0, 3.0], r"Row 3 of the column 'p' is of 3 numbers, and row 0 is of 2"),
+    ([], r"Row 3 of the column 'p' is of 0 numbers, and row 0 is of 2"),
+    (None, r"Row 3 of the column 'p' is missing"),
+    ([1.0, None], r"Row 3 of the column 'p' is \[1.0, None\].*finite"),
+    ([np.nan, 1.0], r"Row 3 of the column 'p' is \[nan, 1.0\].*finite"),
+    ([1.0, np.inf], r"Row 3 of the column 'p' is \[1.0, inf\].*finite"),
+    ([-np.inf, 1.0], r"Row 3 of the column 'p' is \[-inf, 1.0\].*finite"),
+    ([1e300, 0.0], r"Row 3 of the column 'p' is \[1e\+300, 0.0\].*float32"),
+    ([0.0, -3.5e38], r"Row 3 of the column 'p' is \[0.0, -3.5e\+38\].*float32"),
+]
+
+
+@pytest.mark.parametrize("options", [{}, LAZY], ids=["memory", "lazy"])
+@pytest.mark.parametrize("form", ["parquet", "save_to_disk"])
+@pytest.mark.parametrize(("bad", "text"), BAD_ROWS, ids=lambda value: None if isinstance(value, str) else repr(value))
+def test_the_first_bad_row_is_named(tmp_path, bad, text, form, options):
+    """Whether it would be held out or not."""
+    rows = [*numbers(3).tolist(), bad, [5.0, 6.0], bad, *numbers(4).tolist()]
+    folder = write(tmp_path / "set", as_dataset(rows, "float64"), form)
+    with pytest.raises(LabError, match=text):
+        load(folder, num_validation_images=2, **options)
+
+
+@pytest.mark.parametrize(("bad", "text"), [row for row in BAD_ROWS if row[0] is None or len(row[0]) == 2], ids=repr)
+def test_bad_rows_are_named_in_columns_of_a_fixed_length(tmp_path, bad, text):
+    rows = [*numbers(3).tolist(), bad, [5.0, 6.0]]
+    with pytest.raises(LabError, match=text):
+        load(write(tmp_path / "set", as_dataset(rows, "float64", length=2)))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_missing_whole_numbers_are_named(tmp_path, dtype):
+    with pytest.raises(LabError, match=r"Row 1 of the column 'p' is \[1, None\]"):
+        load(write(tmp_path / "set", as_dataset([[1, 2], [1, None], [3, 4]], dtype)))
+
+
+@pytest.mark.parametrize("first", [[], None], ids=repr)
+def test_a_first_row_that_is_no_point_is_named(tmp_path, first):
+    with pytest.raises(LabError, match="Row 0 of the column 'p'"):
+        load(write(tmp_path / "set", as_dataset([first, [1.0, 2.0], [3.0, 4.0]], "float64")))
+
+
+def test_the_row_is_counted_over_all_files(tmp_path):
+    rows = numbers(10).tolist()
+    rows[7] = [1.0]
+    with pytest.raises(LabError, match="Row 7 of the column 'p'"):
+        load(write(tmp_path / "set", as_dataset(rows), "two files"))
+
+
+@pytest.mark.parametrize("options", [{}, STREAM], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [(["a", "b"], "q"), ([[1.0, 2.0], [3.0, 4.0]], "q"), ([True, False], "q"), (0.5, "float64"), ("[1, 2]", "string")],
+    ids=repr,
+)
+def test_columns_that_are_not_of_points_are_named_with_the_others(tmp_path, cell, kind, options):
+    folder = table(tmp_path / "set", q=[cell] * 5, label=[1] * 5)
+    with pytest.raises(LabError, match=r"'q' does not hold points.*Columns: q \(.*label \(int64\)") as error:
+        load(folder, point_column="q", **options)
+    assert kind in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{}, STREAM], ids=["whole", "stream"])
+def test_a_missing_column_is_told_with_those_there_are(tmp_path, options):
+    folder = table(tmp_path / "set", q=numbers().tolist(), label=[1] * 20)
+    with pytest.raises(LabError, match=r"--point_column 'p' is not a column.*Columns: q \(.*label \(int64\)"):
+        load(folder, **options)
+
+
+@pytest.mark.parametrize("form", ["parquet", "save_to_disk"])
+def test_no_rows_are_no_points(tmp_path, form):
+    """`datasets` itself does not read such folders."""
+    with pytest.raises(LabError, match=r"Cannot load the dataset '.*set'|'p' has no rows"):
+        load(write(tmp_path / "set", as_dataset([]), form))
+    with pytest.raises(LabError, match="'p' has no rows"):
+        read_points(as_dataset([]), "p")
+    with pytest.raises(LabError, match="'p' has no rows"):
+        read_points(as_dataset(numbers(), length=2).select([]), "p")
+
+
+def test_numbers_in_csv_are_no_lists(tmp_path):
+    folder = table(tmp_path / "set", "csv", p=numbers().tolist())
+    with pytest.raises(LabError, match=r"'p' does not hold points.*p \(\w*string\)"):
+        load(folder)
+
+
+def test_images_are_not_points(tmp_path):
+    folder = image_folder(tmp_path / "images")
+    with pytest.raises(LabError, match=r"'image' does not hold points"):
+        load(folder, point_column="image")
+    with pytest.raises(LabError, match=r"--point_column 'p' is not a column.*image"):
+        load(folder)
+
+
+@pytest.mark.parametrize("cell", [None, [], [1.0], [1.0, 2.0, 3.0], ["1", "2"], [[1.0, 2.0]], "ab", [1.0, 1e39]], ids=repr)
+def test_a_cell_that_is_no_point_is_shown(cell):
+    with pytest.raises(LabError, match="'column'.*2 finite numbers") as error:
+        PointTransform(2, "column").read(cell)
+    assert repr(cell) in str(error.value)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resolution": 8},
+        {"image_channels": 1},
+        {"center_crop": True},
+        {"random_flip": True},
+        {"preserve_input_precision": False},
+        {"skip_corrupt_images": True},
+        {"image_column": "image"},
+        {"frechet_samples": 100},
+        {"noise": "offset"},
+        {"noise": "pyramid"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("source", ["toy", "folder"])
+def test_options_for_images_are_refused_for_points(tmp_path, options, source):
+    name = "dino" if source == "toy" else str(write(tmp_path / "set", as_dataset(numbers())))
+    with pytest.raises(LabError, match=f"--{next(iter(options))}"):
+        resolve_config(TrainingConfig(dataset_name=name, point_column="x" if source == "toy" else "p", **options))
+
+
+@pytest.mark.parametrize("num", [0, 100])
+@pytest.mark.parametrize("source", ["digits", "folder"])
+def test_options_for_points_are_refused_for_images(tmp_path, num, source):
+    name = "digits" if source == "digits" else str(image_folder(tmp_path / "images"))
+    with pytest.raises(LabError, match="--distance_samples has no effect.*points"):
+        resolve_config(TrainingConfig(dataset_name=name, distance_samples=num))
+
+
+def test_points_have_defaults_of_their_own(tmp_path):
+    folder = write(tmp_path / "set", as_dataset(numbers()))
+    for options in ({"dataset_name": "moons"}, {"dataset_name": str(folder), "point_column": "p"}):
+        resolved = resolve_config(TrainingConfig(**options))
+        assert resolved.num_validation_images == 10_000
+        assert resolved.resolution is None
+        assert resolved.frechet_samples == 0
+        assert resolved.ddpm_num_steps == 100
+        assert not resolved.output_dir.endswith("None")
+    assert resolve_config(TrainingConfig(dataset_name="moons", distance_samples=0)).distance_samples == 0
+    assert resolve_config(TrainingConfig(dataset_name="moons", frechet_samples=0)).frechet_samples == 0
+
+
+def test_a_toy_set_is_no_stream():
+    with pytest.raises(LabError, match="--streaming"):
+        resolve_config(TrainingConfig(dataset_name="moons", **STREAM))
+
+
+@pytest.mark.parametrize(("name", "meant"), [("moon", "moons"), ("swissroll", "swiss_roll")])
+def test_a_misspelt_toy_set_gets_a_hint(name, meant):
+    with pytest.raises(LabError, match=rf"{name!r}.*Did you mean {meant!r}"):
+        resolve_config(TrainingConfig(dataset_name=name))
