@@ -76,7 +76,7 @@ def plain_updates(points, num_updates):
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(points), batch_size=BATCH, shuffle=True)
     alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, TIMESTEPS), dim=0)
     update, losses = 0, []
-    bar = tqdm(total=num_updates, mininterval=10)
+    bar = tqdm(total=num_updates, disable=True)
     while True:
         for (batch,) in loader:
             noise = torch.randn(batch.shape)
@@ -93,7 +93,7 @@ def plain_updates(points, num_updates):
             schedule.step()
             losses.append(loss.detach().item())
             bar.update(1)
-            bar.set_postfix(loss=losses[-1], refresh=False)
+            bar.set_postfix(loss=loss.detach().item())
             update += 1
             yield
 

@@ -157,9 +157,9 @@ def test_a_jump_is_a_spike_once_there_is_something_to_compare_with():
     losses = np.random.default_rng(0).lognormal(sigma=0.1, size=60)
     for length in (5, 19, 20, 21, 60):
         detector = SpikeDetector(2)
-        assert not any(detector.flag(0, loss) for loss in losses[:length])
-        assert detector.flag(0, 5.0) == (length >= 20)
-        assert not detector.flag(1, 5.0)  # which knows nothing of the other bin
+        # The other bin has images once only, and knows nothing of this one.
+        assert not any(detector.flag(np.array([loss, np.nan])).any() for loss in losses[:length])
+        assert detector.flag(np.array([5.0, 5.0])).tolist() == [length >= 20, False]
 
 
 def test_falling_losses_and_noise_are_no_spikes():
@@ -167,14 +167,31 @@ def test_falling_losses_and_noise_are_no_spikes():
     for _ in range(20):
         detector = SpikeDetector(1)
         noise = generator.lognormal(sigma=0.3, size=200)
-        assert not any(detector.flag(0, loss) for loss in noise * np.linspace(1, 0.1, 200))
+        assert not any(detector.flag(np.array([loss])) for loss in noise * np.linspace(1, 0.1, 200))
 
 
 def test_losses_that_do_not_move_at_all_are_no_spikes():
     detector = SpikeDetector(1)
-    assert not any(detector.flag(0, 0.5) for _ in range(50))
-    assert not detector.flag(0, 0.52)
-    assert detector.flag(0, 0.6)
+    assert not any(detector.flag(np.array([0.5])) for _ in range(50))
+    assert not detector.flag(np.array([0.52]))
+    assert detector.flag(np.array([0.6]))
+
+
+def test_the_window_of_each_bin_is_that_of_a_plain_list():
+    """The last 50 losses of a bin, from 20 on, in the words of the definition."""
+    generator, detector, logs = np.random.default_rng(1), SpikeDetector(3), [[], [], []]
+    for _ in range(200):
+        losses = np.where(generator.uniform(size=3) < (1, 0.8, 0.1), generator.lognormal(sigma=2, size=3), np.nan)
+        expected = []
+        for log, loss in zip(logs, losses, strict=True):
+            before = np.array(log[-50:])
+            is_spike = False
+            if len(before) >= 20 and not np.isnan(loss):
+                deviation = max(1.4826 * np.median(np.abs(before - np.median(before))), 0.01)
+                is_spike = np.log(loss) > np.median(before) + 8 * deviation
+            expected.append(bool(is_spike))
+            log += [] if np.isnan(loss) else [np.log(loss)]
+        assert detector.flag(losses).tolist() == expected
 
 
 def test_a_spike_is_written_into_row_and_result():

@@ -27,14 +27,14 @@ class RowOrder:
         self.num_rows, self.seed = num_rows, seed
         self._orders: dict[int, np.ndarray] = {}
 
-    def rows(self, image_numbers: list[int]) -> np.ndarray:
+    def rows(self, image_numbers: list[int] | np.ndarray) -> np.ndarray:
         """Rows for image numbers, int64; an epoch's order is made when first needed and dropped two epochs later."""
-        numbers = np.asarray(image_numbers, np.int64)
-        epochs = numbers // self.num_rows
-        rows = np.empty_like(numbers)
+        epochs, places = np.divmod(np.asarray(image_numbers, np.int64), self.num_rows)
+        if len(places) and epochs[0] == epochs.min() == epochs.max():  # nearly always
+            return self._order(int(epochs[0]))[places]
+        rows = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            rows[here] = self._order(epoch)[numbers[here] % self.num_rows]
+            rows[epochs == epoch] = self._order(epoch)[places[epochs == epoch]]
         return rows
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -97,10 +97,11 @@ def _iterate_memory(data: TrainingData, layout: BatchLayout, order: RowOrder, up
     assert data.in_memory is not None
     transform = data.transform
     plain = data.in_memory.shape[1:] == data.image_shape and not transform.is_random
+    places = np.array(layout.image_numbers(0))
     for update in updates:
-        numbers = layout.image_numbers(update)
-        images = data.in_memory[torch.from_numpy(order.rows(numbers))]
+        images = data.in_memory[torch.from_numpy(order.rows(places + update * layout.global_batch))]
         if not plain:
+            numbers = layout.image_numbers(update)
             augmented = [transform.augment(image, number) for image, number in zip(images, numbers, strict=True)]
             images = torch.stack(augmented)
         yield images

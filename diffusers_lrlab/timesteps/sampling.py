@@ -90,7 +90,7 @@ class TimestepSampler:
         entry = TIMESTEP_SAMPLERS[name]
         self.name, self.kwargs, self.levels = name, kwargs, levels
         self.unbiased, self.draw = kwargs["unbiased"], kwargs["draw"]
-        self._moves = "curriculum" in entry.traits or name == "banded"
+        self.moves = "curriculum" in entry.traits or name == "banded"  # over the run
         if "curriculum" in entry.traits and num_training_steps is None:
             raise LabError(
                 f"{name!r} moves over the run and needs its length: give num_training_steps, in optimizer updates."
@@ -112,7 +112,7 @@ class TimestepSampler:
 
     def _check_density(self) -> None:
         """Raises what only the density itself can refuse, over the whole run."""
-        updates = np.linspace(0, self.num_training_steps, 9).astype(np.int64) if self._moves else 0
+        updates = np.linspace(0, self.num_training_steps, 9).astype(np.int64) if self.moves else 0
         lowest = self.probabilities(updates).min().item()
         if self.unbiased and not 1 / np.finfo(np.float32).max < self.num_train_timesteps * lowest:
             raise LabError(
@@ -207,7 +207,7 @@ class TimestepSampler:
         """[`probabilities`] of one update, kept until the next."""
         if self.state is not None:
             return self.probabilities(update)
-        key = update if self._moves else 0
+        key = update if self.moves else 0
         if key not in self._cached:
             self._cached = {key: self.probabilities(update)}
         return self._cached[key]

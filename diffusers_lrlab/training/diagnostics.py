@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -50,18 +49,31 @@ class SpikeDetector:
     """Flags losses that stand out against a running median, by the running median deviation, in each bin."""
 
     def __init__(self, num_bins: int):
-        self._logs: list[deque[float]] = [deque(maxlen=_SPIKE_WINDOW) for _ in range(num_bins)]
+        # The last logarithms of losses, each bin's from the left; NaN where there are none yet.
+        self._logs = np.full((num_bins, _SPIKE_WINDOW), math.nan)
+        self._counts = np.zeros(num_bins, np.int64)
 
-    def flag(self, bin_index: int, loss: float) -> bool:
-        """Whether this mean loss is a spike; it is remembered either way."""
-        logs, value = self._logs[bin_index], math.log(max(loss, 1e-300))
-        before = np.array(logs)
-        logs.append(value)
-        if len(before) < _SPIKE_MIN_ROWS:
-            return False
-        median = np.median(before)
-        deviation = max(1.4826 * float(np.median(np.abs(before - median))), 0.01)
-        return bool(value > median + _SPIKE_DEVIATIONS * deviation)
+    def flag(self, losses: np.ndarray) -> np.ndarray:
+        """
+        Which mean losses are spikes; they are remembered either way.
+
+        Args:
+            losses (`np.ndarray`): One for each bin, `(num_bins,)`; NaN for bins without images, which keep what they have.
+        """
+        found = ~np.isnan(losses)
+        values = np.log(np.maximum(np.where(found, losses, 1.0), 1e-300))
+        spikes = np.zeros(len(losses), bool)
+        ready = found & (self._counts >= _SPIKE_MIN_ROWS)
+        if ready.any():
+            before = self._logs[ready]
+            median = np.nanmedian if np.isnan(before).any() else np.median  # the former takes ten times as long
+            medians = median(before, axis=1)
+            deviations = 1.4826 * median(np.abs(before - medians[:, None]), axis=1)
+            spikes[ready] = values[ready] > medians + _SPIKE_DEVIATIONS * np.maximum(deviations, 0.01)
+        bins = np.flatnonzero(found)
+        self._logs[bins, self._counts[bins] % _SPIKE_WINDOW] = values[bins]
+        self._counts[bins] += 1
+        return spikes
 
 
 class TimestepLog:
@@ -119,7 +131,7 @@ class TimestepLog:
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals / counts
             variances = np.maximum(squares / counts - means**2, 0)
-        spikes = [bool(counts[i]) and self._spikes.flag(i, means[i]) for i in range(self.num_bins)]
+        spikes = self._spikes.flag(means).tolist()
         self._add(
             update,
             {
@@ -157,7 +169,9 @@ class TimestepLog:
         self._spikes = SpikeDetector(self.num_bins)
         losses = self._table.filter(pc.is_valid(self._table["loss_mean"])).select(["bin", "loss_mean"])
         for row in losses.slice(max(0, len(losses) - self.num_bins * _SPIKE_WINDOW)).to_pylist():
-            self._spikes.flag(row["bin"], row["loss_mean"])
+            alone = np.full(self.num_bins, math.nan)
+            alone[row["bin"]] = row["loss_mean"]
+            self._spikes.flag(alone)
 
 
 def _without_nan(values: np.ndarray) -> list[float | None]:
@@ -168,6 +182,8 @@ def asked_probabilities(sampler: TimestepSampler, first: int, last: int) -> np.n
     """The probabilities of timesteps, averaged over the updates from `first` to `last`; of now if they follow the losses."""
     if sampler.follows_losses:
         return sampler.probabilities(last).cpu().numpy()
+    if not sampler.moves:
+        return sampler.probabilities(first).numpy()
     # Long intervals are averaged over evenly spread updates: a table of all of them would be large.
     updates = np.unique(np.linspace(first, last, min(last - first + 1, 1000)).astype(np.int64))
     return sampler.probabilities(updates).numpy().mean(axis=0)

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class Trainer:
         loss, unweighted = torch.zeros((), device=device), []
         for step, noise in enumerate(self.objective.noise(self.update, images)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
-            with self.accelerator.accumulate(self.model):
+            with self._accumulating():
                 losses = denoising_losses(self.model, self.noise_scheduler, images[part], noise, local[part])
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
@@ -143,6 +143,10 @@ class Trainer:
             self.observer.add(local, losses)
         self.objective.observe(timesteps, losses)
         return True
+
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """Around a micro-batch: gradients are exchanged between processes after the last one only."""
+        return self.accelerator.accumulate(self.model) if self.plan.layout.accumulation > 1 else nullcontext()
 
     def advance(self) -> None:
         """Moves the clock by one update, and with it the schedules and the EMA."""
