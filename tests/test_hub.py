@@ -49,6 +49,30 @@ def pushed(tmp_path_factory):
         yield folder / "run", hub, result
 
 
+def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path):
+    with HubServer(tmp_path / "hf_home", {TOKEN: "user"}) as hub:
+        small = ["--dataset_name=circle", "--max_train_steps=2", "--num_validation_images=20", "--ddpm_num_steps=4"]
+        push = ["--push_to_hub", "--hub_model_id", "user/circle", "--hub_token", TOKEN, "--eval_batch_size=9"]
+        run(SCRIPT, *small, *push, "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path)
+        repo = hub.model("user/circle")
+        expected = {"pipeline.py", "denoiser/config.json", "denoiser/diffusers_lrlab.py", "lrlab/sampling.gif"}
+        assert expected <= set(repo.files)
+        assert not any(path.startswith("checkpoint") for path in repo.files)
+        assert "points" in ModelCard(repo.files["README.md"].decode()).data.tags
+        made = []
+        for load in ("import diffusers_lrlab; how = {}", "how = dict(custom_pipeline=source, trust_remote_code=True)"):
+            code = f"""
+import torch
+from diffusers import DiffusionPipeline
+source = "user/circle"
+{load}
+pipeline = DiffusionPipeline.from_pretrained(source, **how)
+print(pipeline(num_points=3, generator=torch.Generator().manual_seed(0)).points.tolist())
+"""
+            made.append(run("-c", code, env=hub.env, cwd=tmp_path).stdout)
+        assert made[0] == made[1]
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """The folder in which a run called `runs/digits` was made and not pushed."""

@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
-from .kl import as_points, cores, resolution
+from .kl import as_points, check_neighbour, cores, resolution
 
 MAX_EXACT_POINTS = 5000
 _BLOCK_PAIRS = 4_000_000  # pairs of points at a time: 32 MB
@@ -37,14 +37,20 @@ def energy_distance(first: np.ndarray, second: np.ndarray) -> float:
     first, second = as_points(first, second)
     between = _mean_of_pairs(first, second, lambda distances: distances)
     within = [_mean_of_pairs(points, points, lambda distances: distances) for points in (first, second)]
-    return 2 * between - sum(within)
+    return max(0.0, 2 * between - sum(within))  # rounding can make less of it
 
 
 def median_bandwidth(points: np.ndarray, num_points: int = 2000) -> float:
-    """The median distance between some of the points (evenly spread over the array), a usual width of a kernel."""
-    chosen = np.asarray(points, np.float64)[:: max(1, len(points) // num_points)][:num_points]
+    """
+    The median distance between some of the points (evenly spread over the array), a usual width of a kernel.
+
+    Distances of 0 do not count; 1 if there are no others.
+    """
+    rows = np.linspace(0, len(points) - 1, min(num_points, len(points))).round().astype(int)
+    chosen = np.asarray(points, np.float64)[rows]
     distances = cdist(chosen, chosen)[np.triu_indices(len(chosen), 1)]
-    return float(np.median(distances)) if len(distances) else 0.0
+    distances = distances[distances > 0]
+    return float(np.median(distances)) if len(distances) else 1.0
 
 
 def squared_mmd(first: np.ndarray, second: np.ndarray, bandwidth: float | None = None) -> float:
@@ -65,16 +71,28 @@ def squared_mmd(first: np.ndarray, second: np.ndarray, bandwidth: float | None =
     first, second = as_points(first, second, at_least=2)
     h = median_bandwidth(first) if bandwidth is None else bandwidth
     if not 0 < h < math.inf:
-        raise ValueError(f"bandwidth={h} is not allowed; use a number above 0 (the median distance is 0 for equal points).")
+        raise ValueError(f"bandwidth={h} is not allowed; use a number above 0.")
 
     def kernel(distances: np.ndarray) -> np.ndarray:
-        return np.exp(-(distances**2) / (2 * h**2))
+        with np.errstate(over="ignore"):  # far away is far away
+            return np.exp(-((distances / h) ** 2) / 2)
 
     def within(points: np.ndarray) -> float:
         n = len(points)  # a point with itself has a kernel of 1, and is left out
         return (_mean_of_pairs(points, points, kernel) * n - 1) / (n - 1)
 
     return within(first) + within(second) - 2 * _mean_of_pairs(first, second, kernel)
+
+
+def _check_order(p: float) -> None:
+    if not 1 <= p < math.inf:
+        raise ValueError(f"p={p} is not allowed; use a finite number, 1 or more.")
+
+
+def _power_mean(values: np.ndarray, weights: np.ndarray, p: float) -> float:
+    """`(sum of weights * values ** p) ** (1 / p)` of values that are not negative, for large p too."""
+    largest = float(values.max())
+    return largest * float((weights * (values / largest) ** p).sum()) ** (1 / p) if largest else 0.0
 
 
 def sliced_wasserstein(
@@ -97,8 +115,9 @@ def sliced_wasserstein(
         `float`: in the unit of the coordinates.
     """
     first, second = as_points(first, second)
-    if not 1 <= p < math.inf or num_projections < 1:
-        raise ValueError(f"p={p} and num_projections={num_projections} are not allowed; both must be 1 at least.")
+    _check_order(p)
+    if num_projections < 1:
+        raise ValueError(f"num_projections={num_projections} is not allowed; use 1 or more.")
     dimension = first.shape[1]
     if dimension == 2:
         angles = (np.arange(num_projections) + 0.5) * math.pi / num_projections
@@ -110,11 +129,11 @@ def sliced_wasserstein(
     edges = np.union1d(np.arange(1, len(first) + 1) / len(first), np.arange(1, len(second) + 1) / len(second))
     shares, middles = np.diff(edges, prepend=0.0), (edges + np.concatenate([[0.0], edges[:-1]])) / 2
     rows = [np.minimum((middles * len(points)).astype(np.int64), len(points) - 1) for points in (first, second)]
-    total = 0.0
+    distances = []  # of each direction
     for direction in directions:
         quantiles = [np.sort(points @ direction)[row] for points, row in zip((first, second), rows, strict=True)]
-        total += float((shares * np.abs(quantiles[0] - quantiles[1]) ** p).sum())
-    return (total / num_projections) ** (1 / p)
+        distances.append(_power_mean(np.abs(quantiles[0] - quantiles[1]), shares, p))
+    return _power_mean(np.array(distances), np.full(num_projections, 1 / num_projections), p)
 
 
 def exact_wasserstein(first: np.ndarray, second: np.ndarray, p: float = 2.0) -> float:
@@ -133,10 +152,11 @@ def exact_wasserstein(first: np.ndarray, second: np.ndarray, p: float = 2.0) -> 
             f"The exact Wasserstein distance is between sets of equally many points, {MAX_EXACT_POINTS} at most; got "
             f"{len(first)} and {len(second)}. Take parts of them, or sliced_wasserstein."
         )
-    if not 1 <= p < math.inf:
-        raise ValueError(f"p={p} is not allowed; it must be 1 at least.")
-    costs = cdist(first, second) ** p
-    return float(costs[linear_sum_assignment(costs)].mean() ** (1 / p))
+    _check_order(p)
+    distances = cdist(first, second)
+    largest = distances.max()
+    assigned = distances[linear_sum_assignment((distances / largest) ** p if largest else distances)]
+    return _power_mean(assigned, np.full(len(assigned), 1 / len(assigned)), p)
 
 
 def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) -> tuple[float, float]:
@@ -144,9 +164,9 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
     Density and coverage of M. Naeem et al., arXiv 2002.09797, eq. 4 and 6.
 
     Around each real point lies a ball that reaches to its k-th neighbour among the other real ones. Density is the mean
-    number of balls that a generated point is in, over k: 1 for sets of one distribution, more for samples of its peaks.
-    Coverage is the share of balls that hold a generated point: 1 - (1 - k / (n + k)) ** m or so at best, so compare it only
-    between sets of the same sizes.
+    number of balls that a generated point is in, over k: 1 for sets of one distribution, less for samples outside of it.
+    Coverage is the share of balls that hold a generated point. For sets of one distribution it depends on their sizes (and
+    is 0.97 for as many of either and k = 5), so compare it only between sets of the same sizes.
 
     Args:
         real (`np.ndarray`): `(n, dimension)`, more than k points.
@@ -157,9 +177,9 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
         `tuple[float, float]`: density, not negative; coverage, from 0 to 1. Both without a unit.
     """
     real, generated = as_points(real, generated)
-    if not 1 <= k < len(real):
-        raise ValueError(f"k={k} is not allowed for {len(real)} real points; use 1 to {len(real) - 1}.")
+    check_neighbour(k, len(real) - 1, f"{len(real)} real points")
     radii = cKDTree(real).query(real, k=[k + 1], workers=cores())[0][:, 0]
+    radii *= 1 + 1e-12  # balls are closed: a point at the distance itself is in, whatever rounding says
     # Repeated real points have balls of radius 0; they hold what cannot be told apart from their centre.
     inside = cKDTree(generated).query_ball_point(
         real, np.maximum(radii, resolution(real, generated)), workers=cores(), return_length=True

@@ -14,12 +14,28 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+# Squares of larger coordinates overflow in float64, which threads of KD-trees do not report.
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def check_base(base: float) -> None:
+    """Raises a `ValueError` for what cannot be the base of a logarithm here."""
+    if not 1 < base < math.inf:
+        raise ValueError(f"base={base!r} is not allowed; use 2 for bits, math.e for nats.")
+
+
+def check_neighbour(k: int, most: int, sizes: str) -> None:
+    """Raises a `ValueError` unless `k` is a whole number from 1 to `most`."""
+    if not isinstance(k, (int, np.integer)) or not 1 <= k <= most:
+        raise ValueError(f"k={k!r} is not allowed for {sizes}; use 1 to {most}.")
+
+
 def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """
     Two sets of points in one dimension of space, as float64 `(num, dimension)`.
 
     Raises:
-        ValueError: for other shapes, fewer than `at_least` points, and coordinates that are not finite.
+        ValueError: for other shapes, fewer than `at_least` points, and coordinates that float32 cannot hold.
     """
     sets = [np.asarray(points, np.float64) for points in (first, second)]
     for name, points in zip(("first", "second"), sets, strict=True):
@@ -27,9 +43,10 @@ def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple
             raise ValueError(
                 f"The {name} set has shape {points.shape}; expected (at least {at_least} points, at least 1 dimension)."
             )
-        if not np.isfinite(points).all():
-            row = int(np.flatnonzero(~np.isfinite(points).all(axis=1))[0])
-            raise ValueError(f"Point {row} of the {name} set is {points[row]}; all coordinates must be finite.")
+        good = np.abs(points) <= _LARGEST  # not so for NaN
+        if not good.all():
+            row = int(np.flatnonzero(~good.all(axis=1))[0])
+            raise ValueError(f"Point {row} of the {name} set is {points[row]}; float32 must be able to hold coordinates.")
     if sets[0].shape[1] != sets[1].shape[1]:
         raise ValueError(f"The sets have {sets[0].shape[1]} and {sets[1].shape[1]} dimensions; they must have the same.")
     return sets[0], sets[1]
@@ -69,13 +86,9 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
             are not allowed.
     """
     real, generated = as_points(real, generated)
-    if not 1 <= k < len(real) or k > len(generated):
-        raise ValueError(
-            f"k={k} is not allowed for {len(real)} real and {len(generated)} generated points; use 1 to "
-            f"{min(len(real) - 1, len(generated))}."
-        )
-    if not 1 < base < math.inf:
-        raise ValueError(f"base={base!r} is not allowed; use 2 for bits, math.e for nats.")
+    sizes = f"{len(real)} real and {len(generated)} generated points"
+    check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
+    check_base(base)
     workers, smallest = cores(), resolution(real, generated)
     # Its own point is the nearest one, at distance 0.
     own = cKDTree(real).query(real, k=[k + 1], workers=workers)[0]
@@ -83,6 +96,14 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
     logs = np.log(np.maximum(other, smallest)) - np.log(np.maximum(own, smallest))
     nats = real.shape[1] * logs.mean() + math.log(len(generated) / (len(real) - 1))
     return float(nats / math.log(base))
+
+
+def _checked(limits: tuple[np.ndarray, np.ndarray], dimension: int) -> list[np.ndarray]:
+    ends = [np.asarray(end, np.float64) for end in limits]
+    shapes_fit = len(ends) == 2 and all(end.shape == (dimension,) for end in ends)
+    if not shapes_fit or not np.isfinite(ends).all() or (ends[0] >= ends[1]).any():
+        raise ValueError(f"limits={limits!r} are not allowed; give {dimension} lowest and as many higher coordinates.")
+    return ends
 
 
 def histogram_kl(
@@ -111,9 +132,10 @@ def histogram_kl(
     """
     real, generated = as_points(real, generated)
     dimension = real.shape[1]
+    check_base(base)
     if not 1 <= bins or bins**dimension > 10**7:
         raise ValueError(f"bins={bins} in {dimension} dimensions are not allowed; use 1 to {int(10 ** (7 / dimension))}.")
-    lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else map(np.asarray, limits)
+    lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else _checked(limits, dimension)
     width = np.where(highest > lowest, highest - lowest, 1.0)
     shares = []
     for points in (real, generated):

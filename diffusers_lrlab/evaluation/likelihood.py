@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .kl import check_base
+
 
 class _NoisePrediction:
     r"""
@@ -17,6 +19,8 @@ class _NoisePrediction:
 
     def __init__(self, model: Any, noise_scheduler: Any):
         self.model, self.prediction_type = model, noise_scheduler.config.prediction_type
+        if self.prediction_type not in ("epsilon", "sample", "v_prediction"):
+            raise ValueError(f"Unknown prediction type {self.prediction_type!r}; known: epsilon, sample, v_prediction.")
         alphas = noise_scheduler.alphas_cumprod.double().cpu()
         if not 0 < float(alphas[-1]) < float(alphas[0]) < 1:
             raise ValueError("The noise schedule has no noise at its first timestep or no signal at its last one.")
@@ -83,7 +87,8 @@ def log_likelihood(
             step = math.exp(after) - math.exp(before)
             trial, trial_divergence = predict.with_divergence(scaled + step * slope, after)
             scaled = scaled + step * (slope + trial) / 2
-            total += step * (divergence + trial_divergence) / 2
+            # In log sigma: the divergence falls about as 1 / sigma, which a trapezoid in sigma overrates.
+            total += (after - before) * (math.exp(before) * divergence + math.exp(after) * trial_divergence) / 2
             slope, divergence = predict.with_divergence(scaled, after)
         variance = 1 + math.exp(2 * grid[-1])
         log_prior = -(scaled**2).sum(dim=1) / (2 * variance) - dimension / 2 * math.log(2 * math.pi * variance)
@@ -104,6 +109,7 @@ def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray, base: float = 2.0
         `tuple[float, float]`: the mean, without bias, and its standard error, in bits with base 2.
     """
     first, second = np.asarray(log_prob, np.float64), np.asarray(model_log_prob, np.float64)
+    check_base(base)
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
         raise ValueError(f"Expected two arrays of as many numbers, 2 at least; got shapes {first.shape} and {second.shape}.")
     differences = (first - second) / math.log(base)
