@@ -19,6 +19,9 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
+from diffusers_lrlab.data.toy2d import toy_points
+from diffusers_lrlab.evaluation.kl import knn_kl
+from diffusers_lrlab.evaluation.points import point_metrics
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.environment import describe_environment
@@ -152,12 +155,27 @@ def breakdown(trainer):
     }
 
 
+def evaluation_seconds(trainer):
+    """Seconds of what is done with a model once it is trained."""
+    real, other = toy_points("dino", 100_000), toy_points("dino", 10_000, split="test")
+    pipeline = trainer.kind.make_pipeline(trainer.bare_model.eval(), trainer.noise_scheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    calls = {
+        "KL by nearest neighbours, 100,000 against 10,000 points": lambda: knn_kl(real, other),
+        "all distances of the card": lambda: point_metrics(real, other),
+        "10,000 samples in 100 steps": lambda: pipeline(num_points=10_000, num_inference_steps=100),
+    }
+    return {name: median_ms(call, repeats=3) / 1e3 for name, call in calls.items()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20, help="turns of each loop")
     parser.add_argument("--updates", type=int, default=200, help="updates in a turn")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds must be 2 or more: turns are compared with each other")
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     meta = describe_environment()
@@ -176,7 +194,7 @@ def main():
                 if turn:
                     times[name].append(1e3 * (time.perf_counter() - start) / options.updates)
         ratios = [plain / ours for plain, ours in zip(times["plain"], times["ours"], strict=True)]
-        parts = breakdown(trainer)
+        parts, seconds = breakdown(trainer), evaluation_seconds(trainer)
     limit, speed = matmul_limit()
     quartiles = statistics.quantiles(ratios, n=4)
     print("\n| | ms per update, median of turns |\n|---|---|")
@@ -187,6 +205,9 @@ def main():
     print("| part of an update of ours, alone | ms |\n|---|---|")
     for name, value in parts.items():
         print(f"| {name} | {value:.3f} |")
+    print("\n| evaluation | s |\n|---|---|")
+    for name, value in seconds.items():
+        print(f"| {name} | {value:.2f} |")
 
 
 if __name__ == "__main__":

@@ -23,19 +23,22 @@ class ValidationLoss:
         noise_scheduler: A diffusers scheduler; see [`denoising_losses`].
         batch_size (`int`): Images per forward pass.
         device: Of the model.
+        draw (`int`, *optional*): Which of many draws of timesteps and noise.
     """
 
-    def __init__(self, images: torch.Tensor, noise_scheduler: Any, batch_size: int, device: torch.device):
+    def __init__(self, images: torch.Tensor, noise_scheduler: Any, batch_size: int, device: torch.device, draw: int = 0):
         self.images = images.to(device)
         self.noise_scheduler = noise_scheduler
         self.batch_size = batch_size
         num_images, num_timesteps = len(images), noise_scheduler.config.num_train_timesteps
         # Evenly spread over all timesteps, in an order that has nothing to do with that of the images.
         spread = (torch.arange(num_images) * 2 + 1) * num_timesteps // (2 * num_images)
-        order = torch.randperm(num_images, generator=stream_generator(VALIDATION_SEED, "validation-timesteps"))
+        counters = (draw,) if draw else ()
+        generator = stream_generator(VALIDATION_SEED, "validation-timesteps", *counters)
+        order = torch.randperm(num_images, generator=generator)
         self.timesteps = spread[order].to(device)
         shape = tuple(images.shape[1:])
-        self.noise = block_randn(VALIDATION_SEED, "validation-noise", 0, range(num_images), shape, "cpu").to(device)
+        self.noise = block_randn(VALIDATION_SEED, "validation-noise", draw, range(num_images), shape, "cpu").to(device)
 
     @torch.no_grad()
     def __call__(self, model: Any) -> np.ndarray:

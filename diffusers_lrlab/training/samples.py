@@ -37,7 +37,7 @@ def draw_samples(trainer: Trainer, num: int, purpose: str = "samples", show_prog
     pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
     # Over the passes if there are several, else over the steps of the one.
     several = num > kind.sampling_batch
-    pipeline.set_progress_bar_config(disable=several or not show_progress, desc=purpose)
+    pipeline.set_progress_bar_config(disable=True if several or not show_progress else None, desc=purpose)
     parts = []
     for start in tqdm(range(0, num, kind.sampling_batch), desc=purpose, disable=not (show_progress and several)):
         generator = stream_generator(config.seed, purpose, start, device=model.device)
