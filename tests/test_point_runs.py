@@ -246,6 +246,20 @@ def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
     assert (tmp_path / "run/lrlab/samples.png").exists()
 
 
+def test_a_stream_is_not_read_to_its_end(tmp_path, model):
+    """It may have none."""
+    points = np.random.default_rng(0).normal(size=(900, 2))
+    folder = write_points(tmp_path / "data", {"x": points.tolist()})
+    options = {"dataset_name": str(folder), "point_column": "x", "streaming": True, "num_validation_images": 0}
+    trainer = make_trainer(tmp_path / "run", model, cache_dir=str(tmp_path / "cache"), **options)
+    assert trainer.data.num_images is None
+    assert list(trainer.updates()) == list(range(1, 7))
+    read = []
+    trainer.data.train = (read.append(row) or row for row in iter(lambda: {"x": [0.5, 0.5]}, None))
+    assert trainer.data.all_in_memory(10).shape == (10, 2)
+    assert len(read) == 10
+
+
 # --- wrong input -----------------------------------------------------------------------------------------------------
 
 

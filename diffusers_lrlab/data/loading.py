@@ -5,6 +5,7 @@ Points are in `points.py`; what both share is here.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,11 +80,16 @@ class TrainingData:
             return len(self.in_memory)
         return len(self.train) if hasattr(self.train, "__len__") else None
 
-    def all_in_memory(self) -> torch.Tensor:
-        """The training images, cropped in the middle, as one tensor; decoded anew if they are not in memory."""
+    def all_in_memory(self, most: int | None = None) -> torch.Tensor:
+        """
+        The training images, cropped in the middle, as one tensor; decoded anew if they are not in memory.
+
+        Of those that are not, and of streams, `most` are taken at most.
+        """
         if self.in_memory is not None:
             return self.transform.fixed(self.in_memory)
-        return torch.stack([self.transform.fixed(self.transform.read(row[self.column])) for row in self.train])
+        rows = itertools.islice(self.train, most)
+        return torch.stack([self.transform.fixed(self.transform.read(row[self.column])) for row in rows])
 
     @property
     def image_shape(self) -> tuple[int, ...]:

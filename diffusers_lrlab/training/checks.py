@@ -60,10 +60,10 @@ _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...
             *("resolution", "image_channels", "center_crop", "random_flip", "preserve_input_precision"),
             *("skip_corrupt_images", "image_column", "enable_xformers_memory_efficient_attention"),
         ),
-        "images",
+        "a data set of images",
         lambda config: config.point_column is None,
     ),
-    (("distance_samples",), "points", lambda config: config.point_column is not None),
+    (("distance_samples",), "a data set of points", lambda config: config.point_column is not None),
 )
 
 

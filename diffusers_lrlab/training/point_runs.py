@@ -28,6 +28,7 @@ _LIKELIHOOD_POINTS = 1000
 _LOSS_BATCH = 10_000
 _LOSS_DRAWS = 5  # the mean over 100,000 points is off by half a percent with one draw of noise
 _FRAMES = 41
+_MOST_REAL = 100_000  # points of a stream, or of a set that is not in memory, to compare samples with
 
 
 class PointRuns(RunKind):
@@ -103,7 +104,7 @@ class PointRuns(RunKind):
     def evaluate(self, trainer: Trainer) -> dict[str, Any]:
         """Distances of samples to the training points with what held-out points score, exact KL, and the study's loss."""
         data, config = trainer.data, trainer.config
-        real, held_out = data.all_in_memory(), data.held_out.numpy()
+        real, held_out = data.all_in_memory(_MOST_REAL), data.held_out.numpy()
         real = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
         results: dict[str, Any] = {"training_set_loss": _training_set_loss(trainer, real)}
         num_samples = config.distance_samples
@@ -135,7 +136,7 @@ class PointRuns(RunKind):
         from .point_plots import animate, plot_beside, plot_progress, plot_trajectory
 
         lab, data, config = trainer.folder.lab, trainer.data, trainer.config
-        real = (data.held_out if len(data.held_out) else data.all_in_memory()[: len(samples)]).numpy()
+        real = (data.held_out if len(data.held_out) else data.all_in_memory(len(samples))[: len(samples)]).numpy()
         plot_beside(real, samples, lab / "samples.png")
         plot_progress(load_previews(lab / "samples"), trainer.plan.num_updates, real, lab / "progress.png")
         with trainer.averaged_weights():
