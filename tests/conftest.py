@@ -1,5 +1,10 @@
 """Fixtures that several test files use."""
 
+import os
+
+# Before torch is imported: two workers with two threads each would wait for each other on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hub_server import HubServer
 
@@ -9,3 +14,13 @@ def hub(tmp_path):
     """A Hub of one's own; `env` makes a subprocess use it."""
     with HubServer(tmp_path / "hf_home") as server:
         yield server
+
+
+# Files of real runs in processes of their own, which take minutes.
+LONG = ("invariants", "test_training", "test_launch", "test_point_runs", "test_errors", "test_hub", "test_point_pipeline")
+
+
+def pytest_collection_modifyitems(items):
+    """The long files first, so that both workers end at about the same time; a file stays together."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: min(places.get(item.path.stem, len(LONG)), places.get(item.path.parent.name, len(LONG))))

@@ -160,7 +160,10 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
             raise LabError(f"--image_column {asked!r} is not a column of images. Columns: {listing}.")
         return asked
     if not columns:
-        raise LabError(f"The dataset has no column of images. Columns: {listing}. Use a dataset with an Image column.")
+        raise LabError(
+            f"The dataset has no column of images. Columns: {listing}. Use a dataset with an Image column; points are "
+            "read from one column of lists of numbers."
+        )
     if len(columns) > 1:
         raise LabError(f"The dataset has several columns of images: {', '.join(columns)}. Choose by --image_column.")
     return columns[0]

@@ -7,6 +7,7 @@ The entries of the registry are in `toy2d_entries.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,11 +30,11 @@ def list_toy_datasets() -> list[str]:
 def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) -> None:
     """Raises a `LabError` for an unknown set, and for numbers of points (`called` so) and seeds that are not allowed."""
     TOY_DATASETS[name]
-    if not isinstance(n, int) or isinstance(n, bool) or not least <= n <= MAX_POINTS:
+    if not isinstance(n, Integral) or isinstance(n, bool) or not least <= n <= MAX_POINTS:
         raise LabError(
             f"{called}={n!r} points of {name!r} are not allowed; use a whole number from {least} to {MAX_POINTS}."
         )
-    if not isinstance(seed, int) or isinstance(seed, bool):
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
         raise LabError(f"seed={seed!r} is not allowed; use a whole number, such as 42.")
 
 
@@ -56,7 +57,7 @@ def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["trai
     check_draw(name, n, seed)
     if split not in ("train", "test"):
         raise LabError(f"split={split!r} is not allowed; use 'train' or 'test'.")
-    rng = np.random.default_rng(stream_seed(seed, f"toy2d/{name}/{split}"))
+    rng = np.random.default_rng(stream_seed(int(seed), f"toy2d/{name}/{split}"))
     return TOY_DATASETS[name].factory(n, rng).astype(np.float32)
 
 

@@ -28,11 +28,20 @@ _TEMPLATE = "2d_diffusion template of SakanaAI/AI-Scientist"
 _FFJORD = "after the toy sets of FFJORD, arXiv 1810.01367"
 
 
+def _checked(log_prob: LogProb) -> LogProb:
+    def checked(points: np.ndarray) -> np.ndarray:
+        if np.ndim(points) != 2 or np.shape(points)[1] != 2:
+            raise ValueError(f"Expected points of shape (n, 2), got {np.shape(points)}.")
+        return log_prob(points)
+
+    return checked
+
+
 def _register(
     name: str, description: str, source: str, log_prob: LogProb | None = None, traits: tuple[str, ...] = ()
 ) -> Callable[[Any], Any]:
     if log_prob is not None:
-        LOG_PROBS[name] = log_prob
+        LOG_PROBS[name] = _checked(log_prob)
     facts = {"density": "no" if log_prob is None else "yes"}
     return TOY_DATASETS.register(name, description=description, source=source, traits=traits, facts=facts)
 

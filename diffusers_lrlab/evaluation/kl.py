@@ -63,8 +63,9 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
 
     \(\frac{d}{n} \sum_i \log \frac{\nu_k(i)}{\rho_k(i)} + \log \frac{m}{n - 1}\), where \(\rho_k(i)\) is the distance from
     the i-th of n real points to its k-th neighbour among the other real ones, and \(\nu_k(i)\) to its k-th neighbour among
-    the m generated ones (Q. Wang, S. Kulkarni, S. Verdú, IEEE Trans. Inf. Theory 55, 2009, eq. 5 and 25). It is the
-    `kldiv` of the package NPEET with its arguments in this order.
+    the m generated ones (Q. Wang, S. Kulkarni, S. Verdú, IEEE Trans. Inf. Theory 55, 2009, eq. 5 and 25). Distances are
+    Euclidean; `kldiv` of the package NPEET, which the study uses, is the same estimate with the largest difference of a
+    coordinate for a distance.
 
     The estimate has a bias and a spread that depend on both sets and on their sizes: measure it between two sets of real
     points of the same sizes, as training runs do, and read the figure beside that one. It can be negative.

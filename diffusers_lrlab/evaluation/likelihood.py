@@ -23,7 +23,9 @@ class _NoisePrediction:
             raise ValueError(f"Unknown prediction type {self.prediction_type!r}; known: epsilon, sample, v_prediction.")
         alphas = noise_scheduler.alphas_cumprod.double().cpu()
         if not 0 < float(alphas[-1]) < float(alphas[0]) < 1:
-            raise ValueError("The noise schedule has no noise at its first timestep or no signal at its last one.")
+            raise ValueError(
+                "The noise schedule has a single timestep, no noise at its first timestep or no signal at its last one."
+            )
         self.log_sigmas = ((1 - alphas).log() - alphas.log()) / 2
 
     def __call__(self, scaled: torch.Tensor, log_sigma: float) -> torch.Tensor:

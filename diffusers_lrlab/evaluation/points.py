@@ -33,11 +33,13 @@ class Metric(NamedTuple):
 _ALL = 10**12
 POINT_METRICS = {
     "kl": Metric("KL(data ‖ samples) by 5th neighbours, bits", kl.knn_kl, _ALL),
-    "histogram_kl": Metric("KL(data ‖ samples) of histograms of 50 x 50 cells, bits", kl.histogram_kl, _ALL),
-    "energy_distance": Metric("Energy distance", distances.energy_distance, 5000, 5000),
-    "squared_mmd": Metric("Squared MMD, Gaussian kernel of the median distance", distances.squared_mmd, 5000, 5000),
+    "histogram_kl": Metric("KL(data ‖ samples) of histograms of 50 cells along each axis, bits", kl.histogram_kl, _ALL),
+    "energy_distance": Metric("Energy distance, of 5,000 points at most", distances.energy_distance, 5000, 5000),
+    "squared_mmd": Metric(
+        "Squared MMD, Gaussian kernel of the median distance, of 5,000 points at most", distances.squared_mmd, 5000, 5000
+    ),
     "sliced_wasserstein": Metric("Sliced 2-Wasserstein distance", distances.sliced_wasserstein, _ALL),
-    "exact_wasserstein": Metric("2-Wasserstein distance of 2,000 points", distances.exact_wasserstein, 2000, 2000),
+    "exact_wasserstein": Metric("2-Wasserstein distance, of 2,000 points at most", distances.exact_wasserstein, 2000, 2000),
     "density": Metric("Density", lambda real, generated: distances.density_and_coverage(real, generated, NEIGHBOUR)[0]),
     "coverage": Metric("Coverage", lambda real, generated: distances.density_and_coverage(real, generated, NEIGHBOUR)[1]),
 }

@@ -49,8 +49,9 @@ class PointDDPMPipeline(DiffusionPipeline):
         denoiser ([`MLPDenoiser`], or any `ModelMixin` that is called as it is):
             Predicts from `(num_points, dimension)` noisy points and a timestep.
         scheduler ([`SchedulerMixin`]):
-            [`DDPMScheduler`], [`DDIMScheduler`], [`DPMSolverMultistepScheduler`] or any other one that diffusers has; with
-            `clip_sample=False`, unless all data are within its `clip_sample_range`.
+            [`DDPMScheduler`], [`DDIMScheduler`], [`DPMSolverMultistepScheduler`] or another one of diffusers' that takes
+            the timesteps of a `DDPMScheduler`; with `clip_sample=False`, unless all data are within its
+            `clip_sample_range`.
     """
 
     __module__ = "diffusers_lrlab"
@@ -102,17 +103,16 @@ class PointDDPMPipeline(DiffusionPipeline):
         """
         num_timesteps = self.scheduler.config.num_train_timesteps
         num_inference_steps = min(100, num_timesteps) if num_inference_steps is None else num_inference_steps
-        for name, value, allowed in (
-            ("num_points", num_points, num_points >= 1),
-            ("num_inference_steps", num_inference_steps, 1 <= num_inference_steps <= num_timesteps),
-            ("num_frames", num_frames, num_frames == 0 or 2 <= num_frames <= num_inference_steps + 1),
-            ("chunk_size", chunk_size, chunk_size >= 1),
-            ("output_type", output_type, output_type in ("np", "pt")),
+        most_frames = num_inference_steps + 1
+        for name, value, is_allowed, allowed in (
+            ("num_points", num_points, num_points >= 1, "1 or more"),
+            ("num_inference_steps", num_inference_steps, 1 <= num_inference_steps <= num_timesteps, f"1 to {num_timesteps}"),
+            ("num_frames", num_frames, num_frames == 0 or 2 <= num_frames <= most_frames, f"0, or 2 to {most_frames}"),
+            ("chunk_size", chunk_size, chunk_size >= 1, "1 or more"),
+            ("output_type", output_type, output_type in ("np", "pt"), "'np' or 'pt'"),
         ):
-            if not allowed:
-                raise ValueError(
-                    f"{name}={value!r} is not allowed here, with {num_inference_steps} of {num_timesteps} timesteps."
-                )
+            if not is_allowed:
+                raise ValueError(f"{name}={value!r} is not allowed; use {allowed}.")
         device = self._execution_device
         shape = (num_points, self.denoiser.config.dimension)
         points = randn_tensor(shape, generator=generator, device=device, dtype=self.denoiser.dtype)

@@ -63,6 +63,11 @@ _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...
         "a data set of images",
         lambda config: config.point_column is None,
     ),
+    (
+        ("in_memory_limit_mb", "dataloader_num_workers"),
+        "data that are read, and toy sets are made",
+        lambda config: config.dataset_name not in TOY_DATASETS,
+    ),
     (("distance_samples",), "a data set of points", lambda config: config.point_column is not None),
 )
 

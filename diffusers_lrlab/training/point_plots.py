@@ -28,7 +28,8 @@ def limits_of(real: np.ndarray, samples: np.ndarray | None = None) -> Limits:
     if samples is not None:
         lowest = np.minimum(lowest, np.quantile(samples, 0.005, axis=0))
         highest = np.maximum(highest, np.quantile(samples, 0.995, axis=0))
-    margin = 0.05 * np.maximum(highest - lowest, 1e-6)
+    width = highest - lowest
+    margin = np.where(width > 0, 0.05 * width, 0.5)
     return lowest - margin, highest + margin
 
 
@@ -54,7 +55,7 @@ def plot_beside(real: np.ndarray, samples: np.ndarray, path: Path) -> None:
     figure = new_figure(7, 3.7, dpi=150)
     left, right = figure.subplots(1, 2)
     limits, num = limits_of(real, samples), min(len(real), len(samples))
-    draw_points(left, real[:num], limits, title=f"data, {num} held-out points")
+    draw_points(left, real[:num], limits, title=f"data, {num} points")
     draw_points(right, samples[:num], limits, ORANGE, title=f"samples, {num} points")
     save_figure(figure, path)
 
@@ -81,7 +82,7 @@ def plot_progress(previews: dict[int, np.ndarray], num_updates: int, real: np.nd
     """Samples from the same starting noise at several moments of training."""
     shown = dict(list(previews.items())[-6:])
     titles = [f"update {update}" if update < num_updates else f"end ({update})" for update in shown]
-    _strip(list(shown.values()), titles, limits_of(real), path)
+    _strip(list(shown.values()), titles, limits_of(real, next(reversed(shown.values()))), path)
 
 
 def plot_trajectory(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Path) -> None:
