@@ -246,6 +246,15 @@ def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
     assert (tmp_path / "run/lrlab/samples.png").exists()
 
 
+@pytest.mark.parametrize("num_held_out", [0, 1, 64])
+def test_trackers_are_shown_a_picture_whatever_is_held_out(tmp_path, model, num_held_out):
+    trainer = make_trainer(tmp_path, model, num_validation_images=num_held_out)
+    pictures = trainer.kind.as_pictures(trainer, np.random.default_rng(0).normal(size=(20, 2)))
+    assert pictures.shape == (1, 320, 320, 3)
+    assert pictures.dtype == np.uint8
+    assert len(np.unique(pictures)) > 2
+
+
 def test_a_stream_is_not_read_to_its_end(tmp_path, model):
     """It may have none."""
     points = np.random.default_rng(0).normal(size=(900, 2))

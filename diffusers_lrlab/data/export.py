@@ -42,6 +42,7 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
         for split, dataset in splits.items():
             path = temporary / "data" / f"{split}-00000-of-00001.parquet"
             path.parent.mkdir(exist_ok=True)
+            # Not `to_parquet`, which draws progress bars into logs.
             parquet.write_table(dataset.data.table, path)
         plot_splits(
             {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}, temporary / "points.png"

@@ -34,6 +34,7 @@ _METRICS = {
     "training_set_loss": "Loss of raw weights on all training points",
     "loss": "Training loss, last row of the log",
 }
+_EXACT_KL = "KL(data ‖ model, with the noise of the first timestep) by the known density, bits"
 _POINT_RESULTS = ("kl", "exact_kl", "sliced_wasserstein")
 
 
@@ -91,7 +92,7 @@ def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
             rows.append((metric.label, f"{results[name]:.4g}", "–" if floor is None else f"{floor:.4g}"))
     if "exact_kl" in results:
         exact = f"{results['exact_kl']:.4g} ± {results['exact_kl_standard_error']:.2g}"
-        rows.append(("KL(data ‖ model, with the noise of the first timestep) by the known density, bits", exact, "–"))
+        rows.append((_EXACT_KL, exact, "–"))
     return rows
 
 
@@ -172,7 +173,7 @@ def _card_data(record: dict[str, Any], title: str) -> Any:
     on_hub, is_about_images = _is_on_hub(config), config["point_column"] is None
     task = "unconditional-image-generation" if is_about_images else "other"
     metrics = _METRICS | {key: metric.label for key, metric in POINT_METRICS.items()}
-    metrics["exact_kl"] = "KL(data ‖ model) by the known density, bits"
+    metrics["exact_kl"] = _EXACT_KL
     evaluations = [
         EvalResult(
             task_type=task,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LIKELIHOOD_POINTS = 1000
 _LOSS_BATCH = 10_000
-_LOSS_DRAWS = 5  # the mean over 100,000 points is off by half a percent with one draw of noise
+_LOSS_DRAWS = 5  # one draw of noise for each point leaves too much to chance
 _FRAMES = 41
 _MOST_REAL = 100_000  # points of a stream, or of a set that is not in memory, to compare samples with
 
@@ -99,7 +99,7 @@ class PointRuns(RunKind):
         """One picture of all of them."""
         from .point_plots import as_picture, limits_of
 
-        return as_picture(samples, limits_of(trainer.data.held_out.numpy(), samples))[None]
+        return as_picture(samples, limits_of(_real_points(trainer.data, len(samples)), samples))[None]
 
     def evaluate(self, trainer: Trainer) -> dict[str, Any]:
         """Distances of samples to the training points with what held-out points score, exact KL, and the study's loss."""
@@ -135,8 +135,8 @@ class PointRuns(RunKind):
         """Data beside samples, samples over training, the way from noise as a strip and as an animation."""
         from .point_plots import animate, plot_beside, plot_progress, plot_trajectory
 
-        lab, data, config = trainer.folder.lab, trainer.data, trainer.config
-        real = (data.held_out if len(data.held_out) else data.all_in_memory(len(samples))[: len(samples)]).numpy()
+        lab, config = trainer.folder.lab, trainer.config
+        real = _real_points(trainer.data, len(samples))
         plot_beside(real, samples, lab / "samples.png")
         plot_progress(load_previews(lab / "samples"), trainer.plan.num_updates, real, lab / "progress.png")
         with trainer.averaged_weights():
@@ -163,6 +163,11 @@ class PointRuns(RunKind):
             f"The points have a standard deviation of up to {spread:.3g}, and the noise one of 1: rescale the points to "
             "about 1, or little is learned."
         ]
+
+
+def _real_points(data: TrainingData, num: int) -> np.ndarray:
+    """What samples are shown beside: held-out points, or some to train on if none are held out."""
+    return (data.held_out if len(data.held_out) else data.all_in_memory(num)[:num]).numpy()
 
 
 def _training_set_loss(trainer: Trainer, real: torch.Tensor) -> float:

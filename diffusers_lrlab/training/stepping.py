@@ -1,7 +1,7 @@
 """Backward pass, clipping and the optimizer's step: accelerate's where precision asks for it, torch's own elsewhere.
 
-accelerate's wrappers look for optional packages and at signatures at every call. That is nothing beside a UNet, and a
-good part of an update of a small network (`benchmarks/toy2d.py`).
+accelerate's wrappers look for optional packages and at signatures at every call, which is nothing beside a UNet, and
+something beside a network that is as quick as that of points.
 """
 
 from __future__ import annotations
