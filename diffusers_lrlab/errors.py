@@ -12,6 +12,10 @@ class LabError(ValueError):
     """Something was asked for that cannot be done as asked. Scripts print it without a traceback and exit with 2."""
 
 
+class Diverged(LabError):
+    """A run whose loss is no longer finite."""
+
+
 class Interrupted(Exception):
     """
     A run that was asked to stop and has saved itself.

@@ -27,7 +27,14 @@ def denoising_losses(
         of the noise that the predicted image implies.
     """
     noisy_images = noise_scheduler.add_noise(images, noise, timesteps)
-    prediction = model(noisy_images, timesteps).sample.float()
+    return prediction_losses(model(noisy_images, timesteps).sample, noise_scheduler, images, noise, timesteps)
+
+
+def prediction_losses(
+    prediction: torch.Tensor, noise_scheduler: Any, images: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+) -> torch.Tensor:
+    """What [`denoising_losses`] makes of a prediction, of the shape of `images`."""
+    prediction = prediction.float()
     prediction_type = noise_scheduler.config.prediction_type
     if prediction_type == "epsilon":
         target = noise

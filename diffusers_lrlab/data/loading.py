@@ -62,6 +62,7 @@ class TrainingData:
         transform ([`Transform`]): How a cell of that column becomes a tensor.
         in_memory (`torch.Tensor` or `None`): The resized training images as one float32 tensor, when they fit.
         skipped (`list` of `str`): Corrupt images that were left out on request.
+        known (`dict`): What was computed of them and does not depend on the run.
     """
 
     name: str
@@ -72,6 +73,7 @@ class TrainingData:
     transform: Transform
     in_memory: torch.Tensor | None = None
     skipped: list[str] = field(default_factory=list)
+    known: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def num_images(self) -> int | None:

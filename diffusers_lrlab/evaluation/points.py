@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +45,9 @@ POINT_METRICS = {
 }
 
 
-def point_metrics(real: np.ndarray, generated: np.ndarray, progress: str | None = None) -> dict[str, float]:
+def point_metrics(
+    real: np.ndarray, generated: np.ndarray, progress: str | None = None, names: Collection[str] | None = None
+) -> dict[str, float]:
     """
     Every metric that the numbers of points and of dimensions allow.
 
@@ -53,6 +55,7 @@ def point_metrics(real: np.ndarray, generated: np.ndarray, progress: str | None 
         real (`np.ndarray`): `(num_real, dimension)`, in random order.
         generated (`np.ndarray`): `(num_generated, dimension)`, likewise.
         progress (`str`, *optional*): What a progress bar in a terminal should say.
+        names (`Collection[str]`, *optional*): Only those of these names.
 
     Returns:
         `dict`: from the names of `POINT_METRICS` to figures.
@@ -60,7 +63,8 @@ def point_metrics(real: np.ndarray, generated: np.ndarray, progress: str | None 
     results: dict[str, float] = {}
     if min(len(real), len(generated)) <= NEIGHBOUR:
         return results
-    bar = tqdm(POINT_METRICS.items(), desc=progress, leave=False, disable=None if progress else True)
+    chosen_metrics = {name: metric for name, metric in POINT_METRICS.items() if names is None or name in names}
+    bar = tqdm(chosen_metrics.items(), desc=progress, leave=False, disable=None if progress else True)
     for name, metric in bar:
         if name == "histogram_kl" and real.shape[1] > 2:
             continue  # 50 cells along each of more axes are mostly empty

@@ -65,26 +65,54 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _yaml_arguments(path: str) -> list[str]:
-    """A YAML file as command-line arguments, so that both are checked by the same rules."""
+def read_yaml(path: str, option: str) -> dict[str, Any]:
+    """
+    The mapping in a YAML file.
+
+    Args:
+        path (`str`): Of the file.
+        option (`str`): How the user gave it, for messages.
+
+    Raises:
+        LabError: if it cannot be read, is not valid, has a key twice, or is no mapping.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             options = yaml.load(file, _UniqueKeyLoader) or {}  # a SafeLoader
     except OSError as error:
-        raise LabError(f"Cannot read --config {path!r}: {error.strerror}. Give the path of a YAML file.") from None
-    except yaml.YAMLError as error:
-        raise LabError(f"--config {path!r} is not valid YAML: {error}") from None
+        raise LabError(f"Cannot read {option} {path!r}: {error.strerror}. Give the path of a YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LabError(f"{option} {path!r} is not valid YAML: {error}") from None
     if not isinstance(options, dict):
-        raise LabError(f"--config {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
+        raise LabError(f"{option} {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
+    return options
+
+
+def _as_arguments(options: dict[str, Any], source: str) -> list[str]:
+    """Options as command-line arguments, so that both are checked by the same rules."""
     arguments: list[str] = []
     for key, value in options.items():
         if key == "config" or value is None:
             remedy = "A file cannot name another one." if key == "config" else "Leave the line out for the default."
-            raise LabError(f"--config {path!r} has {key}: {value}. {remedy}")
+            raise LabError(f"{source} has {key}: {value}. {remedy}")
         if key == "mixed_precision" and value is False:
             value = "no"  # what YAML makes of an unquoted no
         arguments.append(f"--{key}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
     return arguments
+
+
+def parse_options(options: dict[str, Any], source: str) -> TrainingConfig:
+    """
+    A configuration from options as data, such as those of a study.
+
+    Args:
+        options (`dict`): From names of fields to values.
+        source (`str`): Where they are from, for messages.
+
+    Raises:
+        LabError: as [`parse_arguments`].
+    """
+    return TrainingConfig(**_parse(_make_parser(""), [(source, _as_arguments(options, source))]))
 
 
 def parse_arguments(arguments: Sequence[str], description: str) -> TrainingConfig:
@@ -100,9 +128,19 @@ def parse_arguments(arguments: Sequence[str], description: str) -> TrainingConfi
     """
     parser = _make_parser(description)
     path = parser.parse_known_args(arguments)[0].config
-    from_file = _yaml_arguments(path) if path else []
+    from_file = _as_arguments(read_yaml(path, "--config"), f"--config {path!r}") if path else []
+    sources = [(f"--config {path}", from_file)] if path else []
+    options = _parse(parser, [*sources, ("the command line", list(arguments))])
+    # Launchers pass the rank as a flag or in the environment; accelerate reads only the latter.
+    if options["local_rank"] == -1:
+        options["local_rank"] = int(os.environ.get("LOCAL_RANK", -1))
+    return TrainingConfig(**options)
+
+
+def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, Any]:
+    """Values of all fields, later sources over earlier ones."""
     options: dict[str, Any] = {}
-    for source, given in ((f"--config {path}", from_file), ("the command line", arguments)):
+    for source, given in sources:
         values, unknown = parser.parse_known_args(given, argparse.Namespace(**options))
         if unknown:
             flags = [flag for action in parser._actions for flag in action.option_strings]
@@ -110,7 +148,4 @@ def parse_arguments(arguments: Sequence[str], description: str) -> TrainingConfi
             raise LabError(f"Unknown argument {unknown[0]!r} in {source}.{hint} See --help for all of them.")
         options = vars(values)
     del options["config"]
-    # Launchers pass the rank as a flag or in the environment; accelerate reads only the latter.
-    if options["local_rank"] == -1:
-        options["local_rank"] = int(os.environ.get("LOCAL_RANK", -1))
-    return TrainingConfig(**options)
+    return options

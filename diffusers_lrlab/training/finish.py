@@ -21,7 +21,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         record["train"]["results"] = results
         with trainer.averaged_weights():
             samples = draw_samples(trainer, config.eval_batch_size)
-        results.update(trainer.kind.evaluate(trainer))
+        results.update(trainer.kind.evaluate(trainer, trainer.kind.samples_to_evaluate(trainer)))
         trainer.keep_samples(samples)
         record["train"]["training_seconds"] = trainer.training_seconds
         record["train"]["schedule_audit"] = trainer.audit.state_dict()

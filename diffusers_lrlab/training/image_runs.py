@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .kinds import RunKind
 from .samples import draw_samples, load_previews
 
 if TYPE_CHECKING:
+    from .core import RunCore
     from .loop import Trainer
 
 
@@ -98,20 +100,26 @@ class ImageRuns(RunKind):
         """The images themselves."""
         return to_uint8(samples)
 
-    def evaluate(self, trainer: Trainer) -> dict[str, Any]:
-        """The Fréchet distance of samples to held-out images, and what real images score in their place."""
-        num_samples = trainer.config.frechet_samples
+    def samples_to_evaluate(self, run: RunCore) -> np.ndarray | None:
+        """As many as the Fréchet distance takes."""
+        num_samples = run.config.frechet_samples
         if not num_samples:
+            return None
+        with run.averaged_weights():
+            return draw_samples(run, num_samples, "frechet", show_progress=True)
+
+    def evaluate(self, run: RunCore, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+        """The Fréchet distance of samples to held-out images, and what real images score in their place."""
+        if samples is None or (metrics is not None and "frechet_distance" not in metrics):
             return {}
-        features = digit_features()
-        with trainer.averaged_weights():
-            samples = features(to_tensor(draw_samples(trainer, num_samples, "frechet", show_progress=True)))
-        held_out = features(trainer.data.held_out)
-        training = features(trainer.data.all_in_memory())
+        num_samples, features = len(samples), digit_features()
+        of_samples = features(to_tensor(samples))
+        held_out = features(run.data.held_out)
+        training = features(run.data.all_in_memory())
         # In a random order: neighbours in the data set were written by the same people.
         training = training[np.random.default_rng(0).permutation(len(training))]
         return {
-            "frechet_distance": frechet_distance(samples, held_out),
+            "frechet_distance": frechet_distance(of_samples, held_out),
             "frechet_distance_of_training_images": frechet_distance(training[:num_samples], held_out),
             "frechet_distance_of_two_real_halves": frechet_distance(*_halves(training, held_out)),
             "frechet_num_samples": num_samples,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,11 +20,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def interrupts_raised(checkpoint: Path) -> Iterator[None]:
-    """Raises `Interrupted` at once on SIGINT or SIGTERM inside this block, which `checkpoint` lets one go back to."""
+def interrupts_raised(make_error: Callable[[int], Interrupted]) -> Iterator[None]:
+    """Raises, at once on SIGINT or SIGTERM inside this block, what `make_error` makes of the number of the signal."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(number, checkpoint)
+        raise make_error(number)
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = {number: signal.signal(number, stop) for number in _SIGNALS} if in_main_thread else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..data.layout import BatchLayout
     from ..data.loading import TrainingData
+    from .core import RunCore
     from .loop import Trainer
 
 
@@ -76,8 +78,19 @@ class RunKind(ABC):
         """8-bit pictures `(num, height, width, channels)` of samples, for trackers."""
 
     @abstractmethod
-    def evaluate(self, trainer: Trainer) -> dict[str, Any]:
-        """Results of a finished run besides the losses in its log."""
+    def samples_to_evaluate(self, run: RunCore) -> np.ndarray | None:
+        """Samples of the averaged weights, for the distances at the end of a run; `None` if there are to be none."""
+
+    @abstractmethod
+    def evaluate(self, run: RunCore, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+        """
+        Results of a finished run besides the losses in its log.
+
+        Args:
+            run ([`RunCore`]): The run.
+            samples (`np.ndarray` or `None`): Of [`samples_to_evaluate`].
+            metrics (`Collection[str]`, *optional*): Names of results to compute; all that there are if not given.
+        """
 
     @abstractmethod
     def draw(self, trainer: Trainer, samples: np.ndarray) -> None:

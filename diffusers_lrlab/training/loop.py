@@ -13,25 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
 from ..data.batches import iterate_batches
 from ..data.loading import TrainingData
-from ..errors import Interrupted, LabError
-from ..evaluation.validation_loss import ValidationLoss
+from ..errors import Diverged, Interrupted
 from ..loss import denoising_losses
-from ..optimizers import get_optimizer
-from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
-from ..schedules.lr import build_all
-from ..schedules.momentum import read_momentum
-from ..streams import stream_seed
 from ..timesteps.bands import scaled_lr
-from .averaging import averages_itself, ema_weights, make_ema, own_average
+from .averaging import averages_itself
 from .checkpoints import register_model_format
+from .core import RunCore
 from .interrupts import InterruptGuard
-from .objective import Objective, make_noise_scheduler
+from .objective import Objective
 from .observer import TimestepObserver
 from .plan import Plan
 from .run_folder import RunFolder
@@ -43,7 +38,7 @@ from .stepping import Stepper
 _MAX_OVERFLOWS = 30
 
 
-class Trainer:
+class Trainer(RunCore):
     """
     A run: its model, optimizer, schedule and EMA, and the loop over its updates.
 
@@ -63,37 +58,18 @@ class Trainer:
         folder: RunFolder,
         on_saved: Callable[[int], None] | None = None,
     ):
-        self.plan, self.data, self.accelerator, self.folder = plan, data, accelerator, folder
-        self.on_saved = on_saved
-        config = self.config = plan.config
-        self.kind = plan.kind
-        self.noise_scheduler = make_noise_scheduler(config)
-        set_seed(stream_seed(config.seed, "weights") % 2**32)
-        model = self.kind.model_class()(**plan.model_config)
-        if config.enable_xformers_memory_efficient_attention:
-            model.enable_xformers_memory_efficient_attention()
-        # Only dropout draws from the global generators from here on.
-        set_seed(stream_seed(config.seed, "dropout", accelerator.process_index) % 2**32)
-        optimizer = get_optimizer(config.optimizer, model.parameters(), config.learning_rate, **config.optimizer_arguments)
-        # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
-        self.schedulers = build_all(plan.schedule, optimizer, config.lr_warmup_steps, plan.num_updates)
-        self.ema = make_ema(model, config, accelerator.device) if config.use_ema else None
+        super().__init__(plan, data, accelerator.process_index)
+        self.accelerator, self.folder, self.on_saved = accelerator, folder, on_saved
+        config = self.config
+        self.make_parts(accelerator.device)
         register_model_format(accelerator, self.kind)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
-        self.validation = (
-            ValidationLoss(data.held_out, self.noise_scheduler, self.kind.evaluation_batch(plan.layout), accelerator.device)
-            if len(data.held_out)
-            else None
-        )
         layout, device = plan.layout, accelerator.device
         self.objective = Objective(config, self.noise_scheduler, layout, plan.num_updates, device, accelerator.gather)
         self.observer = self._make_observer() if config.log_timestep_bins else None
         # Where this process's images are in the global batch.
         self._local = torch.cat([torch.arange(part.start, part.stop) for part in layout.positions()]).to(device)
-        self.update = 0
-        self.training_seconds = 0.0
-        self.audit = ScheduleAudit(config.strict_lr_audit)
         # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
         # points only.
         self.sums = torch.zeros(4, device=device)
@@ -148,55 +124,15 @@ class Trainer:
         """Around a micro-batch: gradients are exchanged between processes after the last one only."""
         return self.accelerator.accumulate(self.model) if self.plan.layout.accumulation > 1 else nullcontext()
 
-    def advance(self) -> None:
-        """Moves the clock by one update, and with it the schedules and the EMA."""
-        self.update += 1
-        for scheduler in self.schedulers:
-            if isinstance(scheduler, FeedbackSchedule):
-                scheduler.advance()
-            else:
-                scheduler.step()
-        config = self.config
-        if self.ema is not None and self.update % config.ema_update_every == 0:
-            # Its decay follows the clock, however often it is updated.
-            self.ema.optimization_step = self.update - 1
-            self.ema.step(self.model.parameters())
-
-    def check_schedules(self) -> None:
-        """Compares what the optimizer has at this update with what was promised."""
-        promised_lr = None if self.plan.follows_metric else float(self.plan.promised_lrs[self.update])
-        promised_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
-        self.audit.check(
-            self.update,
-            [(self.current_lr, self.current_momentum)],
-            [(promised_lr, promised_momentum)],
-            [self.config.learning_rate],
-        )
-
-    @property
-    def _lr_factor(self) -> float | None:
-        """What this update's band of timesteps makes of the learning rate."""
-        return None if self.plan.lr_factors is None else float(self.plan.lr_factors[self.update])
-
-    @property
-    def current_lr(self) -> float:
-        """The learning rate in the optimizer now."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @property
-    def current_momentum(self) -> float | None:
-        """The momentum in the optimizer now, `None` if it has none."""
-        return read_momentum(self.optimizer.param_groups[0])
-
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def updates(self) -> Iterator[int]:
+    def updates(self, show_progress: bool = True) -> Iterator[int]:
         """
         Trains from the current update to the end, and yields the number of updates done after each of them.
 
         Raises:
             Interrupted: after SIGINT or SIGTERM, with everything saved.
-            LabError: if the loss is no longer finite.
+            Diverged: if the loss is no longer finite.
         """
         config, plan = self.config, self.plan
         bar = tqdm(
@@ -204,7 +140,7 @@ class Trainer:
             initial=self.update,
             desc="train",
             unit="update",
-            disable=not self.accelerator.is_main_process,
+            disable=not (show_progress and self.accelerator.is_main_process),
             mininterval=0.2 if sys.stderr.isatty() else 10,
         )
         batches = iterate_batches(
@@ -221,7 +157,7 @@ class Trainer:
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
             for images in batches:
-                with scaled_lr(self.optimizer, self._lr_factor):
+                with scaled_lr(self.optimizer, self.lr_factor):
                     self.check_schedules()
                     overflows = 0
                     while not self.do_update(images):
@@ -272,9 +208,9 @@ class Trainer:
         self.accelerator.log(scalars, step=self.update)
         bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}", refresh=False)
 
-    def _diverged(self) -> LabError:
+    def _diverged(self) -> Diverged:
         last = self.folder.checkpoints()
-        return LabError(
+        return Diverged(
             f"The loss is not finite around update {self.update} at learning rate {self.current_lr:.3g}: training has "
             "diverged. Lower --learning_rate, lengthen --lr_warmup_steps or lower --max_grad_norm"
             + (f"; the last checkpoint is {last[-1]}." if last else ".")
@@ -307,12 +243,7 @@ class Trainer:
 
     def validate(self) -> dict[str, float]:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
-        assert self.validation is not None
-        with own_average(list(self.bare_model.parameters()), self.optimizer):
-            of_images = {"validation_loss": self.validation(self.bare_model)}
-        if self.ema is not None:
-            with self.averaged_weights():
-                of_images["validation_loss_ema"] = self.validation(self.bare_model)
+        of_images = self.validation_losses()
         losses = {name: float(values.mean()) for name, values in of_images.items()}
         # A schedule that follows the loss must see the same number everywhere.
         broadcast_object_list(values := [losses])
@@ -320,6 +251,7 @@ class Trainer:
         if not all(map(math.isfinite, losses.values())):
             raise self._diverged()
         if self.observer is not None:
+            assert self.validation is not None
             self.observer.after_validation(self.update, self.validation.timesteps, of_images)
         self.folder.append_metrics({"update": self.update, **losses})
         self.accelerator.log(losses, step=self.update)
@@ -327,13 +259,7 @@ class Trainer:
             self.schedulers[0].step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch
         return losses
 
-    # --- weights, checkpoints, results -------------------------------------------------------------------------------
-
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """The model carries the EMA's weights, or the average that the optimizer makes, inside this block."""
-        if self.ema is not None:
-            return ema_weights(list(self.bare_model.parameters()), self.ema)
-        return own_average(list(self.bare_model.parameters()), self.optimizer)
+    # --- checkpoints, results -------------------------------------------------------------------------------
 
     def save(self) -> Path:
         """Writes a checkpoint of this update."""

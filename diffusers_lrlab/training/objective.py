@@ -93,6 +93,11 @@ class Objective:
         own = self._table is not None or self._factors is not None or self.weighting.follows_losses
         return own or self.sampler.unbiased
 
+    @property
+    def follows_losses(self) -> bool:
+        """Whether anything here has a state, that depends on the losses of the run."""
+        return self.sampler.follows_losses or self.weighting.follows_losses
+
     def draw(self, update: int) -> torch.Tensor:
         """Timesteps of the whole global batch: int64 of shape `(global_batch,)`, the same on every process."""
         generator = stream_generator(self.seed, "timesteps", update, device=self.device)
@@ -149,7 +154,7 @@ class Objective:
             timesteps (`torch.Tensor`): Of the whole global batch.
             losses (`torch.Tensor`): float32, unweighted, of this process's images, micro-batch after micro-batch.
         """
-        if not (self.sampler.follows_losses or self.weighting.follows_losses):
+        if not self.follows_losses:
             return
         losses = self._in_order(losses)
         weights = self._weights(timesteps)

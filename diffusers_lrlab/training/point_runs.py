@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .kinds import RunKind
 from .samples import draw_samples, load_previews
 
 if TYPE_CHECKING:
+    from .core import RunCore
     from .loop import Trainer
 
 _LIKELIHOOD_POINTS = 1000
@@ -101,35 +103,34 @@ class PointRuns(RunKind):
 
         return as_picture(samples, limits_of(_real_points(trainer.data, len(samples)), samples))[None]
 
-    def evaluate(self, trainer: Trainer) -> dict[str, Any]:
-        """Distances of samples to the training points with what held-out points score, exact KL, and the study's loss."""
-        data, config = trainer.data, trainer.config
-        real, held_out = data.all_in_memory(_MOST_REAL), data.held_out.numpy()
-        real = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
-        results: dict[str, Any] = {"training_set_loss": _training_set_loss(trainer, real)}
-        num_samples = config.distance_samples
+    def samples_to_evaluate(self, run: RunCore) -> np.ndarray | None:
+        """As many as were asked for, else as points are held out."""
+        num_samples = run.config.distance_samples
         if num_samples is None:
-            num_samples = len(held_out) or min(10_000, len(real))
-        if num_samples:
-            with trainer.averaged_weights():
-                samples = draw_samples(trainer, num_samples, "distances", show_progress=True)
-                results |= self._exact_kl(trainer, held_out)
-            results |= point_metrics(real.numpy(), samples, "distances of samples")
-            floors = point_metrics(real.numpy(), held_out[:num_samples], "of held-out points")
-            results |= {f"{name}_of_held_out_points": value for name, value in floors.items()}
-            results |= {"distance_samples": num_samples, "distance_held_out_points": min(num_samples, len(held_out))}
-        return results
+            num_samples = len(run.data.held_out) or min(10_000, run.data.num_images or 10_000)
+        if not num_samples:
+            return None
+        with run.averaged_weights():
+            return draw_samples(run, num_samples, "distances", show_progress=True)
 
-    def _exact_kl(self, trainer: Trainer, held_out: np.ndarray) -> dict[str, float]:
-        """Where the density of the data is known."""
-        log_prob = LOG_PROBS.get(trainer.config.dataset_name or "")
-        points = held_out[:_LIKELIHOOD_POINTS]
-        if log_prob is None or len(points) < 2 or trainer.config.ddpm_num_steps < 2:
-            return {}  # the way of the ODE is from the first timestep to the last
-        model, scheduler = trainer.bare_model, trainer.noise_scheduler
-        of_model = log_likelihood(model, scheduler, torch.from_numpy(points).to(model.device))
-        mean, error = exact_kl(log_prob(points), of_model.cpu().numpy())
-        return {"exact_kl": mean, "exact_kl_standard_error": error}
+    def evaluate(self, run: RunCore, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+        """Distances of samples to the training points with what held-out points score, exact KL, and the study's loss."""
+        data, held_out = run.data, run.data.held_out.numpy()
+        real = _shuffled(data.all_in_memory(_MOST_REAL))
+        results: dict[str, Any] = {}
+        if metrics is None or "training_set_loss" in metrics:
+            results["training_set_loss"] = _training_set_loss(run, real)
+        if samples is None:
+            return results
+        if metrics is None or "exact_kl" in metrics:
+            with run.averaged_weights():
+                results |= _exact_kl(run, held_out)
+        results |= point_metrics(real.numpy(), samples, "distances of samples", metrics)
+        results |= {f"{name}_of_held_out_points": value for name, value in _floors(run.data, real, samples, metrics).items()}
+        return results | {
+            "distance_samples": len(samples),
+            "distance_held_out_points": min(len(samples), len(held_out)),
+        }
 
     def draw(self, trainer: Trainer, samples: np.ndarray) -> None:
         """Data beside samples, samples over training, the way from noise as a strip and as an animation."""
@@ -170,13 +171,35 @@ def _real_points(data: TrainingData, num: int) -> np.ndarray:
     return (data.held_out if len(data.held_out) else data.all_in_memory(num)[:num]).numpy()
 
 
-def _training_set_loss(trainer: Trainer, real: torch.Tensor) -> float:
-    """The loss of the raw weights on all training points: the study's "evaluation loss", here of fixed draws of noise."""
-    from .averaging import own_average
+def _shuffled(points: torch.Tensor) -> torch.Tensor:
+    return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))]
 
-    with own_average(list(trainer.bare_model.parameters()), trainer.optimizer):
-        losses = [
-            ValidationLoss(real, trainer.noise_scheduler, _LOSS_BATCH, trainer.accelerator.device, draw)(trainer.bare_model)
-            for draw in range(_LOSS_DRAWS)
-        ]
+
+def _floors(
+    data: TrainingData, real: torch.Tensor, samples: np.ndarray, metrics: Collection[str] | None
+) -> dict[str, float]:
+    """What held-out points score in the place of samples; the same for all runs on these data."""
+    key = ("floors", len(samples), metrics if metrics is None else frozenset(metrics))
+    if key not in data.known:
+        data.known[key] = point_metrics(real.numpy(), data.held_out.numpy()[: len(samples)], "of held-out points", metrics)
+    return data.known[key]
+
+
+def _training_set_loss(run: RunCore, real: torch.Tensor) -> float:
+    """The loss of the raw weights on all training points: the study's "evaluation loss", here of fixed draws of noise."""
+    model, scheduler = run.bare_model, run.noise_scheduler
+    with run.raw_weights():
+        losses = [ValidationLoss(real, scheduler, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)]
     return float(np.mean(losses))
+
+
+def _exact_kl(run: RunCore, held_out: np.ndarray) -> dict[str, float]:
+    """Where the density of the data is known."""
+    log_prob = LOG_PROBS.get(run.config.dataset_name or "")
+    points = held_out[:_LIKELIHOOD_POINTS]
+    if log_prob is None or len(points) < 2 or run.config.ddpm_num_steps < 2:
+        return {}  # the way of the ODE is from the first timestep to the last
+    model = run.bare_model
+    of_model = log_likelihood(model, run.noise_scheduler, torch.from_numpy(points).to(model.device))
+    mean, error = exact_kl(log_prob(points), of_model.cpu().numpy())
+    return {"exact_kl": mean, "exact_kl_standard_error": error}

@@ -48,7 +48,7 @@ def train(config: TrainingConfig) -> Path | None:
     config = resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
     # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
     checkpoint, model_config = _look_before(config)
-    accelerator = _make_accelerator(config)
+    accelerator = make_accelerator(config)
     plan, data = _make_plan(config, accelerator, model_config)
     accelerator.print(plan.describe())
     if config.dry_run:
@@ -140,7 +140,8 @@ def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
     try:
         for _ in trainer.updates():
             pass
-        with interrupts_raised(trainer.folder.path / f"checkpoint-{trainer.update}"):
+        last = trainer.folder.path / f"checkpoint-{trainer.update}"
+        with interrupts_raised(lambda number: Interrupted(number, last)):
             finish_run(trainer, record)
         record["run"]["status"] = "finished"
     except (Interrupted, KeyboardInterrupt):
@@ -215,7 +216,8 @@ def keep_freed_memory() -> None:
     mallopt(m_mmap_threshold, 32 * 2**20)  # the largest that glibc takes
 
 
-def _make_accelerator(config: TrainingConfig) -> Accelerator:
+def make_accelerator(config: TrainingConfig) -> Accelerator:
+    """Device, precision and processes of a run, and the threads of this process."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration

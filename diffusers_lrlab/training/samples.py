@@ -14,15 +14,16 @@ from ..files import atomic_file, full_disk_explained
 from ..streams import stream_generator
 
 if TYPE_CHECKING:
+    from .core import RunCore
     from .loop import Trainer
 
 
-def draw_samples(trainer: Trainer, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
+def draw_samples(run: RunCore, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
     """
     Samples of the model as it is, by its pipeline, always from the same starting noise.
 
     Args:
-        trainer ([`Trainer`]): Its model, whose mode is restored, noise schedule and configuration.
+        run ([`RunCore`]): Its model, whose mode is restored, noise schedule and configuration.
         num (`int`): How many.
         purpose (`str`): Names the stream of starting noise.
         show_progress (`bool`): A progress bar.
@@ -30,10 +31,10 @@ def draw_samples(trainer: Trainer, num: int, purpose: str = "samples", show_prog
     Returns:
         `np.ndarray`: see [`RunKind.sample`].
     """
-    kind, config, model = trainer.kind, trainer.config, trainer.bare_model
+    kind, config, model = run.kind, run.config, run.bare_model
     was_training = model.training
     model.eval()
-    scheduler = trainer.noise_scheduler
+    scheduler = run.noise_scheduler
     pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
     # Over the passes if there are several, else over the steps of the one.
     several = num > kind.sampling_batch

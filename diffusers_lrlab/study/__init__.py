@@ -1,0 +1,1 @@
+"""Studies: arms x data sets x seeds, run, compared and told."""

@@ -1,0 +1,114 @@
+"""What the executors of a study share: the folder, data that are loaded once, plans, progress."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from ..data.loading import TrainingData
+from ..errors import LabError
+from ..training.config import DataConfig
+from ..training.core import RunCore
+from ..training.environment import describe_environment
+from ..training.kinds import kind_of
+from ..training.plan import Plan, make_plan
+from .results import StudyFolder
+from .spec import RunSpec
+
+# On a CPU more members bring nothing; on a GPU they fill it.
+_STACK_SIZES = {"cpu": 20, "cuda": 256}
+
+
+class Bench:
+    """
+    Where the runs of a study are done.
+
+    Args:
+        folder ([`StudyFolder`]): Where results go.
+        stack_size (`int`, *optional*): Runs side by side at most.
+        quiet (`bool`, *optional*): Say nothing.
+    """
+
+    def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False):
+        self.folder, self.quiet = folder, quiet
+        self.device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        self.stack_size = stack_size or _STACK_SIZES.get(self.device.type, 20)
+        self.meta = describe_environment()
+        self._data: dict[Any, TrainingData] = {}
+        self._bar: tqdm | None = None
+
+    def say(self, text: str) -> None:
+        """Tells the user something, above a progress bar."""
+        if not self.quiet:
+            tqdm.write(text)
+
+    def data(self, spec: RunSpec) -> TrainingData:
+        """The data of a run; points are the same for all seeds, and loaded once."""
+        config = spec.config
+        names = [field.name for field in dataclasses.fields(DataConfig)]
+        seed = config.seed if config.point_column is None or config.streaming else 0
+        key = (repr([getattr(config, name) for name in names]), seed)
+        if key not in self._data:
+            self._data[key] = kind_of(config).load_data(config, 1)
+        return self._data[key]
+
+    def plan(self, spec: RunSpec, output_dir: str = "run") -> tuple[Plan, TrainingData]:
+        """What a run is going to do."""
+        config = dataclasses.replace(spec.config, output_dir=output_dir)
+        data = self.data(spec)
+        try:
+            return make_plan(config, data, kind_of(config).load_model_config(config)), data
+        except LabError as error:
+            raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
+
+    def not_stackable(self, spec: RunSpec) -> str | None:
+        """Why a run cannot be part of a stack; `None` if it can."""
+        config = spec.config
+        if config.point_column is None:
+            return "stacks are of MLPDenoisers on points, and this is a UNet on images"
+        if config.mixed_precision not in (None, "no"):
+            return f"stacks have one precision, and this has mixed_precision {config.mixed_precision}"
+        if self.data(spec).in_memory is None:
+            return "its points are not in memory"
+        return None
+
+    # --- progress ----------------------------------------------------------------------------------------------------
+
+    def start(self, specs: list[RunSpec], description: str) -> None:
+        """Shows a bar over the updates of these runs."""
+        total = sum(spec.config.max_train_steps or 0 for spec in specs)
+        self._bar = tqdm(
+            total=total or None, desc=description, unit="update", unit_scale=True, disable=self.quiet or None, smoothing=0.05
+        )
+
+    def advance(self, updates: int) -> None:
+        """Counts updates of runs."""
+        if self._bar is not None:
+            self._bar.update(updates)
+
+    def finished(self, spec: RunSpec) -> None:
+        """Notes that a run's result is there."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")
+
+    def stop(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+    def keep_weights(self, spec: RunSpec, run: RunCore) -> None:
+        """Keeps the averaged weights of a run on points, which are small, for what is measured between runs."""
+        if spec.stage == "compare" and run.config.point_column is not None:
+            with run.averaged_weights():
+                tensors = {name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()}
+            self.folder.write_weights(spec.id, tensors)
+
+    @property
+    def stacks(self) -> Path:
+        """Where stacks are saved."""
+        return self.folder.path / "stacks"

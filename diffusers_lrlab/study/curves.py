@@ -1,0 +1,61 @@
+"""What is kept of a run's course: training losses, learning rates, and quality at the evaluation points."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+_MOST_POINTS = 200
+
+
+class Curves:
+    """
+    Rows of the log of a run, as columns.
+
+    Args:
+        num_updates (`int`): Of the run, which decides how many rows of losses make one point.
+    """
+
+    def __init__(self, num_updates: int):
+        self.num_updates = num_updates
+        self._losses: list[tuple[int, float, float]] = []
+        self._quality: list[dict[str, float]] = []
+
+    def add_loss(self, update: int, loss: float, lr: float) -> None:
+        """The mean training loss since the last row, and the learning rate of `update`, the last one in it."""
+        self._losses.append((update, loss, lr))
+
+    def add_quality(self, update: int, losses: dict[str, float]) -> None:
+        """Validation losses after `update` updates."""
+        self._quality.append({"update": update, **losses})
+
+    @property
+    def last_quality(self) -> dict[str, float]:
+        """The last validation losses."""
+        return {key: value for key, value in (self._quality or [{}])[-1].items() if key != "update"}
+
+    def to_dict(self) -> dict[str, dict[str, list[Any]]]:
+        """For the file of the run; losses as means over equal parts of the run, 200 at most."""
+        parts: dict[int, list[tuple[int, float, float]]] = {}
+        for row in self._losses:
+            parts.setdefault(row[0] * _MOST_POINTS // max(self.num_updates, 1), []).append(row)
+        losses = [
+            (rows[-1][0], float(np.mean([loss for _, loss, _ in rows])), rows[-1][2]) for rows in parts.values()
+        ]
+        finite = [row for row in losses if math.isfinite(row[1])]
+        names = list(self._quality[0]) if self._quality else []
+        return {
+            "loss": {name: [row[place] for row in finite] for place, name in enumerate(("update", "loss", "lr"))},
+            "quality": {name: [row[name] for row in self._quality] for name in names},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All rows."""
+        return {"losses": [list(row) for row in self._losses], "quality": self._quality}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to these rows."""
+        self._losses = [tuple(row) for row in state["losses"]]
+        self._quality = list(state["quality"])

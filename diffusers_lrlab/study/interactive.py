@@ -1,0 +1,209 @@
+"""
+The plots of a report that answer to a reader: hover, arms that come and go in all plots at once, a logarithmic scale.
+
+The figures are plotly's; arrays stay arrays, which plotly writes as short binary text. Traces carry the number of their arm
+in their `meta`, by which the page's own buttons find them, and single seeds are marked there too.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from .plots import Place, spread
+from .report_data import Course, Family, Look
+
+_GRID, _INK = "#e3e3e3", "#222222"
+
+
+class Panel(NamedTuple):
+    """
+    One plot of the page.
+
+    Args:
+        title (`str`): What it shows: mostly a data set.
+        figure (`go.Figure`): Without a title of its own.
+    """
+
+    title: str
+    figure: go.Figure
+
+
+def literal(text: str, most: int = 80) -> str:
+    """A name that plotly shows as it is (it takes some HTML for markup), cut if it is longer than `most`."""
+    text = str(text)
+    return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
+
+
+def _figure(traces: list[Any], x_axis: dict[str, Any], y_axis: dict[str, Any]) -> go.Figure:
+    lines = {"gridcolor": _GRID, "zeroline": False, "linecolor": _INK, "automargin": True}
+    return go.Figure(
+        traces,
+        {
+            "template": None,
+            "xaxis": {**lines, "showgrid": True, **x_axis},
+            "yaxis": {**lines, "exponentformat": "power", **y_axis},
+            "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
+            "showlegend": False,
+            "hovermode": "closest",
+            "font": {"color": _INK, "size": 12, "family": "system-ui, sans-serif"},
+            "paper_bgcolor": "#ffffff",
+            "plot_bgcolor": "#ffffff",
+        },
+    )
+
+
+def _short(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values, dtype=np.float32)
+
+
+def course_panels(shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family) -> list[Panel]:
+    """A plot of curves for each data set; one for all of them where they do not differ, as learning rates mostly do not."""
+    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in shown)]
+    title = None
+    if len(datasets) > 1 and (common := _common(shown)):
+        shown, title = {(arm, datasets[0]): course for arm, course in common.items()}, "all data sets"
+        datasets = datasets[:1]
+    panels = []
+    for dataset in datasets:
+        # Bands and single seeds first, so that no mean is hidden by another arm's.
+        places = [
+            (number, looks[arm], arm, shown[arm, dataset]) for number, arm in enumerate(looks) if (arm, dataset) in shown
+        ]
+        traces: list[Any] = [_band(number, look, course) for number, look, _, course in places if course.seeds]
+        traces += [_single_seeds(number, look, course) for number, look, _, course in places if course.seeds]
+        traces += [_mean(number, look, arm, course) for number, look, arm, course in places]
+        last = max(course.updates[-1] for *_, course in places)
+        axes = {"title": {"text": "update"}, "range": [0, 1.01 * last]}, {"title": {"text": family.axis}}
+        panels.append(Panel(title or dataset, _figure(traces, *axes)))
+    return panels
+
+
+def _common(shown: dict[Place, Course]) -> dict[str, Course]:
+    """The curve of each arm, if it is the same for all seeds and on all data sets, for every arm; else nothing."""
+    common: dict[str, Course] = {}
+    for (arm, _), course in shown.items():
+        first = common.setdefault(arm, course)
+        if course.seeds or len(course.mean) != len(first.mean) or not np.allclose(course.updates, first.updates):
+            return {}
+        if not np.allclose(course.mean, first.mean, rtol=1e-6, atol=0):
+            return {}
+    return common
+
+
+def _band(number: int, look: Look, course: Course) -> go.Scatter:
+    return go.Scatter(
+        x=_short(np.concatenate([course.updates, course.updates[::-1]])),
+        y=_short(np.concatenate([course.high, course.low[::-1]])),
+        fill="toself",
+        fillcolor=look.color,
+        opacity=0.15,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        meta={"arm": number},
+    )
+
+
+def _single_seeds(number: int, look: Look, course: Course) -> go.Scatter:
+    """All single seeds of an arm as one trace with gaps, which draws much faster than one for each."""
+    gap = [np.nan]
+    return go.Scatter(
+        x=_short(np.concatenate([part for _ in course.seeds for part in (course.seed_updates, gap)])),
+        y=_short(np.concatenate([part for seed in course.seeds for part in (seed, gap)])),
+        mode="lines",
+        line={"color": look.color, "width": 0.6},
+        opacity=0.45,
+        hoverinfo="skip",
+        connectgaps=False,
+        meta={"arm": number, "seeds": True},
+    )
+
+
+def _mean(number: int, look: Look, arm: str, course: Course) -> go.Scatter:
+    of = f"mean of {course.num_runs} runs" if course.num_runs > 1 else "1 run"
+    return go.Scatter(
+        x=_short(course.updates),
+        y=_short(course.mean),
+        name=literal(arm),
+        mode="lines",
+        line={"color": look.color, "width": 2, "dash": look.plotly_line},
+        hovertemplate=f"<b>%{{fullData.name}}</b><br>update %{{x:,.0f}}: %{{y:.4g}}<br>{of}<extra></extra>",
+        meta={"arm": number},
+    )
+
+
+def seed_panels(
+    values: dict[Place, list[tuple[int, float]]],
+    rows: list[dict[str, Any]],
+    datasets: list[str],
+    looks: dict[str, Look],
+) -> list[Panel]:
+    """Seeds as points over means with their 95 % intervals, a plot for each data set."""
+    panels = []
+    of_place = {(row["arm"], row["dataset"]): row for row in rows}
+    arms = [arm for arm in looks if any(place[0] == arm for place in values)]
+    for dataset in datasets:
+        places = [(place, arm) for place, arm in enumerate(arms) if values.get((arm, dataset))]
+        traces: list[Any] = []
+        for place, arm in places:
+            number, look, row = list(looks).index(arm), looks[arm], of_place.get((arm, dataset), {})
+            traces.append(_points(number, look, place, arm, values[arm, dataset]))
+            if row.get("mean") is not None:
+                traces.append(_interval(number, look, place, arm, row))
+        if not places:
+            continue
+        ticks = {"tickvals": list(range(len(arms))), "ticktext": [literal(arm, 20) for arm in arms]}
+        figure = _figure(traces, {**ticks, "range": [-0.6, len(arms) - 0.4], "showgrid": False}, {})
+        floor = next((row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None), None)
+        if floor is not None:
+            figure.add_trace(_floor(floor, len(arms)))
+        panels.append(Panel(dataset, figure))
+    return panels
+
+
+def _floor(value: float, num_arms: int) -> go.Scatter:
+    """What held-out points score, as a line that belongs to no arm."""
+    return go.Scatter(
+        x=np.linspace(-0.6, num_arms - 0.4, 9, dtype=np.float32),
+        y=[value] * 9,
+        mode="lines",
+        line={"color": "#767676", "width": 1.2, "dash": "dot"},
+        hovertemplate="held-out points: %{y:.4g}<extra></extra>",
+        meta={"arm": -1},
+    )
+
+
+def _points(number: int, look: Look, place: int, arm: str, found: list[tuple[int, float]]) -> go.Scatter:
+    return go.Scatter(
+        x=_short(place + spread(len(found))),
+        y=[value for _, value in found],
+        customdata=[seed for seed, _ in found],
+        name=literal(arm),
+        mode="markers",
+        marker={"color": look.color, "size": 6, "opacity": 0.6, "symbol": look.plotly_marker},
+        hovertemplate="<b>%{fullData.name}</b><br>seed %{customdata}: %{y:.4g}<extra></extra>",
+        meta={"arm": number},
+    )
+
+
+def _interval(number: int, look: Look, place: int, arm: str, row: dict[str, Any]) -> go.Scatter:
+    """The mean as a bar, and what is told of it."""
+    mean, low, high = row["mean"], row["ci_low"], row["ci_high"]
+    told = f"mean of {row['n']}: %{{y:.4g}}" + ("" if low is None else f"<br>95 % interval {low:.4g} to {high:.4g}")
+    return go.Scatter(
+        x=[place - 0.33, place, place + 0.33],
+        y=[mean] * 3,
+        error_y=None if low is None else {
+            "array": [None, high - mean, None], "arrayminus": [None, mean - low, None],
+            "color": look.color, "thickness": 1.5, "width": 4,
+        },
+        name=literal(arm),
+        mode="lines",
+        line={"color": look.color, "width": 2},
+        hovertemplate=f"<b>%{{fullData.name}}</b><br>{told}<extra></extra>",
+        meta={"arm": number},
+    )  # fmt: skip

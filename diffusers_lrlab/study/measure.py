@@ -1,0 +1,131 @@
+"""From a finished run to the record of it: the same for a member of a stack and for a run by itself."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DDIMScheduler
+
+from ..streams import stream_generator
+from ..training.core import RunCore
+from ..training.samples import draw_samples
+from .landscape import sharpness
+from .spec import RunSpec
+
+_SHOWN = 1000  # points that the record keeps for pictures
+_FIXED_POINTS, _FIXED_STEPS = 500, 50
+
+
+def measure(
+    run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: dict[str, float]
+) -> dict[str, Any]:
+    """
+    What the record of a run says about its end.
+
+    Args:
+        run ([`RunCore`]): Trained to its end.
+        spec ([`RunSpec`]): What it is and what is asked about it.
+        curves (`dict`): Of [`Curves`].
+        last_quality (`dict`): The last validation losses.
+
+    Returns:
+        `dict`: sections `train`, `curves`, `samples` and `fixed_start`.
+    """
+    started = time.perf_counter()
+    samples = run.kind.samples_to_evaluate(run) if _needs_samples(spec) else None
+    sampled = time.perf_counter()
+    run.sampling_seconds = sampled - started
+    results = run.kind.evaluate(run, samples, spec.metrics)
+    results |= {name: value for name, value in last_quality.items() if name in spec.metrics}
+    if "sharpness" in spec.metrics:
+        with run.averaged_weights():
+            results["sharpness"] = sharpness(run)
+    sections: dict[str, Any] = {"curves": curves}
+    if spec.stage == "compare" and run.config.point_column is not None:
+        shown = samples if samples is not None else _some_samples(run)
+        sections["samples"] = {"points": _rounded(shown[:_SHOWN])}
+        sections["fixed_start"] = {"points": _rounded(from_fixed_start(run))}
+    run.evaluation_seconds += time.perf_counter() - sampled
+    return {"train": {**_course(run), "results": results}, **sections}
+
+
+def diverged(run: RunCore, curves: dict[str, Any]) -> dict[str, Any]:
+    """The same for a run that did not get there."""
+    return {"train": {**_course(run), "results": {}}, "curves": curves}
+
+
+def make_record(
+    spec: RunSpec, sections: dict[str, Any], error: str | None, executor: dict[str, Any], started: str, meta: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    The whole record.
+
+    Args:
+        spec ([`RunSpec`]): What was asked for.
+        sections (`dict`): Of [`measure`] or [`diverged`].
+        error (`str` or `None`): Why it diverged.
+        executor (`dict`): How it was done.
+        started (`str`): ISO time.
+        meta (`dict`): Versions and hardware.
+    """
+    config = {key: value for key, value in spec.config.to_dict().items() if key != "output_dir"}
+    return {
+        "run": {
+            "id": spec.id,
+            "arm": spec.arm,
+            "dataset": spec.dataset,
+            "seed": spec.seed,
+            "stage": spec.stage,
+            "learning_rate": spec.config.learning_rate,
+            "status": "finished" if error is None else "diverged",
+            "error": error,
+            "executor": executor,
+            "started": started,
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+        **sections,
+        "config": config,
+        "meta": meta,
+    }
+
+
+def _needs_samples(spec: RunSpec) -> bool:
+    from ..evaluation.points import POINT_METRICS
+
+    return bool({*POINT_METRICS, "frechet_distance"} & {*spec.metrics})
+
+
+def _course(run: RunCore) -> dict[str, Any]:
+    return {
+        "num_updates": run.plan.num_updates,
+        "updates_done": run.update,
+        "num_parameters": run.plan.num_parameters,
+        "global_batch": run.plan.layout.global_batch,
+        "largest_lr_deviation": run.audit.largest_lr_deviation,
+        "training_seconds": run.training_seconds,
+        "sampling_seconds": run.sampling_seconds,
+        "evaluation_seconds": run.evaluation_seconds,
+    }
+
+
+def _some_samples(run: RunCore) -> np.ndarray:
+    with run.averaged_weights():
+        return draw_samples(run, _SHOWN, "distances")
+
+
+def from_fixed_start(run: RunCore) -> np.ndarray:
+    """Points that the averaged weights make by DDIM from noise that is the same for all runs: `(500, dimension)`."""
+    with run.averaged_weights(), torch.no_grad():
+        pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.noise_scheduler.config))
+        pipeline.set_progress_bar_config(disable=True)
+        generator = stream_generator(0, "fixed-start", device=run.bare_model.device)
+        steps = min(_FIXED_STEPS, run.config.ddpm_num_steps)
+        return run.kind.sample(pipeline, _FIXED_POINTS, generator, steps)
+
+
+def _rounded(points: np.ndarray) -> list[list[float]]:
+    return np.round(points.astype(np.float64), 4).tolist()

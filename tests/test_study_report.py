@@ -1,0 +1,703 @@
+"""The report of a study: its tables, pictures and page, from made-up runs."""
+
+import base64
+import io
+import json
+import math
+import re
+import time
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from chromium import NAMES, Chromium, find_chromium
+from PIL import Image
+
+from diffusers_lrlab.study import paper, plots, tables
+from diffusers_lrlab.study.findings import findings
+from diffusers_lrlab.study.interactive import course_panels
+from diffusers_lrlab.study.ranks import ranks
+from diffusers_lrlab.study.report import write_report
+from diffusers_lrlab.study.report_data import FAMILIES, MOST_POINTS, courses, looks, spans_decades
+from diffusers_lrlab.study.statistics import compare
+from diffusers_lrlab.study.table_formats import Table, interval, number, plus_minus, probability, to_latex, to_markdown
+
+PAPER_ARMS = ("constant", "paper_baseline", "step", "exponential", "plateau", "cosine")
+PAPER_DATASETS = ("circle", "dino", "line", "moons")
+UPDATES = np.arange(50, 10_001, 50)
+
+
+def made_up_run(arm, dataset, seed, place=0, **changes):
+    """A run whose figures get worse with `place`, the arm's among the arms."""
+    rng = np.random.default_rng([seed, place, sum(map(ord, dataset))])
+    shift = np.random.default_rng([seed, sum(map(ord, dataset))]).normal()  # shared by the arms of a seed
+    kl = 0.3 + 0.1 * place + 0.03 * shift + 0.01 * rng.normal()
+    loss = 0.44 + 0.02 * place + np.exp(-UPDATES / 800) + 0.01 * rng.normal(size=len(UPDATES))
+    angles = rng.uniform(0, 2 * np.pi, 400)
+    points = np.stack([np.cos(angles), np.sin(angles)], 1) * 3 + rng.normal(0, 0.03 + 0.1 * place, (400, 2))
+    record = {
+        "run": {"error": None, "executor": "stacked", "command": "lrlab study run x"},
+        "train": {
+            "num_updates": 10_000, "updates_done": 10_000, "num_parameters": 296_450,
+            "training_seconds": 30 + rng.normal(), "sampling_seconds": 4.4 + 0.1 * rng.normal(), "evaluation_seconds": 6.0,
+        },
+    }  # fmt: skip
+    run = {
+        "id": f"{place}-{dataset}-{seed}", "arm": arm, "dataset": dataset, "seed": seed, "stage": "compare",
+        "status": "finished", "learning_rate": 3e-4, "record": record,
+        "results": {"kl": kl, "training_set_loss": 0.44 + 0.02 * place + 0.001 * rng.normal(), "coverage": 1 - kl},
+        "curves": {
+            "loss": {"update": UPDATES.tolist(), "loss": loss.tolist(),
+                     "lr": (3e-4 * (0.5 + 0.5 * np.cos(np.pi * UPDATES / 10_000 * (place > 0)))).tolist()},
+            "quality": {"update": UPDATES[9::10].tolist(), "validation_loss_ema": (loss[9::10] + 0.01).tolist()},
+        },
+        "samples": {"points": points.round(4).tolist()},
+        "config": {"train_batch_size": 256, "seed": seed, "output_dir": "/somewhere", "optimizer": "adamw"},
+    }  # fmt: skip
+    return SimpleNamespace(**{**run, **changes})
+
+
+def summary_of(results, arms, baseline, **study):
+    """The summary that the package's own statistics make of runs."""
+    finished = [run for run in results if run.status == "finished" and run.stage == "compare"]
+    datasets = list(dict.fromkeys(run.dataset for run in results))
+    metrics = list(dict.fromkeys(name for run in results for name in run.results))
+    rows, told, ranked = [], {}, {}
+    for metric in metrics:
+        values = {arm: {dataset: {} for dataset in datasets} for arm in arms}
+        for run in finished:
+            if metric in run.results:
+                values[run.arm][run.dataset][run.seed] = run.results[metric]
+        of_metric = compare(values, baseline, metric, num_resamples=0)
+        for row in of_metric:
+            place = row["arm"], row["dataset"]
+            row["diverged"] = sum((run.arm, run.dataset) == place and run.status == "diverged" for run in results)
+            row["floor"] = 0.02 if metric == "kl" else None
+        rows += of_metric
+        told[metric] = findings(of_metric, metric, baseline)
+        ranked[metric] = ranks(values, metric)
+    described = {
+        "name": "made-up", "title": "A made-up study", "baseline": baseline, "datasets": datasets, "metrics": metrics,
+        "arms": {arm: {"description": f"The arm {arm}", "lr_scheduler": "constant"} for arm in arms},
+        "seeds": sorted({run.seed for run in results}), "command": "lrlab study run made-up --out there", "hours": 1.25,
+        "runs": {"finished": len(finished), "diverged": sum(run.status == "diverged" for run in results)},
+    }  # fmt: skip
+    meta = {"versions": {"python": "3.12.1", "torch": "2.13.0"}, "processor": "A processor", "cpu_cores": 2}
+    return {"study": {**described, **study}, "rows": rows, "ranks": ranked, "findings": told, "meta": meta}
+
+
+def made_up_study(arms=PAPER_ARMS, datasets=PAPER_DATASETS, seeds=5, change=lambda run: run, **study):
+    results = [
+        change(made_up_run(arm, dataset, seed, place))
+        for place, arm in enumerate(arms) for dataset in datasets for seed in range(seeds)
+    ]  # fmt: skip
+    return results, summary_of(results, list(arms), arms[0], **study)
+
+
+SPEEDUPS = [
+    {"arm": "a", "dataset": "dino", "n": 5, "censored": 0, "updates_needed": 9000.0, "speedup": None, "ci_low": None,
+     "ci_high": None, "p": None, "p_adjusted": None},
+    {"arm": "b", "dataset": "dino", "n": 5, "censored": 2, "updates_needed": None, "speedup": 0.8123, "ci_low": 0.7,
+     "ci_high": 0.9, "p": 0.01, "p_adjusted": 0.0213},
+]  # fmt: skip
+TUNING = [
+    {"arm": "a", "dataset": "dino", "learning_rate": rate, "score": 0.5, "chosen": rate == 1e-3, "at_edge": rate == 1e-3}
+    for rate in (1e-4, 1e-3)
+]
+CONSISTENCY = [{"pair": "two seeds", "distance": 0.1234567, "same_start": True}, {"pair": "unrelated", "count": 12_345}]
+
+
+class Tables(HTMLParser):
+    """Texts of the cells of every table, by the label of the box around it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self._rows, self._in_cell = {}, None, False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag == "div" and attributes.get("class") == "scroll":
+            self._rows = self.found.setdefault(attributes["aria-label"], [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("th", "td"):
+            self._rows[-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag):
+        self._in_cell = self._in_cell and tag not in ("th", "td")
+
+    def handle_data(self, text):
+        if self._in_cell:
+            self._rows[-1][-1] += text
+
+
+def page_of(tmp_path, results, summary):
+    index = write_report(tmp_path, results, summary)
+    assert index == tmp_path / "report" / "index.html"
+    return index.read_text(encoding="utf-8")
+
+
+def own_part(page):
+    """The page without plotly's script."""
+    before, _, after = page.partition("/**\n* plotly.js")
+    assert after
+    return before + after[after.index("</script>") :]
+
+
+def plots_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])["plots"]
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Saves time where it is words that matter."""
+    monkeypatch.setattr(plots, "_save", lambda figure, path: path.write_bytes(b"a picture"))
+
+
+def number_of(text):
+    return float(text.replace("−", "-").replace(",", ""))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "expected"),
+    [
+        (0.36412, 0.00456, "0.3641 ± 0.0046"),
+        (0.36412, None, "0.3641"),
+        (0.36412, 0.0, "0.3641"),
+        (127.74, 12.3, "128 ± 12"),
+        (-1.5, 0.25, "−1.50 ± 0.25"),
+        (1234567.0, 100.0, "1.235e+06 ± 1e+02"),
+        (0.5, 1e-9, "0.5 ± 1e−09"),
+        (None, None, "–"),
+        (math.inf, 1.0, "–"),
+    ],
+)
+def test_means_are_told_as_precisely_as_they_are_known(mean, std, expected):
+    assert plus_minus(mean, std) == expected
+
+
+def test_numbers_for_people():
+    assert [number(value) for value in (None, math.nan, 0, -0.12345, 1e-7)] == ["–", "–", "0", "−0.1235", "1e−07"]
+    assert [probability(value) for value in (None, 0.0004, 0.04999, 0.05, 1)] == ["–", "< 0.001", "< 0.05", "0.050", "1.000"]
+    assert interval(None, 1) == "–"
+    assert interval(-0.1234, 0.5678) == "−0.12 to 0.57"
+    assert interval(2, 2) == "2 to 2"
+
+
+def test_markdown_and_latex_show_texts_as_they_are():
+    table = Table("t", "T", ["a|b", "c_d"], [["x & y", "1 ± 2"], ["<i>", "$3 %"]], "100 %", [("both", 2)], 1, {(0, 1)})
+    assert to_markdown(table).splitlines() == [
+        r"| both a\|b | both c\_d |",
+        "| --- | ---: |",
+        r"| x \& y | **1 ± 2** |",
+        r"| \<i\> | \$3 % |",
+        "",
+        "100 %",
+    ]
+    lines = to_latex(table).splitlines()
+    assert r"\multicolumn{2}{c}{both} \\" in lines
+    assert r"x \& y & \textbf{1 $\pm$ 2} \\" in lines
+    assert r"$<$i$>$ & \$3 \% \\" in lines
+    assert r"a|b & c\_d \\" in lines
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_summary_is_in_all_three_forms(tmp_path):
+    """Numbers of the page are those of the summary, arm by arm and data set by data set."""
+    results, summary = made_up_study()
+    page = page_of(tmp_path, results, summary)
+    shown = Tables(page).found
+    for metric in ("kl", "training_set_loss", "coverage"):
+        head, *rows = shown[tables.metric_label(metric)]
+        place = {name: column for column, name in enumerate(head)}
+        expected = tables.rows_of(summary, metric)
+        assert [(row[0], row[1]) for row in rows] == [(row["dataset"], row["arm"]) for row in expected]
+        assert [row[:2] for row in rows] == [[dataset, arm] for dataset in PAPER_DATASETS for arm in PAPER_ARMS]
+        for cells, row in zip(rows, expected, strict=True):
+            mean, std = map(number_of, cells[place["mean ± std"]].split(" ± "))
+            assert mean == pytest.approx(row["mean"], abs=0.06 * row["std"])
+            assert std == pytest.approx(row["std"], rel=0.06)
+            if row["arm"] != "constant":
+                assert number_of(cells[place["difference"]]) == pytest.approx(row["diff"], rel=1e-3)
+                assert cells[place["adjusted p"]] == probability(row["p_adjusted"])
+                needed = "/".join(cells[place["seeds to see 1 / 5 / 10 %"]].replace(",", "").split(" / "))
+                assert needed == "/".join("–" if n is None else str(n) for n in row["seeds_needed"].values())
+        table = tables.summary_table(summary, metric)
+        assert to_latex(table) == (tmp_path / "report/tables" / f"summary_{metric}.tex").read_text(encoding="utf-8")
+        assert to_markdown(table) in (tmp_path / "report/report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("metric", "diff", "p", "expected"),
+    [
+        ("kl", 0.1, 0.049, "worse"),
+        ("kl", -0.1, 0.049, "better"),
+        ("kl", -0.1, 0.05, "cannot tell"),
+        ("coverage", 0.1, 0.01, "better"),
+        ("coverage", -0.1, 0.01, "worse"),
+        ("kl", 0.0, None, "–"),
+    ],
+)
+def test_verdicts_are_those_of_the_adjusted_test(metric, diff, p, expected):
+    row = {"arm": "b", "metric": metric, "mean": 1.0, "diff": diff, "p": 1e-9, "p_adjusted": p, "diverged": 0}
+    assert tables.verdict(row, "a") == expected
+    assert tables.verdict(row, "b") == "baseline"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_verdicts_and_findings_agree(tmp_path):
+    results, summary = made_up_study(arms=("a", "b", "c"), seeds=3)
+    shown = Tables(page_of(tmp_path, results, summary)).found
+    for metric, sentences in summary["findings"].items():
+        for dataset, arm, said, *_ in shown[tables.metric_label(metric)][1:]:
+            if arm != "a":
+                told = any(text.startswith(f"{arm} is {said} than a on {dataset}:") for text in sentences)
+                assert told == (said != "cannot tell")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_findings_that_a_test_carries_come_first_and_the_rest_is_folded(tmp_path):
+    results, summary = made_up_study(arms=("a", "b"), datasets=("dino",))
+    summary["findings"]["kl"] = ["Whether x differs cannot be told.", "b is better than a on dino: so."]
+    page = own_part(page_of(tmp_path, results, summary))
+    beginning = page[: page.index("<nav")]
+    assert (
+        beginning.index("b is better than a on dino") < beginning.index("<details>") < beginning.index("Whether x differs")
+    )
+    summary["findings"]["kl"] = ["Whether x differs cannot be told."]
+    page = own_part(page_of(tmp_path, results, summary))
+    assert "No difference to a passed the adjusted test." in page
+
+
+# --- the paper -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_papers_table_is_beside_ours(tmp_path):
+    results, summary = made_up_study(name="paper-lr-schedules")
+    over, head, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table, and this study's"]
+    assert over == ["", *PAPER_DATASETS]
+    assert head == ["schedule", "", *["paper", "this study"] * 4]
+    assert [row[0] for row in rows[::4]] == list(paper.ARM_LABELS.values())
+    assert [row[1] for row in rows[:4]] == ["training time, s", "eval loss", "inference time, s", "KL, bits"]
+    # As the paper prints them: the first and the last row of its table, and its worst figure.
+    assert [row[2::2] for row in rows[:4]] == [
+        ["127.74", "128.44", "129.12", "129.21"],
+        ["0.438", "0.663", "0.807", "0.613"],
+        ["0.89", "0.92", "0.67", "1.03"],
+        ["0.343", "1.063", "0.168", "0.088"],
+    ]
+    assert [row[8] for row in rows[16:20]] == ["109.36", "0.624", "0.80", "0.098"]
+    assert rows[7][4] == "7.142"
+    assert {text for row in rows[20:] for text in row[2::2]} == {"–"}  # a constant rate has no counterpart
+    kl = next(row for row in summary["rows"] if (row["arm"], row["dataset"], row["metric"]) == ("step", "dino", "kl"))
+    assert rows[7][5] == plus_minus(kl["mean"], kl["std"])
+    seconds = [run.record["train"]["training_seconds"] for run in results if (run.arm, run.dataset) == ("step", "dino")]
+    assert rows[4][5] == plus_minus(np.mean(seconds), np.std(seconds, ddof=1))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_only_the_papers_study_has_the_papers_table(tmp_path):
+    results, summary = made_up_study(
+        datasets=("moons", "spiral"), arms=("constant", "step"), name="paper-lr-schedules-tuned"
+    )
+    over, _, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table, and this study's"]
+    assert over == ["", "moons"]
+    assert len(rows) == 8
+    summary["study"]["name"] = "optimizers"
+    assert "The paper's table" not in own_part(page_of(tmp_path, results, summary))
+    assert not (tmp_path / "report/tables/paper.tex").exists()
+
+
+# --- studies that lack something -------------------------------------------------------------------------------------
+
+
+def test_a_name_is_never_markup(tmp_path):
+    """Arms, data sets, descriptions, errors and commands are shown as they are, in every document and plot."""
+    evil = "<script>alert(1)</script>&$x_1|`"
+    arms, datasets = ("a", evil, "</script><img src=x onerror=alert(2)>"), ("dino", "<b>moons</b>$")
+
+    def change(run):
+        run.record["run"]["error"] = evil if run.seed == 4 else None
+        run.status = "diverged" if run.seed == 4 else "finished"
+        run.config["optimizer"] = evil
+        return run
+
+    results, summary = made_up_study(arms, datasets, title=evil, change=change, command=f"lrlab {evil}")
+    summary["study"]["arms"][evil]["description"] = evil
+    summary |= {"consistency": [{evil: evil}], "speedups": [row | {"arm": evil} for row in SPEEDUPS]}
+    summary["meta"]["processor"] = evil
+    page = page_of(tmp_path, results, summary)
+    own = own_part(page)
+    assert own.count("<script") == 3
+    assert own.count("<script nonce=") == 2
+    assert "<img src=x" not in own
+    assert "<b>moons" not in own
+    assert own.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
+    names = {trace.get("name") for plot in plots_of(page) for trace in plot["data"]}
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;$x_1|`" in names
+    assert not any("<" in name for name in names if name)
+    markdown = (tmp_path / "report/report.md").read_text(encoding="utf-8")
+    assert "<script>" not in markdown.split("## Command")[0].replace(r"\<script\>", "")
+    for path in (tmp_path / "report/tables").iterdir():
+        assert not re.search(r"(?<!\\)\$x_1", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_arm_that_diverged(tmp_path):
+    """One arm has no figures at all, another has some; both are told, and no mean is of runs that diverged."""
+
+    def change(run):
+        if run.arm == "c" or (run.arm == "b" and run.seed == 1):
+            run.status, run.results = "diverged", {}
+            run.record["run"]["error"] = "The loss is not finite."
+            run.record["train"]["updates_done"] = 123
+            run.curves["loss"]["loss"] = [None] * len(UPDATES)
+        return run
+
+    results, summary = made_up_study(("a", "b", "c"), change=change)
+    page = page_of(tmp_path, results, summary)
+    shown = Tables(page).found
+    rows = {(row[0], row[1]): row for row in shown[tables.metric_label("kl")][1:]}
+    assert rows["dino", "c"][2:5] == ["diverged", "0 + 5 diverged", "–"]
+    assert rows["dino", "b"][3] == "4 + 1 diverged"
+    listed = shown["Runs that diverged"][1:]
+    assert len(listed) == 4 * 6
+    assert listed[0] == ["circle", "b", "comparison", "The loss is not finite.", "1", "0.0003", "123 of 10,000"]
+    assert ("c", "dino") not in courses(results, FAMILIES[0])
+    assert courses(results, FAMILIES[0])["b", "dino"].num_runs == 4
+    assert "24 of them diverged" in page
+
+
+@pytest.mark.parametrize("missing", [("dino", "c"), ("dino", "moons")])
+def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
+    def change(run):
+        if run.dataset in missing or run.arm in missing:
+            run.samples, run.curves, run.results = {}, {}, {}
+        return run
+
+    results, summary = made_up_study(("a", "b", "c"), ("dino", "moons"), change=change)
+    page = page_of(tmp_path, results, summary)
+    files = {path.name for path in (tmp_path / "report").glob("*.png")}
+    if missing == ("dino", "c"):
+        assert {"samples.png", "loss.png", "quality.png", "lr.png", "seeds_kl.png"} <= files
+    else:
+        assert files == set()
+    assert not {text for rows in Tables(page).found.values() for row in rows for text in row} & {"nan", "NaN", "None"}
+
+
+def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
+    results, summary = made_up_study(("a",), ("dino",), seeds=1)
+    page = own_part(page_of(tmp_path, results, summary))
+    assert "1 arm on 1 data set with 1 seed each: 1 run, " in page
+    assert "nan" not in page.lower().replace("nanosecond", "")
+    assert "ranks_kl.png" not in page
+    results, summary = made_up_study(("a", "b"), ("dino",), seeds=1)
+    rows = Tables(page_of(tmp_path, results, summary)).found[tables.metric_label("kl")][1:]
+    assert [row[2] for row in rows] == ["baseline", "–"]
+
+
+def test_images_instead_of_points(tmp_path):
+    def change(run):
+        buffer = io.BytesIO()
+        Image.new("L", (20, 12), 100).save(buffer, format="PNG")
+        run.samples = {"png": base64.b64encode(buffer.getvalue()).decode()}
+        return run
+
+    results, summary = made_up_study(("a", "b"), ("digits",), change=change)
+    page_of(tmp_path, results, summary)
+    with Image.open(tmp_path / "report" / "samples.png") as grid:
+        assert (100, 100, 100) in {color for _, color in grid.convert("RGB").getcolors(10**6)}
+
+
+def test_points_on_a_line_and_points_far_away(tmp_path):
+    def change(run):
+        points = np.array(run.samples["points"])
+        points[0] = 1e9
+        run.samples = {"points": (points[:, :1] if run.dataset == "line" else points).tolist()}
+        return run
+
+    results, summary = made_up_study(("a", "b"), ("dino", "line"), change=change)
+    page_of(tmp_path, results, summary)
+    with Image.open(tmp_path / "report" / "samples.png") as grid:
+        dark = np.asarray(grid.convert("L")) < 200
+        assert dark.mean() > 0.01  # the shape fills its panel in spite of the one far away
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_a_study_has_besides(tmp_path):
+    results, summary = made_up_study(("a", "b"), ("dino",))
+    tuning = made_up_run("a", "dino", 100)
+    tuning.stage = "tune"
+    summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
+    summary["findings"]["speedup"] = ["b is slower than a to its final quality on dino (so)."]
+    page = page_of(tmp_path, [*results, tuning], summary)
+    shown = Tables(page).found
+    assert shown["Speed-ups"][1:] == [
+        ["dino", "a", "5", "0", "9000", "–", "–", "–"],
+        ["dino", "b", "5", "2", "–", "0.8123", "0.70 to 0.90", "0.021"],
+    ]
+    assert shown["The learning rate of each arm"][1:] == [
+        ["dino", "a", "", "0.0001", "0.5"],
+        ["dino", "a", "chosen, at the edge of those tried", "0.001", "0.5"],
+    ]
+    assert shown["Consistency"] == [
+        ["pair", "distance", "same start", "count"],
+        ["two seeds", "0.1235", "yes", "–"],
+        ["unrelated", "–", "–", "12,345"],
+    ]
+    runs = [row[1] for row in shown["Cost"]]
+    assert runs == ["runs", "6", "5", "11"]
+    seconds = sum(run.record["train"]["training_seconds"] for run in [*results, tuning])
+    assert shown["Cost"][-1][2] == f"{seconds:,.1f}"
+    assert courses([*results, tuning], FAMILIES[0])["a", "dino"].num_runs == 5
+    own = own_part(page)
+    for text in ("lrlab study run made-up --out there", "python 3.12.1, torch 2.13.0", "A processor", "stacked (11 runs)"):
+        assert text in own
+    assert "b is slower than a to its final quality" in own
+    assert "/somewhere" not in own
+    assert "train_batch_size" in own
+
+
+def test_a_report_replaces_the_one_before(tmp_path):
+    results, summary = made_up_study(("a", "b", "c"), ("dino", "moons"))
+    page = page_of(tmp_path, results, summary)
+    assert page_of(tmp_path, results, summary) == page  # nothing in it depends on when it was made
+    assert (tmp_path / "report/ranks_coverage.png").exists()
+    for run in results:
+        del run.results["coverage"]
+    page_of(tmp_path, results, summary_of(results, ["a", "b", "c"], "a"))
+    assert not (tmp_path / "report/ranks_coverage.png").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_course_is_the_mean_of_its_seeds_with_a_band_among_them():
+    results, _ = made_up_study(("a",), ("dino",), seeds=7)
+    course = courses(results, FAMILIES[0])["a", "dino"]
+    every = np.array([run.curves["loss"]["loss"] for run in results])
+    chosen = np.searchsorted(UPDATES, course.updates)
+    np.testing.assert_allclose(course.mean, every.mean(axis=0)[chosen], rtol=1e-12)
+    assert len(course.updates) == MOST_POINTS
+    assert (course.updates[[0, -1]] == UPDATES[[0, -1]]).all()
+    wide = course.mean - every.std(axis=0, ddof=1)[chosen]
+    np.testing.assert_allclose(course.low, np.maximum(wide, every.min(axis=0)[chosen]), rtol=1e-12)
+    assert (course.low > 0).all()
+    assert len(course.seeds) == 7
+
+
+def test_courses_of_unequal_length_share_what_they_have():
+    results, _ = made_up_study(("a",), ("dino",), seeds=2)
+    short = results[1].curves["loss"]
+    short.update({key: values[:100] for key, values in short.items()})
+    short["loss"][3] = None
+    course = courses(results, FAMILIES[0])["a", "dino"]
+    assert course.updates[-1] == UPDATES[99]
+    assert np.isfinite(course.mean).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({("a", "x"): [1, 2], ("b", "x"): [30, 40]}, True),
+        ({("a", "x"): [1, 2], ("b", "y"): [30, 40]}, False),  # in plots of their own
+        ({("a", "x"): [0, 2], ("b", "x"): [30, 40]}, False),
+        ({("a", "x"): [1, 50], ("a", "y"): [-1, 1]}, False),
+        ({}, False),
+    ],
+)
+def test_a_logarithmic_scale_is_for_what_a_linear_one_would_hide(values, expected):
+    assert spans_decades({place: np.array(found, float) for place, found in values.items()}) is expected
+
+
+def test_learning_rates_share_a_plot_where_they_are_the_same_on_all_data_sets():
+    results, _ = made_up_study(("a", "b"), ("dino", "moons"))
+    chosen, family = looks(("a", "b"), "a"), FAMILIES[2]
+    without = [run for run in results if (run.arm, run.dataset) != ("a", "dino")]
+    for runs in (results, without):
+        (panel,) = course_panels(courses(runs, family), ["dino", "moons"], chosen, family)
+        assert panel.title == "all data sets"
+        assert [trace.name for trace in panel.figure.data] == ["a", "b"]
+    results[-1].curves["loss"]["lr"][7] *= 2  # one that follows the loss, say
+    panels = course_panels(courses(results, family), ["dino", "moons"], chosen, family)
+    assert [panel.title for panel in panels] == ["dino", "moons"]
+
+
+def test_arms_keep_their_look_and_no_two_share_one():
+    arms = [f"arm {place}" for place in range(20)]
+    chosen = looks(arms, "arm 3")
+    assert chosen["arm 3"].color == "#000000"
+    assert len({(look.color, look.plotly_line) for look in chosen.values()}) == 20
+    assert looks(arms[:7], "arm 3") == {arm: chosen[arm] for arm in arms[:7]}
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory):
+    """The page of a thousand runs, and how long it took: as much as making them up, and a few seconds."""
+    arms, started = [f"arm {place}" for place in range(10)], time.perf_counter()
+    results, summary = made_up_study(arms, PAPER_DATASETS, seeds=25)
+    assert len(results) == 1000
+    made = time.perf_counter()
+    path = write_report(tmp_path_factory.mktemp("thousand"), results, summary)
+    return path, time.perf_counter() - made, made - started
+
+
+def test_a_thousand_runs(thousand):
+    path, seconds, seconds_of_runs = thousand
+    page = path.read_text(encoding="utf-8")
+    assert seconds < 10 + 3 * seconds_of_runs
+    assert len(page) < 12e6
+    assert "Of up to 25 seeds an arm, the first 20 are drawn as lines; means and bands are of all." in page
+    assert max(len(plot["data"]) for plot in plots_of(page)) == 3 * 10
+
+
+# --- in a browser ----------------------------------------------------------------------------------------------------
+
+PROGRAM = find_chromium()
+needs_chromium = pytest.mark.skipif(
+    PROGRAM is None, reason=f"no Chromium: LRLAB_CHROMIUM is not set, and none of {', '.join(NAMES)} is on the PATH"
+)
+DRAWN = "document.querySelectorAll('.canvas[data-drawn] .main-svg').length"
+# Per drawn plot, the arms that can be seen.
+SHOWN = """[...document.querySelectorAll('.canvas[data-drawn]')].map(canvas => [...new Set(
+    canvas._fullData.filter(trace => trace.visible === true).map(trace => trace.meta.arm))].sort().join(''))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Chromium(PROGRAM) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    results, summary = made_up_study(("a", "<b onclick=x>b</b>", "%{x}c"), ("dino", "moons"))
+    summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
+    summary["study"] |= {"name": "paper-lr-schedules", "metrics": []}  # all that there are
+    return write_report(tmp_path_factory.mktemp("browser"), results, summary)
+
+
+def draw_everything(browser):
+    """Scrolls through the page as a reader does."""
+    browser.evaluate("(async () => { for (let y = 0; y < document.body.scrollHeight; y += 500) {"
+                     " scrollTo(0, y); await new Promise(requestAnimationFrame); } })()")  # fmt: skip
+    browser.wait("[...document.querySelectorAll('.canvas')].every(c => !c.offsetParent || c._fullData)")
+
+
+@needs_chromium
+def test_the_page_opens_from_disk_without_network_and_draws(browser, index):
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(index)
+    draw_everything(browser)
+    # Seeds, training loss and held-out loss of two sets each, and one plot of learning rates.
+    assert browser.evaluate("document.querySelectorAll('.canvas[data-drawn]').length") == 7
+    assert browser.evaluate(DRAWN) >= 7
+    lines = browser.evaluate(
+        "[...document.querySelectorAll('.canvas[data-drawn]')].map(c => c.querySelectorAll('.trace').length)"
+    )
+    assert min(lines) >= 3
+    assert browser.evaluate(
+        "[...document.querySelectorAll('.canvas[data-drawn] path.js-line')].every(p => p.getTotalLength() > 20)"
+    )
+    assert all(address.startswith(("file:", "data:", "blob:")) for address in browser.requests)
+    assert browser.errors == []
+
+
+@needs_chromium
+def test_an_arm_comes_and_goes_in_all_plots(browser, index):
+    browser.open(index)
+    browser.evaluate("document.querySelector('.arm[data-arm=\"1\"]').click()")  # before anything below is drawn
+    draw_everything(browser)
+    assert set(browser.evaluate(SHOWN)) == {"-102", "02"}  # -1 is the line of held-out points
+    browser.evaluate("document.querySelector('.arm[data-arm=\"0\"]').click()")
+    assert set(browser.evaluate(SHOWN)) == {"-12", "2"}
+    assert browser.evaluate("document.querySelectorAll('.arm[aria-pressed=false]').length") == 2
+    browser.evaluate("document.querySelector('[data-all=true]').click()")
+    assert set(browser.evaluate(SHOWN)) == {"-1012", "012"}
+    browser.evaluate("document.querySelector('[data-all=false]').click()")
+    assert set(browser.evaluate(SHOWN)) == {"-1", ""}
+
+
+@needs_chromium
+def test_scales_and_single_seeds_are_switched_row_by_row(browser, index):
+    browser.open(index)
+    draw_everything(browser)
+    types = "[...document.querySelectorAll('.canvas[data-drawn]')].map(canvas => canvas._fullLayout.yaxis.type).join()"
+    assert set(browser.evaluate(types).split(",")) == {"linear"}
+    browser.evaluate("document.querySelector('[data-log=quality]').click()")
+    assert browser.evaluate(types) == "linear,linear,linear,linear,log,log,linear"
+    browser.evaluate("document.querySelector('[data-log=quality]').click()")
+    browser.evaluate("document.querySelector('[data-log=seeds-kl]').click()")
+    assert browser.evaluate(types) == "log,log,linear,linear,linear,linear,linear"
+    traces = (
+        "[...document.querySelectorAll('.canvas[data-drawn]')].map(c => c._fullData.filter(t => t.visible).length).join()"
+    )
+    assert browser.evaluate(traces) == "7,7,9,9,9,9,3"
+    browser.evaluate("document.querySelector('[data-seeds=loss]').click()")
+    assert browser.evaluate(traces) == "7,7,6,6,9,9,3"
+
+
+@needs_chromium
+def test_a_metric_is_chosen_everywhere_at_once(browser, index):
+    browser.open(index)
+    visible = "[...document.querySelectorAll('.of-metric')].filter(p => p.offsetParent).map(p => p.dataset.metric).join()"
+    assert browser.evaluate(visible) == "0,0,0"
+    browser.evaluate("(() => { const s = document.querySelectorAll('select.metric')[1]; s.value = '2'; s.onchange(); })()")
+    assert browser.evaluate(visible) == "2,2,2"
+    assert browser.evaluate("[...document.querySelectorAll('select.metric')].map(s => s.value).join()") == "2,2,2"
+    draw_everything(browser)
+    assert browser.evaluate("document.querySelectorAll('.canvas[data-drawn]').length") >= 7
+
+
+@needs_chromium
+def test_names_are_inert_in_plots_too(browser, index):
+    browser.open(index)
+    draw_everything(browser)
+    ticks = browser.evaluate("[...document.querySelectorAll('.canvas .xtick')].map(tick => tick.textContent)")
+    assert {"a", "<b onclick=x>b</b>", "%{x}c"} <= set(ticks)
+    assert browser.evaluate("document.querySelectorAll('[onclick]').length") == 0
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [320, 390, 800])
+def test_a_narrow_page_does_not_scroll_sideways(browser, index, width):
+    browser.open(index, width, 844, mobile=True)
+    draw_everything(browser)
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert (
+        browser.evaluate(
+            "Math.max(...[...document.querySelectorAll('.canvas svg')].map(s => s.getBoundingClientRect().right))"
+        )
+        <= width
+    )
+    browser.open(index, 1280, 900)
+    draw_everything(browser)
+    browser.call("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=False)
+    browser.wait(f"document.querySelector('.canvas .main-svg').getBoundingClientRect().right <= {width}")
+
+
+@needs_chromium
+def test_paper_has_every_plot(browser, index):
+    browser.open(index)
+    printed = browser.call("Page.printToPDF")
+    assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+    assert browser.evaluate("document.querySelectorAll('.canvas[data-drawn]').length") == 7
+
+
+@needs_chromium
+def test_a_thousand_runs_stay_usable(browser, thousand):
+    browser.open(thousand[0])
+    draw_everything(browser)
+    started = time.perf_counter()
+    browser.evaluate("document.querySelector('.arm[data-arm=\"1\"]').click()")
+    assert time.perf_counter() - started < 5
+    assert browser.errors == []
