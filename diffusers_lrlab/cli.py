@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from .errors import LabError, did_you_mean
+from .errors import Interrupted, LabError, did_you_mean
 from .listing import as_json, as_markdown, as_text
 
 # Where each kind of thing that has a name is registered, and the option of the training script that takes the name.
@@ -291,6 +291,21 @@ def _data(options: argparse.Namespace) -> None:
     _say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
 
 
+# --- study -----------------------------------------------------------------------------------------------------------
+
+
+def _study_arguments(parser: argparse.ArgumentParser) -> None:
+    from .study.commands import add_arguments
+
+    add_arguments(parser)
+
+
+def _study(options: argparse.Namespace) -> None:
+    from .study.commands import command
+
+    command(options)
+
+
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 COMMANDS = {
@@ -306,6 +321,12 @@ COMMANDS = {
         "lrlab data export dino dino-points --n 100000 --seed 42",
         _data_arguments,
         _data,
+    ),
+    "study": Command(
+        "compares schedules, optimizers and whatever else a run is made of, over data sets and seeds",
+        "lrlab study run quick --out first-study",
+        _study_arguments,
+        _study,
     ),
     "upstream-patch": Command(
         "makes a patch for diffusers of a schedule",
@@ -358,6 +379,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
+    except Interrupted as interruption:
+        sys.stderr.write(f"{interruption}\n")
+        return 128 + interruption.signal_number
     except (LabError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

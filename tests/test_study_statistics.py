@@ -15,7 +15,8 @@ from scipy import stats
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.study import statistics
 from diffusers_lrlab.study.findings import findings, number, p_value, signed, speedup_findings
-from diffusers_lrlab.study.ranks import nemenyi_difference, rank_groups, ranks, speedups, updates_to_reach
+from diffusers_lrlab.study.ranks import nemenyi_difference, rank_groups, ranks
+from diffusers_lrlab.study.speedups import speedups, updates_to_reach
 from diffusers_lrlab.study.statistics import (
     LARGER_IS_BETTER,
     add_holm,

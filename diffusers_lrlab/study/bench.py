@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,17 @@ class Bench:
         folder ([`StudyFolder`]): Where results go.
         stack_size (`int`, *optional*): Runs side by side at most.
         quiet (`bool`, *optional*): Say nothing.
+        precision (`str`, *optional*): Of products of matrices: "fp32", "bf16" or "tf32".
+
+    Raises:
+        LabError: for a precision that this machine does not have.
     """
 
-    def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False):
-        self.folder, self.quiet = folder, quiet
+    def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False, precision: str = "fp32"):
+        self.folder, self.quiet, self.precision = folder, quiet, precision
         self.device = torch.accelerator.current_accelerator() or torch.device("cpu")
         self.stack_size = stack_size or _STACK_SIZES.get(self.device.type, 20)
+        set_precision(precision, self.device)
         self.meta = describe_environment()
         self._data: dict[Any, TrainingData] = {}
         self._bar: tqdm | None = None
@@ -82,7 +88,12 @@ class Bench:
         """Shows a bar over the updates of these runs."""
         total = sum(spec.config.max_train_steps or 0 for spec in specs)
         self._bar = tqdm(
-            total=total or None, desc=description, unit="update", unit_scale=True, disable=self.quiet or None, smoothing=0.05
+            total=total or None,
+            desc=description,
+            unit="update",
+            unit_scale=True,
+            disable=self.quiet,
+            mininterval=0.2 if sys.stderr.isatty() else 30,
         )
 
     def advance(self, updates: int) -> None:
@@ -108,7 +119,27 @@ class Bench:
                 tensors = {name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()}
             self.folder.write_weights(spec.id, tensors)
 
+    def weights(self, run_id: str) -> dict[str, torch.Tensor] | None:
+        """What [`keep_weights`] kept of a run, if anything."""
+        from safetensors.torch import load_file
+
+        file = self.folder.weights_file(run_id)
+        return load_file(file) if file.exists() else None
+
     @property
     def stacks(self) -> Path:
         """Where stacks are saved."""
         return self.folder.path / "stacks"
+
+
+def set_precision(precision: str, device: torch.device) -> None:
+    """Lets products of float32 matrices be computed in a cheaper precision, in this whole process."""
+    mkldnn: Any = torch.backends.mkldnn
+    backend = {"bf16": ("cpu", mkldnn.matmul), "tf32": ("cuda", torch.backends.cuda.matmul)}.get(precision)
+    if backend is None:
+        return
+    if device.type != backend[0]:
+        raise LabError(
+            f"--precision {precision} is for {backend[0].upper()}s, and the study runs on {device.type}. Use fp32."
+        )
+    backend[1].fp32_precision = precision

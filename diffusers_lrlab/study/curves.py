@@ -41,9 +41,7 @@ class Curves:
         parts: dict[int, list[tuple[int, float, float]]] = {}
         for row in self._losses:
             parts.setdefault(row[0] * _MOST_POINTS // max(self.num_updates, 1), []).append(row)
-        losses = [
-            (rows[-1][0], float(np.mean([loss for _, loss, _ in rows])), rows[-1][2]) for rows in parts.values()
-        ]
+        losses = [(rows[-1][0], float(np.mean([loss for _, loss, _ in rows])), rows[-1][2]) for rows in parts.values()]
         finite = [row for row in losses if math.isfinite(row[1])]
         names = list(self._quality[0]) if self._quality else []
         return {

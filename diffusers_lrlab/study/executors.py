@@ -1,7 +1,7 @@
 """Executors: functions from specifications of runs to files of results.
 
-`stacked` computes runs side by side, `local` one after the other by the ordinary trainer. Another one, on a cluster say, is one
-more function of this signature in `EXECUTORS`.
+`stacked` computes runs side by side, `local` one after the other by the ordinary trainer. Another one, on a cluster say, is
+one more function of this signature in `EXECUTORS`.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def sharpness(run: RunCore) -> float:
     """
     The eigenvalue of largest magnitude of the Hessian of the held-out loss at the weights that the model carries.
 
-    Power iteration on Hessian-vector products (Pearlmutter, 1994), on 2,000 points at most, until the eigenvalue changes by less
-    than a thousandth or 30 times.
+    Power iteration on Hessian-vector products (Pearlmutter, 1994), on 2,000 points at most, until the eigenvalue changes by
+    less than a thousandth, or 30 times.
     """
     model = run.bare_model
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -60,7 +60,7 @@ def losses_between(
         model: Carries the last of them afterwards.
         first (`dict`): State dict at 0.
         second (`dict`): State dict at 1.
-        loss (`Callable`): From the model to a number.
+        loss (`Callable`): From the model to a number, such as a mean of a [`ValidationLoss`].
         num_points (`int`): Evenly spread, with both ends.
 
     Returns:
@@ -72,6 +72,13 @@ def losses_between(
         with torch.no_grad():
             losses.append(float(loss(model)))
     return np.array(losses)
+
+
+def curvature(losses: np.ndarray) -> float:
+    """The second difference of the loss at the two ends of a line of length 1, their mean."""
+    step = 1 / (len(losses) - 1)
+    ends = (losses[0] - 2 * losses[1] + losses[2], losses[-1] - 2 * losses[-2] + losses[-3])
+    return float(np.mean(ends) / step**2)
 
 
 def barrier(losses: np.ndarray) -> float:

@@ -23,7 +23,7 @@ def _operands(kind: str, first: torch.Tensor, second: torch.Tensor) -> tuple[tor
 
 
 def _stock(kind: str) -> Product:
-    """torch's batched product, which on a CPU is MKL's."""
+    """Torch's batched product, which on a CPU is MKL's."""
 
     def product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, add: bool) -> None:
         left, right = _operands(kind, first, second)
@@ -36,7 +36,7 @@ def _stock(kind: str) -> Product:
 
 
 def _onednn(kind: str) -> Product:
-    """oneDNN's linear layer, member by member: it has AVX-512 on processors where MKL keeps to AVX2."""
+    """OneDNN's linear layer, member by member: it has AVX-512 on processors where MKL keeps to AVX2."""
     linear = torch.ops.mkldnn._linear_pointwise
 
     def product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, add: bool) -> None:

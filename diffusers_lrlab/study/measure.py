@@ -20,9 +20,7 @@ _SHOWN = 1000  # points that the record keeps for pictures
 _FIXED_POINTS, _FIXED_STEPS = 500, 50
 
 
-def measure(
-    run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: dict[str, float]
-) -> dict[str, Any]:
+def measure(run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: dict[str, float]) -> dict[str, Any]:
     """
     What the record of a run says about its end.
 

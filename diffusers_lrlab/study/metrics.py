@@ -27,6 +27,11 @@ def metric_labels() -> dict[str, str]:
     return _LABELS | {name: metric.label for name, metric in POINT_METRICS.items()}
 
 
+def metric_label(name: str) -> str:
+    """A metric for people."""
+    return metric_labels().get(name, name.replace("_", " "))
+
+
 def _absence(name: str, config: TrainingConfig) -> str | None:
     """Why the data or the options of a run cannot give a metric, `None` if they can."""
     from ..data.toy2d_entries import LOG_PROBS

@@ -55,12 +55,12 @@ class RunResult:
 
     @property
     def stage(self) -> str:
-        """"tune" if it only served to choose a learning rate, else "compare"."""
+        """What it is for: "tune" if it only served to choose a learning rate, else "compare"."""
         return self.record["run"]["stage"]
 
     @property
     def status(self) -> str:
-        """"finished" or "diverged"."""
+        """How it ended: "finished" or "diverged"."""
         return self.record["run"]["status"]
 
     @property

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ..errors import LabError
 from ..training.run import keep_freed_memory
 from .bench import Bench
 from .executors import EXECUTORS, share_out
-from .results import RunResult, StudyFolder
-from .spec import RunSpec, StudySpec, expand, expand_tuning
-from .summary import summarise, write_summary
-
-PRECISIONS = ("fp32", "bf16_products", "tf32_products")
+from .results import StudyFolder
+from .spec import RunSpec, StudySpec, expand, expand_tuning, spec_from_dict
+from .summary import chosen_rates, summarise, write_summary
 
 
 def run_study(
@@ -50,7 +47,7 @@ def run_study(
     check_executor(executor)
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
-    bench = Bench(folder, stack_size, quiet)
+    bench = Bench(folder, stack_size, quiet, spec.precision)
     for run in {(run.arm, run.dataset): run for run in [*tuning, *first]}.values():
         bench.plan(run)
     with folder.locked():
@@ -60,13 +57,39 @@ def run_study(
         do_missing(tuning, bench, executor, "tune")
         runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
         do_missing(runs, bench, executor, "study")
-        results = folder.results(runs)
-        summary = summarise(spec, results, folder.results(tuning), folder, command)
-        write_summary(folder, summary)
+        return tell(spec, runs, tuning, bench, command)
 
-        from .report import write_report
 
-        return write_report(folder.path, results, summary)
+def tell(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], bench: Bench, command: str) -> Path:
+    """Writes summary and report of the results that are there."""
+    from .report import write_report
+
+    folder = bench.folder
+    results, of_tuning = folder.results(runs), folder.results(tuning)
+    summary = summarise(spec, runs, results, of_tuning, bench, command)
+    write_summary(folder, summary)
+    return write_report(folder.path, [*results, *of_tuning], summary)
+
+
+def report_study(out: Path) -> Path:
+    """
+    Writes summary and report of a study anew, from the results in its folder.
+
+    Raises:
+        LabError: if there is no study, or no result yet.
+    """
+    folder = StudyFolder(out)
+    kept, command = folder.read_spec()
+    spec = spec_from_dict(kept)
+    bench = Bench(folder, precision=spec.precision)
+    tuning = expand_tuning(spec)
+    if spec.tune is not None and folder.missing(tuning):
+        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
+    runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+    if not folder.results(runs):
+        raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
+    with folder.locked():
+        return tell(spec, runs, tuning, bench, command)
 
 
 def do_missing(specs: list[RunSpec], bench: Bench, executor: str | None, description: str) -> None:
@@ -85,37 +108,6 @@ def do_missing(specs: list[RunSpec], bench: Bench, executor: str | None, descrip
                 EXECUTORS[name](some if name == "stacked" else left, bench)
             finally:
                 bench.stop()
-
-
-def chosen_rates(spec: StudySpec, results: list[RunResult]) -> dict[tuple[str, str], float] | None:
-    """The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out."""
-    if spec.tune is None:
-        return None
-    chosen = {}
-    for arm in spec.arms:
-        for dataset in spec.datasets:
-            scores = tuning_scores(spec, results, arm, dataset)
-            finite = {rate: score for rate, score in scores.items() if np.isfinite(score)}
-            if not finite:
-                raise LabError(
-                    f"All runs of {arm!r} on {dataset!r} diverged at every learning rate of tune. Give lower ones."
-                )
-            chosen[arm, dataset] = min(finite, key=finite.__getitem__)
-    return chosen
-
-
-def tuning_scores(spec: StudySpec, results: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
-    """From learning rates to the mean of the metric over the seeds for tuning; infinite if one of them diverged."""
-    assert spec.tune is not None
-    scores = {}
-    for rate in spec.tune.learning_rates:
-        values = [
-            result.results.get(spec.tune.metric)
-            for result in results
-            if (result.arm, result.dataset, result.learning_rate) == (arm, dataset, rate)
-        ]
-        scores[rate] = float("inf") if None in values or not values else float(np.mean(np.array(values, float)))
-    return scores
 
 
 def check_executor(executor: str | None) -> None:

@@ -20,6 +20,7 @@ from ..training.choices import check_schedule
 from ..training.config import OutputConfig, TrainingConfig
 from ..training.timestep_choices import check_timesteps
 from .metrics import check_metrics, default_metrics
+from .statistics import LARGER_IS_BETTER
 
 # What a study sees to by itself, and what has no place in it.
 _NOT_IN_SPECS = frozenset(
@@ -39,13 +40,19 @@ class Tuning:
 
     Args:
         learning_rates (`tuple` of `float`): To choose from.
+        factors (`tuple` of `float`): Instead: what to multiply the arm's own learning rate by.
         seeds (`tuple` of `int`): None of those that the comparison uses.
         metric (`str`): Smaller is better.
     """
 
     learning_rates: tuple[float, ...]
+    factors: tuple[float, ...]
     seeds: tuple[int, ...]
     metric: str
+
+    def rates_for(self, config: TrainingConfig) -> list[float]:
+        """To choose from, for an arm."""
+        return list(self.learning_rates) or [config.learning_rate * factor for factor in self.factors]
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ class StudySpec:
         primary_metric (`str`): What the findings are about first.
         tune ([`Tuning`], *optional*): How learning rates are chosen.
         evaluation_points (`int`): Validations over a run.
+        speedup_metric (`str`, *optional*): The validation loss by whose course arms are said to be faster.
+        precision (`str`): A name in `PRECISIONS`.
     """
 
     name: str
@@ -78,6 +87,8 @@ class StudySpec:
     primary_metric: str
     tune: Tuning | None = None
     evaluation_points: int = 20
+    speedup_metric: str | None = None
+    precision: str = "fp32"
 
     def to_dict(self) -> dict[str, Any]:
         """As data."""
@@ -96,6 +107,7 @@ class RunSpec:
         stage (`str`): "tune" if it only serves to choose a learning rate, else "compare".
         config ([`TrainingConfig`]): Resolved.
         metrics (`tuple` of `str`): What is measured at its end.
+        precision (`str`): Of products of matrices.
     """
 
     arm: str
@@ -104,12 +116,13 @@ class RunSpec:
     stage: str
     config: TrainingConfig = field(repr=False)
     metrics: tuple[str, ...] = field(repr=False)
+    precision: str = field(default="fp32", repr=False)
 
     @property
     def digest(self) -> str:
         """Changes with everything that decides the result."""
         fields = {key: value for key, value in self.config.to_dict().items() if key not in _NOT_IN_RESULT}
-        text = json.dumps([_FORMAT, fields, sorted(self.metrics)], sort_keys=True)
+        text = json.dumps([_FORMAT, fields, sorted(self.metrics), self.precision], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     @property
@@ -137,15 +150,13 @@ def load_spec(source: str) -> StudySpec:
     path = Path(source).expanduser()
     if not path.suffix and not path.exists():
         hint = did_you_mean(source, preset_names())
-        raise LabError(
-            f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}."
-        )
+        raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
     return read_spec(read_yaml(str(path), "the study"), path.stem, path.parent)
 
 
 _KEYS = (
     *("title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"),
-    *("tune", "evaluation_points"),
+    *("tune", "evaluation_points", "speedup_metric"),
 )
 
 
@@ -176,8 +187,24 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         raise LabError(f"evaluation_points: {points!r} is not allowed; use a whole number, 1 or more.")
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
     return StudySpec(
-        name, str(options.get("title", name)), base, arms, datasets, seeds, baseline, metrics, primary, tune, points
-    )
+        name, str(options.get("title", name)), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
+        _speedup_metric(options.get("speedup_metric")),
+    )  # fmt: skip
+
+
+def spec_from_dict(kept: dict[str, Any]) -> StudySpec:
+    """What [`StudySpec.to_dict`] was made of."""
+    tune = kept["tune"]
+    if tune is not None:
+        lists = (tuple(tune[name]) for name in ("learning_rates", "factors", "seeds"))
+        tune = Tuning(*lists, tune["metric"])  # type: ignore[call-arg]  # mypy does not count
+    return StudySpec(**{**kept, "seeds": tuple(kept["seeds"]), "metrics": tuple(kept["metrics"]), "tune": tune})
+
+
+def _speedup_metric(value: Any) -> str | None:
+    if value not in (None, "validation_loss", "validation_loss_ema"):
+        raise LabError(f"speedup_metric: {value!r} has no course over a run. Use validation_loss_ema or validation_loss.")
+    return value
 
 
 def _known(options: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
@@ -201,7 +228,7 @@ def _seeds(value: Any, what: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _rates(value: Any, what: str) -> tuple[float, ...]:
+def _numbers(value: Any, what: str) -> tuple[float, ...]:
     try:
         rates = tuple(float(rate) for rate in _list(value, what))
     except (TypeError, ValueError):
@@ -244,7 +271,7 @@ def _arms(value: Any, rates: Any, folder: Path) -> dict[str, dict[str, Any]]:
         if own is None:
             arms[name] = fields
             continue
-        for rate in _rates(own, f"learning_rates of {name!r}"):
+        for rate in _numbers(own, f"learning_rates of {name!r}"):
             arms[f"{name}@{rate:g}"] = {**fields, "learning_rate": rate}
     return arms
 
@@ -262,20 +289,30 @@ def _datasets(value: Any, folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _tuning(value: Any, seeds: tuple[int, ...], rates: Any) -> Tuning | None:
+def _tuning(value: Any, seeds: tuple[int, ...], compared_rates: Any) -> Tuning | None:
     if value is None:
         return None
     if not isinstance(value, dict):
         raise LabError("tune must be a mapping with learning_rates, seeds and metric.")
-    _known(value, ("learning_rates", "seeds", "metric"), "tune")
-    if rates is not None:
+    _known(value, ("learning_rates", "factors", "seeds", "metric"), "tune")
+    if compared_rates is not None:
         raise LabError("learning_rates and tune exclude each other: either all rates are compared, or one is chosen.")
+    if ("learning_rates" in value) == ("factors" in value):
+        raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")
     own = _seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
     if shared := sorted(set(own) & set(seeds)):
         raise LabError(
-            f"tune: seeds {shared} are those of the comparison, which would favour the arms that were lucky there. Use others."
+            f"tune: seeds {shared} are those of the comparison, and would favour the arms that were lucky there. Use others."
         )
-    return Tuning(_rates(value.get("learning_rates"), "tune: learning_rates"), own, str(value.get("metric", "kl")))
+    rates, factors = (
+        _numbers(value[name], f"tune: {name}") if name in value else () for name in ("learning_rates", "factors")
+    )
+    metric = str(value.get("metric", "kl"))
+    if metric in LARGER_IS_BETTER:
+        raise LabError(
+            f"tune: metric {metric!r} is better the larger it is. Choose by one that is better the smaller it is."
+        )
+    return Tuning(rates, factors, own, metric)
 
 
 def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) -> list[RunSpec]:
@@ -295,7 +332,7 @@ def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) 
             config = dataclasses.replace(config, learning_rate=chosen[arm, dataset])
         metrics = spec.metrics or default_metrics(config)
         runs += [
-            RunSpec(arm, dataset, seed, "compare", dataclasses.replace(config, seed=seed), metrics)
+            RunSpec(arm, dataset, seed, "compare", dataclasses.replace(config, seed=seed), metrics, spec.precision)
             for seed in spec.seeds
         ]
     _check_distinct(runs)
@@ -309,10 +346,10 @@ def expand_tuning(spec: StudySpec) -> list[RunSpec]:
     runs = []
     for (arm, dataset), config in _configs(spec).items():
         check_metrics((spec.tune.metric,), config, "tune: metric")
-        for rate in spec.tune.learning_rates:
+        for rate in spec.tune.rates_for(config):
             for seed in spec.tune.seeds:
                 own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,)))
+                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision))
     return runs
 
 

@@ -25,7 +25,10 @@ class StackedMLP:
     def __init__(self, models: list[Any], batch: int, ways: dict[str, str] | None = None):
         self.models, self.batch = models, batch
         linears = [[model.input, *model.blocks, model.output] for model in models]
-        self.weights, self.biases, self.weight_grads, self.bias_grads = [], [], [], []
+        self.weights: list[torch.Tensor] = []
+        self.biases: list[torch.Tensor] = []
+        self.weight_grads: list[torch.Tensor] = []
+        self.bias_grads: list[torch.Tensor] = []
         for stack in zip(*linears, strict=True):
             for name, values, grads in (
                 ("weight", self.weights, self.weight_grads),

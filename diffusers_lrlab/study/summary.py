@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
+from ..errors import LabError
 from ..files import atomic_file, write_text
 from ..training.environment import describe_environment
-from .findings import findings
-from .metrics import metric_labels
+from .bench import Bench
+from .consistency import consistency
+from .findings import findings, speedup_findings
+from .metrics import metric_label, metric_labels
 from .ranks import ranks
 from .results import RunResult, StudyFolder, finite
-from .spec import StudySpec
+from .spec import RunSpec, StudySpec
+from .speedups import speedups
 from .statistics import compare
-from .tables import metric_label
 
 Values = dict[str, dict[str, dict[int, float]]]
 
 
 def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
-    """arm -> data set -> seed -> figure, of the runs that have one; no arm and no data set is missing."""
+    """Arm -> data set -> seed -> figure, of the runs that have one; no arm and no data set is missing."""
     values: Values = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
     for result in results:
         figure = result.results.get(metric)
@@ -35,16 +39,17 @@ def _measured(results: list[RunResult]) -> list[str]:
 
 
 def summarise(
-    spec: StudySpec, results: list[RunResult], tuning: list[RunResult], folder: StudyFolder, command: str
+    spec: StudySpec, runs: list[RunSpec], results: list[RunResult], tuning: list[RunResult], bench: Bench, command: str
 ) -> dict[str, Any]:
     """
     Everything that the report and the card say, as data.
 
     Args:
         spec ([`StudySpec`]): The study.
-        results (`list` of [`RunResult`]): Of the comparison.
+        runs (`list` of [`RunSpec`]): Of the comparison.
+        results (`list` of [`RunResult`]): Theirs.
         tuning (`list` of [`RunResult`]): Of the runs that learning rates were chosen by.
-        folder ([`StudyFolder`]): Where weights of runs are.
+        bench ([`Bench`]): Has data and weights.
         command (`str`): How the study was started.
     """
     rows: list[dict[str, Any]] = []
@@ -58,7 +63,74 @@ def summarise(
         rows += of_metric
         told[metric] = findings(of_metric, metric, spec.baseline, metric_label(metric))
         ranked[metric] = ranks(values, metric)
-    return finite({"study": _study(spec, results, tuning, command), "rows": rows, "ranks": ranked, "findings": told})
+    summary: dict[str, Any] = {
+        "study": _study(spec, results, tuning, command),
+        "rows": rows,
+        "ranks": ranked,
+        "findings": told,
+    }
+    if spec.speedup_metric:
+        faster = speedups(_quality(spec, results), spec.baseline)
+        summary["speedups"] = faster
+        told["speedup"] = speedup_findings(faster, spec.baseline, metric_label(spec.speedup_metric))
+    if spec.tune:
+        summary["tuning"] = _tuning_rows(spec, results, tuning)
+    if between := consistency(runs, results, bench):
+        summary["consistency"] = between
+    return finite(summary)
+
+
+def _quality(spec: StudySpec, results: list[RunResult]) -> dict[str, Any]:
+    """Arm -> data set -> seed -> (updates, quality) at the evaluation points; a baseline that diverged sets no target."""
+    curves: dict[str, Any] = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
+    for result in results:
+        quality = result.curves["quality"]
+        if spec.speedup_metric in quality and not (result.arm == spec.baseline and result.status == "diverged"):
+            curves[result.arm][result.dataset][result.seed] = (quality["update"], quality[spec.speedup_metric])
+    return curves
+
+
+def _tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResult]) -> list[dict[str, Any]]:
+    """The scores that learning rates were chosen by."""
+    assert spec.tune is not None
+    chosen = {(result.arm, result.dataset): result.learning_rate for result in results}
+    rows = []
+    for arm in spec.arms:
+        for dataset in spec.datasets:
+            scores = tuning_scores(spec, tuning, arm, dataset)
+            for rate, score in scores.items():
+                is_chosen = chosen.get((arm, dataset)) == rate
+                row = {"arm": arm, "dataset": dataset, "learning_rate": rate, "score": score, "chosen": is_chosen}
+                rows.append({**row, "at_edge": is_chosen and rate in (min(scores), max(scores))})
+    return rows
+
+
+def chosen_rates(spec: StudySpec, results: list[RunResult]) -> dict[tuple[str, str], float] | None:
+    """The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out."""
+    if spec.tune is None:
+        return None
+    chosen = {}
+    for arm in spec.arms:
+        for dataset in spec.datasets:
+            scores = tuning_scores(spec, results, arm, dataset)
+            finite_ones = {rate: score for rate, score in scores.items() if math.isfinite(score)}
+            if not finite_ones:
+                raise LabError(
+                    f"All runs of {arm!r} on {dataset!r} diverged at every learning rate of tune. Give lower ones."
+                )
+            chosen[arm, dataset] = min(finite_ones, key=finite_ones.__getitem__)
+    return chosen
+
+
+def tuning_scores(spec: StudySpec, results: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
+    """From learning rates to the mean of the metric over the seeds for tuning; infinite if one of them diverged."""
+    assert spec.tune is not None
+    scores = {}
+    of_arm = [result for result in results if (result.arm, result.dataset) == (arm, dataset)]
+    for rate in sorted({result.learning_rate for result in of_arm}):
+        values = [result.results.get(spec.tune.metric) for result in of_arm if result.learning_rate == rate]
+        scores[rate] = math.inf if None in values or not values else sum(map(float, filter(None, values))) / len(values)
+    return scores
 
 
 def _num_diverged(results: list[RunResult], arm: str, dataset: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..evaluation.points import POINT_METRICS
+from .metrics import metric_label
 from .paper import ARM_LABELS, DATASETS, QUANTITIES, Quantity, reported
 from .report_data import compared
 from .statistics import LARGER_IS_BETTER, LEVEL, PERCENTS
@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from .results import RunResult
 
 _SHARES = tuple(map(str, PERCENTS))
-
-_LABELS = {
-    "training_set_loss": "Loss of raw weights on all training points",
-    "validation_loss": "Held-out loss, raw weights",
-    "validation_loss_ema": "Held-out loss, EMA weights",
-    "exact_kl": "KL(data ‖ model) by the known density, bits",
-    "frechet_distance": "Fréchet distance of samples to held-out images",
-    **{name: metric.label for name, metric in POINT_METRICS.items()},
-}
-
-
-def metric_label(metric: str) -> str:
-    """A metric for people."""
-    return _LABELS.get(metric, metric.replace("_", " "))
 
 
 def verdict(row: dict[str, Any], baseline: str | None) -> str:

@@ -1,0 +1,98 @@
+"""`lrlab study run` and `lrlab study report`, and the same for `training_scripts/run_study.py`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+
+from ..errors import LabError, did_you_mean
+
+ACTIONS = ("run", "report")
+PRECISIONS = {
+    "fp32": "products in float32",
+    "bf16": "products of bfloat16 with sums in float32, on CPUs that have them",
+    "tf32": "products of TF32 with sums in float32, on NVIDIA GPUs",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`run SPEC --out DIR ...` or `report DIR`."""
+    parser.add_argument("action", metavar="ACTION", help="run: does what is left to do; report: writes the report anew")
+    parser.add_argument("what", metavar="WHAT", help="of run, a YAML file or the name of a preset; of report, the folder")
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `run` takes."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="the folder of the study; results that are there are kept")
+    add(
+        "--executor",
+        metavar="NAME",
+        help="stacked or local, for all runs; by default stacks of all runs that can be stacked",
+    )
+    add("--stack_size", type=int, metavar="N", help="runs side by side at most; 20, and 256 on a GPU")
+    add("--precision", default="fp32", metavar="NAME", help=f"{_described(PRECISIONS)}; default: %(default)s")
+    add("--dry_run", action="store_true", help="prints the runs, and what they will take by a short measurement, and stops")
+
+
+def _described(names: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {text}" for name, text in names.items())
+
+
+def command(options: argparse.Namespace) -> None:
+    """Does what was asked for."""
+    if options.action not in ACTIONS:
+        raise LabError(
+            f"There is no action {options.action!r}.{did_you_mean(options.action, ACTIONS)} Known: {', '.join(ACTIONS)}."
+        )
+    if options.action == "run":
+        run(options, "lrlab study run " + shlex.quote(options.what))
+        return
+    if options.out is not None or options.executor is not None or options.dry_run or options.stack_size is not None:
+        raise LabError("`lrlab study report DIR` takes the folder alone. Leave the options out.")
+    from .run import report_study
+
+    _say(f"Wrote {report_study(Path(options.what))}.")
+
+
+def run(options: argparse.Namespace, program: str) -> None:
+    """
+    Runs a study.
+
+    Args:
+        options: `what` and those of [`add_run_arguments`].
+        program (`str`): The command up to the options, for the report.
+    """
+    if options.out is None and not options.dry_run:
+        raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
+    if options.precision not in PRECISIONS:
+        raise LabError(f"There is no precision {options.precision!r}. Known: {', '.join(PRECISIONS)}.")
+    if options.stack_size is not None and options.stack_size < 1:
+        raise LabError(f"--stack_size {options.stack_size} is not allowed; use 1 or more.")
+    from .spec import load_spec
+
+    spec = dataclasses.replace(load_spec(options.what), precision=options.precision)
+    if options.dry_run:
+        from .forecast import describe_study
+
+        _say(describe_study(spec, options.executor, options.stack_size))
+        return
+    from .run import run_study
+
+    given = "".join(
+        f" --{name} {value}"
+        for name, value in (("executor", options.executor), ("stack_size", options.stack_size))
+        if value is not None
+    )
+    given += f" --precision {options.precision}" if options.precision != "fp32" else ""
+    command = f"{program} --out {shlex.quote(str(options.out))}{given}"
+    page = run_study(spec, options.out, options.executor, options.stack_size, command)
+    _say(f"Wrote {page}.")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
