@@ -40,7 +40,7 @@ class Bench:
 
     def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False, precision: str = "fp32"):
         self.folder, self.quiet, self.precision = folder, quiet, precision
-        self.device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.stack_size = stack_size or _STACK_SIZES.get(self.device.type, 20)
         set_precision(precision, self.device)
         self.meta = describe_environment()

@@ -165,7 +165,7 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     A study from data.
 
     Args:
-        options (`dict`): See `docs/studies.md`.
+        options (`dict`): As README, Studies, describes them.
         name (`str`): Of the study.
         folder (`Path`): What paths in it start from.
     """
@@ -197,7 +197,7 @@ def spec_from_dict(kept: dict[str, Any]) -> StudySpec:
     tune = kept["tune"]
     if tune is not None:
         lists = (tuple(tune[name]) for name in ("learning_rates", "factors", "seeds"))
-        tune = Tuning(*lists, tune["metric"])  # type: ignore[call-arg]  # mypy does not count
+        tune = Tuning(*lists, tune["metric"])  # type: ignore[call-arg, arg-type]  # mypy does not count them
     return StudySpec(**{**kept, "seeds": tuple(kept["seeds"]), "metrics": tuple(kept["metrics"]), "tune": tune})
 
 

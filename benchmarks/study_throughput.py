@@ -1,0 +1,153 @@
+"""How many runs of the study's setting an hour holds: a plain loop, the trainer, and stacks of several sizes, side by side.
+
+    python benchmarks/study_throughput.py
+    python benchmarks/study_throughput.py --rounds 10 --sizes 1,20 --precision bf16
+
+The setting is that of `training_scripts/recipes/lr_study_2d.yaml`: 10,000 updates of 256 points, 296,450 parameters. All
+take turns in one process, so that what else the machine does falls on all of them. Beside them stands what the matrix
+products of an update take alone, computed in the same way. Evaluation is measured apart, on one run.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from toy2d import RECIPE, make_trainer, plain_updates
+
+from diffusers_lrlab.evaluation.kl import knn_kl
+from diffusers_lrlab.study.bench import Bench
+from diffusers_lrlab.study.commands import PRECISIONS
+from diffusers_lrlab.study.matmuls import CANDIDATES, WAYS
+from diffusers_lrlab.study.probe import fastest_products
+from diffusers_lrlab.study.results import StudyFolder
+from diffusers_lrlab.study.spec import expand, read_spec
+from diffusers_lrlab.study.stack import Member, Stack
+from diffusers_lrlab.training.arguments import read_yaml
+from diffusers_lrlab.training.environment import describe_environment
+from diffusers_lrlab.training.run import keep_freed_memory
+from diffusers_lrlab.training.samples import draw_samples
+
+NUM_UPDATES = 10_000
+ARMS = ("constant", "cosine", "step", "exponential", "linear")
+BATCH, LAYERS = 256, ((384, 256), (256, 256), (256, 256), (256, 256), (256, 2))
+# Forward, gradients of weights and of inputs; the first layer needs none of the last.
+GEMM_FLOP = 2 * BATCH * sum((2 if index == 0 else 3) * a * b for index, (a, b) in enumerate(LAYERS))
+
+
+def make_stack(bench, size, num_updates, ways=None):
+    """Members of five schedules, on four data sets, with as many seeds as it takes."""
+    base = {
+        key: value
+        for key, value in read_yaml(str(RECIPE), "the recipe").items()
+        if key not in ("dataset_name", "lr_scheduler")
+    }
+    spec = read_spec(
+        {
+            "base": {**base, "max_train_steps": num_updates, "num_validation_images": 0},
+            "arms": {arm: {"lr_scheduler": arm} for arm in ARMS},
+            "datasets": ["circle", "dino", "line", "moons"],
+            "seeds": -(-size // 20),
+            "metrics": ["kl"],
+        },
+        "throughput",
+    )
+    runs = sorted(expand(spec), key=lambda run: (run.seed, run.dataset))[:size]
+    members = [Member(*bench.plan(run), bench.device) for run in runs]
+    return Stack(members, bench.device, ways or fastest_products(members[0].model, BATCH, size))
+
+
+def products_alone(stack, repeats=20):
+    """Milliseconds of the matrix products of an update of one member, by the way that the stack computes them."""
+    size, calls = len(stack.members), []
+    for index, (inputs, outputs) in enumerate(LAYERS):
+        is_output = index == len(LAYERS) - 1
+        product = {kind: WAYS["stock" if is_output else way](kind) for kind, way in stack.ways.items()}
+        x, g = torch.randn(size, BATCH, inputs), torch.randn(size, BATCH, outputs)
+        weight = torch.randn(size, outputs, inputs)
+        calls.append((product["forward"], x, weight, torch.empty_like(g)))
+        calls.append((product["weight_gradient"], g, x, torch.empty_like(weight)))
+        if index:  # the embedding of points needs no gradient
+            calls.append((product["input_gradient"], g, weight, torch.empty_like(x)))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for product, first, second, out in calls:
+            product(first, second, out, False)
+        times.append(1e3 * (time.perf_counter() - start) / size)
+    return statistics.median(times[2:])
+
+
+def turns(loops, members, rounds, updates):
+    """Milliseconds per update of a run, in turns: name -> one number a round."""
+    times = {name: [] for name in loops}
+    for turn in range(rounds + 1):
+        for name in loops if turn % 2 else reversed(loops):
+            steps = max(2, updates // members[name])
+            start = time.perf_counter()
+            for _ in range(steps):
+                next(loops[name])
+            if turn:
+                times[name].append(1e3 * (time.perf_counter() - start) / steps / members[name])
+    return times
+
+
+def evaluation_seconds(stack):
+    """Seconds of 10,000 samples in 100 steps and of their KL, of one run: as a study does it after training."""
+    member = stack.members[0]
+    real = member.data.all_in_memory().numpy()
+    start = time.perf_counter()
+    samples = draw_samples(member, 10_000, "distances")
+    sampled = time.perf_counter()
+    knn_kl(real, samples)
+    return sampled - start, time.perf_counter() - sampled
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each")
+    parser.add_argument("--updates", type=int, default=160, help="updates of runs in a turn")
+    parser.add_argument("--sizes", default="1,5,20,80", help="of stacks")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    meta = describe_environment()
+    print(f"{meta['processor']}, {options.threads} threads, torch {meta['versions']['torch']}, {options.precision}\n")
+
+    sizes = [int(size) for size in options.sizes.split(",")]
+    total = (options.rounds + 2) * options.updates + 10
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
+        trainer = make_trainer(Path(folder) / "local", total)
+        stacks = {f"stacked, R = {size}": make_stack(bench, size, total) for size in sizes}
+        for name, ways in CANDIDATES.items():
+            stacks[f"stacked, R = 20, {name}"] = make_stack(bench, 20, total, ways)
+        loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
+        loops |= {name: stack.updates() for name, stack in stacks.items()}
+        members = {name: len(stacks[name].members) if name in stacks else 1 for name in loops}
+        times = turns(loops, members, options.rounds, options.updates)
+        limits = {name: products_alone(stack) for name, stack in stacks.items()}
+        sampling, kl = evaluation_seconds(next(iter(stacks.values())))
+
+    print("| | ms per update of a run | runs an hour | plain loop over this | products alone, ms (GFLOP/s) | their share |")
+    print("|---|---|---|---|---|---|")
+    for name, values in times.items():
+        median = statistics.median(values)
+        ratios = [plain / value for plain, value in zip(times["plain loop"], values, strict=True)]
+        low, ratio, high = statistics.quantiles(ratios, n=4)
+        limit = limits.get(name)
+        alone = f"{limit:.2f} ({GEMM_FLOP / limit / 1e6:.0f}) | {100 * limit / median:.0f} %" if limit else "– | –"
+        an_hour = 3.6e6 / median / NUM_UPDATES
+        print(f"| {name} | {median:.2f} | {an_hour:.0f} | {ratio:.2f} ({low:.2f} to {high:.2f}) | {alone} |")
+    training = statistics.median(times[f"stacked, R = {sizes[-1]}"]) * NUM_UPDATES / 1e3
+    print(f"\nOf a run: training {training:.1f} s, 10,000 samples in 100 steps {sampling:.1f} s, their KL {kl:.2f} s.")
+    print(f"Evaluation takes {100 * (sampling + kl) / training:.0f} % of training.")
+    print(f"Products that the probe chose: {stacks[f'stacked, R = {sizes[-1]}'].ways}")
+
+
+if __name__ == "__main__":
+    main()
