@@ -37,7 +37,7 @@ def made_up_run(arm, dataset, seed, place=0, **changes):
     angles = rng.uniform(0, 2 * np.pi, 400)
     points = np.stack([np.cos(angles), np.sin(angles)], 1) * 3 + rng.normal(0, 0.03 + 0.1 * place, (400, 2))
     record = {
-        "run": {"error": None, "executor": "stacked", "command": "lrlab study run x"},
+        "run": {"error": None, "executor": {"name": "stacked"}, "command": "lrlab study run x"},
         "train": {
             "num_updates": 10_000, "updates_done": 10_000, "num_parameters": 296_450,
             "training_seconds": 30 + rng.normal(), "sampling_seconds": 4.4 + 0.1 * rng.normal(), "evaluation_seconds": 6.0,

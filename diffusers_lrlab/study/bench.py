@@ -64,7 +64,8 @@ class Bench:
 
     def plan(self, spec: RunSpec, output_dir: str = "run") -> tuple[Plan, TrainingData]:
         """What a run is going to do."""
-        config = dataclasses.replace(spec.config, output_dir=output_dir)
+        # Pictures from the middle of a run would go with its folder.
+        config = dataclasses.replace(spec.config, output_dir=output_dir, save_images_epochs=sys.maxsize)
         data = self.data(spec)
         try:
             return make_plan(config, data, kind_of(config).load_model_config(config)), data

@@ -1,4 +1,4 @@
-"""`lrlab study run` and `lrlab study report`, and the same for `training_scripts/run_study.py`."""
+"""`lrlab study run`, `report` and `card`, and what `training_scripts/run_study.py` shares with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import LabError, did_you_mean
 
-ACTIONS = ("run", "report")
+ACTIONS = ("run", "report", "card")
 PRECISIONS = {
     "fp32": "products in float32",
     "bf16": "products of bfloat16 with sums in float32, on CPUs that have them",
@@ -19,9 +19,15 @@ PRECISIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`run SPEC --out DIR ...` or `report DIR`."""
-    parser.add_argument("action", metavar="ACTION", help="run: does what is left to do; report: writes the report anew")
-    parser.add_argument("what", metavar="WHAT", help="of run, a YAML file or the name of a preset; of report, the folder")
+    """`run SPEC --out DIR ...`, `report DIR` or `card DIR --out CARD`."""
+    parser.add_argument(
+        "action",
+        metavar="ACTION",
+        help="run: does what is left to do; report: writes the report anew; card: copies what is to be shown",
+    )
+    parser.add_argument(
+        "what", metavar="WHAT", help="of run, a YAML file or the name of a preset; otherwise the folder of a study"
+    )
     add_run_arguments(parser)
 
 
@@ -52,11 +58,19 @@ def command(options: argparse.Namespace) -> None:
     if options.action == "run":
         run(options, "lrlab study run " + shlex.quote(options.what))
         return
-    if options.out is not None or options.executor is not None or options.dry_run or options.stack_size is not None:
-        raise LabError("`lrlab study report DIR` takes the folder alone. Leave the options out.")
-    from .run import report_study
+    takes_out = options.action == "card"
+    plain = options.executor is None and options.stack_size is None and options.precision == "fp32" and not options.dry_run
+    if not plain or (options.out is not None) != takes_out:
+        form = "card DIR --out CARD" if takes_out else "report DIR"
+        raise LabError(f"The form is `lrlab study {form}`, without other options.")
+    if takes_out:
+        from .card import write_study_card
 
-    _say(f"Wrote {report_study(Path(options.what))}.")
+        _say(f"Wrote {write_study_card(Path(options.what), options.out)}.")
+    else:
+        from .run import report_study
+
+        _say(f"Wrote {report_study(Path(options.what))}.")
 
 
 def run(options: argparse.Namespace, program: str) -> None:

@@ -7,11 +7,14 @@ one more function of this signature in `EXECUTORS`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ..errors import Diverged, Interrupted, LabError
+from ..training.interrupts import interrupts_raised
 from .bench import Bench
 from .curves import Curves
 from .measure import diverged, make_record, measure
@@ -80,15 +83,20 @@ def run_stacked(specs: list[RunSpec], bench: Bench) -> None:
     """
     from .stacks import cut, run_stack
 
-    for spec in specs:
-        if reason := bench.not_stackable(spec):
-            raise LabError(f"{spec.arm!r} on {spec.dataset!r} cannot be part of a stack: {reason}. Use --executor local.")
+    check_stackable(specs, bench)
     for stack in cut(specs, bench):
         while bench.folder.missing(stack):
             run_stack(stack, bench)
 
 
 EXECUTORS: dict[str, Executor] = {"local": run_local, "stacked": run_stacked}
+
+
+def check_stackable(specs: Iterable[RunSpec], bench: Bench) -> None:
+    """Raises a `LabError` for the first run that cannot be part of a stack, with the reason."""
+    for spec in specs:
+        if reason := bench.not_stackable(spec):
+            raise LabError(f"{spec.arm!r} on {spec.dataset!r} cannot be part of a stack: {reason}. Use --executor local.")
 
 
 def share_out(specs: Iterable[RunSpec], bench: Bench, executor: str | None) -> list[tuple[str, list[RunSpec]]]:
@@ -119,6 +127,16 @@ class StudyInterrupted(Interrupted):
         folder (`Path`): Of the study.
     """
 
-    def __init__(self, signal_number: int, folder: Any):
+    def __init__(self, signal_number: int, folder: Path):
         super().__init__(signal_number, folder)
         self.args = (f"Stopped. Give the same command again to go on: everything that is done is in {str(folder)!r}.",)
+
+
+@contextmanager
+def interrupts_explained(folder: Path) -> Iterator[None]:
+    """Turns SIGINT and SIGTERM inside this block into a [`StudyInterrupted`], whoever in it notices them."""
+    try:
+        with interrupts_raised(lambda number: StudyInterrupted(number, folder)):
+            yield
+    except Interrupted as interruption:
+        raise StudyInterrupted(interruption.signal_number, folder) from None

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..optimizers import optimizer_state_bytes
 from .bench import Bench
-from .executors import share_out
+from .executors import check_stackable, share_out
 from .probe import fastest_products
 from .results import StudyFolder
 from .run import check_executor, use_all_cores
@@ -33,6 +33,8 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     tuning, runs = expand_tuning(spec), expand(spec)
     use_all_cores()
     bench = Bench(StudyFolder(Path("study")), stack_size, precision=spec.precision)
+    if executor == "stacked":
+        check_stackable([*tuning, *runs], bench)
     lines = [
         f"{spec.title}",
         f"  {len(spec.arms)} arms ({', '.join(spec.arms)}; baseline {spec.baseline}) x {len(spec.datasets)} data sets "

@@ -94,7 +94,7 @@ def make_record(
 def _needs_samples(spec: RunSpec) -> bool:
     from ..evaluation.points import POINT_METRICS
 
-    return bool({*POINT_METRICS, "frechet_distance"} & {*spec.metrics})
+    return bool({*POINT_METRICS, "exact_kl", "frechet_distance"} & {*spec.metrics})
 
 
 def _course(run: RunCore) -> dict[str, Any]:

@@ -45,8 +45,10 @@ def _absence(name: str, config: TrainingConfig) -> str | None:
     if name in POINT_METRICS or name in ("training_set_loss", "exact_kl"):
         if not of_points:
             return "is for points"
-        if name in POINT_METRICS and config.distance_samples == 0:
+        if name != "training_set_loss" and config.distance_samples == 0:
             return "needs samples: give distance_samples above 0"
+        if name == "exact_kl" and config.num_validation_images < 2:
+            return "is measured at held-out points: give num_validation_images of 2 or more"
         if name == "exact_kl" and (config.dataset_name not in LOG_PROBS or config.ddpm_num_steps < 2):
             return "needs data whose density is known in closed form: " + ", ".join(LOG_PROBS)
     if name == "frechet_distance" and not config.frechet_samples:

@@ -7,7 +7,13 @@ equals, to the third decimal, the cosine run of the code that the paper is built
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .results import RunResult
 
 PRESET_PREFIX = "paper-lr-schedules"
 DATASETS = ("circle", "dino", "line", "moons")
@@ -46,6 +52,8 @@ ARM_LABELS = {
     "cosine": "CosineAnnealingLR",
     "constant": "constant (not in the paper)",
 }
+# Which arm of ours stands beside a row of the paper, where the names differ.
+OURS = {"paper_baseline": "cosine"}
 
 # arm -> a row of data sets, in the order of DATASETS -> figures, in the order of QUANTITIES
 _ROWS: dict[str, tuple[tuple[float, float, float, float], ...]] = {
@@ -80,6 +88,37 @@ _ROWS: dict[str, tuple[tuple[float, float, float, float], ...]] = {
         (109.36, 0.624, 0.80, 0.098),
     ),
 }
+
+
+def nearest_arms(results: Iterable[RunResult]) -> list[dict[str, Any]]:
+    """
+    Which arms lead to the paper's figures: for each of its rows and each arm, how far off loss and KL are on the whole.
+
+    Args:
+        results (`Iterable[RunResult]`): Finished runs, with `training_set_loss` and `kl`.
+
+    Returns:
+        `list` of `dict`: keys paper_row, arm, off_by (the mean of |log(ours / paper's)| over data sets and both figures, as
+            a factor: 1 is equal), on (data sets); the nearest arm of each row first.
+    """
+    figures: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for result in results:
+        if {"training_set_loss", "kl"} <= {*result.results} and result.dataset in DATASETS:
+            pair = (result.results["training_set_loss"], result.results["kl"])
+            figures.setdefault(result.arm, {}).setdefault(result.dataset, []).append(pair)
+    rows = []
+    for paper_row in _ROWS:
+        found: list[dict[str, Any]] = []
+        for arm, by_dataset in figures.items():
+            logs = []
+            for dataset, pairs in by_dataset.items():
+                _, loss, _, kl = reported(paper_row, dataset) or (0, 1, 0, 1)
+                means = np.maximum(np.mean(pairs, axis=0), 1e-3)
+                logs += [abs(float(np.log(mean / paper))) for mean, paper in zip(means, (loss, kl), strict=True)]
+            row = {"paper_row": ARM_LABELS[paper_row], "arm": arm, "off_by": float(np.exp(np.mean(logs)))}
+            found.append({**row, "on": ", ".join(by_dataset)})
+        rows += sorted(found, key=lambda row: row["off_by"])
+    return rows
 
 
 def is_paper_study(name: str) -> bool:

@@ -78,6 +78,9 @@ class _Report:
             tables.speedup_table(summary["speedups"]) if summary.get("speedups") else None,
             tables.tuning_table(summary["tuning"]) if summary.get("tuning") else None,
             tables.any_table("consistency", "Consistency", summary["consistency"]) if summary.get("consistency") else None,
+            tables.any_table("search", "Which arms lead to the paper's figures", summary["search"])
+            if summary.get("search")
+            else None,
             tables.divergence_table(self.results),
             tables.cost_table(self.study, self.results),
         ]
@@ -114,7 +117,7 @@ class _Report:
 
     def facts(self) -> list[tuple[str, str]]:
         """Versions, hardware, and how the runs were executed."""
-        executors = Counter(str(result.record["run"].get("executor")) for result in self.results)
+        executors = Counter(_executor(result) for result in self.results)
         facts = [("executor", ", ".join(f"{name} ({_count(num, 'run')})" for name, num in executors.items()))]
         for key, value in (self.summary.get("meta") or self.study.get("meta") or {}).items():
             if isinstance(value, dict):
@@ -244,6 +247,16 @@ class _Report:
         # A fence longer than any in the command.
         parts += ["## Command", f"````sh\n{self.study['command']}\n````"]
         return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _executor(result: RunResult) -> str:
+    """How a run was done, in words."""
+    executor = result.record["run"]["executor"]
+    if "members" not in executor:
+        return executor["name"]
+    return (
+        f"{executor['name']}, up to {executor['members']} side by side, products {'/'.join(executor['products'].values())}"
+    )
 
 
 def _bullets(sentences: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -133,10 +134,17 @@ class StudyFolder:
             raise LabError(f"--out {str(self.path)!r} cannot be written ({error.strerror}). Give another one.") from None
         try:
             write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
+            self._remove_leftovers()
             yield
         finally:
             holder.unlink(missing_ok=True)
             lock.release()
+
+    def _remove_leftovers(self) -> None:
+        """Files that a process which was killed had not written to their end."""
+        for pattern in (".tmp-*", "runs/.tmp-*", "weights/.tmp-*", "stacks/.tmp-*"):
+            for file in self.path.glob(pattern):
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
 
     def check_is_study(self) -> None:
         """Raises a `LabError` if the folder holds something else."""

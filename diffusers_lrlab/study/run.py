@@ -10,7 +10,7 @@ import torch
 from ..errors import LabError
 from ..training.run import keep_freed_memory
 from .bench import Bench
-from .executors import EXECUTORS, share_out
+from .executors import EXECUTORS, check_stackable, interrupts_explained, share_out
 from .results import StudyFolder
 from .spec import RunSpec, StudySpec, expand, expand_tuning, spec_from_dict
 from .summary import chosen_rates, summarise, write_summary
@@ -50,12 +50,14 @@ def run_study(
     bench = Bench(folder, stack_size, quiet, spec.precision)
     for run in {(run.arm, run.dataset): run for run in [*tuning, *first]}.values():
         bench.plan(run)
-    with folder.locked():
+    if executor == "stacked":
+        check_stackable([*tuning, *first], bench)
+    with folder.locked(), interrupts_explained(folder.path):
         folder.write_spec(spec, command)
-        if strangers := folder.strangers([*tuning, *first]) if spec.tune is None else []:
-            bench.say(f"{len(strangers)} results in {folder.path / 'runs'} are of other studies, and are left alone.")
         do_missing(tuning, bench, executor, "tune")
         runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+        if strangers := folder.strangers([*tuning, *runs]):
+            bench.say(f"{len(strangers)} results in {folder.path / 'runs'} are of other studies, and are left alone.")
         do_missing(runs, bench, executor, "study")
         return tell(spec, runs, tuning, bench, command)
 
@@ -81,7 +83,7 @@ def report_study(out: Path) -> Path:
     folder = StudyFolder(out)
     kept, command = folder.read_spec()
     spec = spec_from_dict(kept)
-    bench = Bench(folder, precision=spec.precision)
+    bench = Bench(folder)  # whatever the runs were computed in
     tuning = expand_tuning(spec)
     if spec.tune is not None and folder.missing(tuning):
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")

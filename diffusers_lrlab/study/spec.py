@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from ..errors import LabError, did_you_mean
 from ..training.arguments import parse_options, read_yaml
 from ..training.checks import check_source, resolve_config
 from ..training.choices import check_schedule
-from ..training.config import OutputConfig, TrainingConfig
+from ..training.config import EMBEDDED_DEFAULTS, OutputConfig, TrainingConfig
+from ..training.kinds import kind_of
 from ..training.timestep_choices import check_timesteps
 from .metrics import check_metrics, default_metrics
 from .statistics import LARGER_IS_BETTER
@@ -29,6 +31,8 @@ _NOT_IN_SPECS = frozenset(
 ) | {"seed", "local_rank", "cpu_threads", "log_timestep_bins", "timestep_grad_every"}
 # Fields that say how a run is done, not what comes out of it.
 _NOT_IN_RESULT = _NOT_IN_SPECS - {"seed", "eval_batch_size"} | {"checkpointing_steps", "in_memory_limit_mb"}
+# The same of fields that a specification may have; they count as these values.
+_WITHOUT_EFFECT = {"cache_dir": None, "dataloader_num_workers": 0}
 _FORMAT = 1  # of result files; part of the identity of a run
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*")
 
@@ -118,10 +122,12 @@ class RunSpec:
     metrics: tuple[str, ...] = field(repr=False)
     precision: str = field(default="fp32", repr=False)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Changes with everything that decides the result."""
-        fields = {key: value for key, value in self.config.to_dict().items() if key not in _NOT_IN_RESULT}
+        fields = {key: value for key, value in self.config.to_dict().items() if key not in _NOT_IN_RESULT} | _WITHOUT_EFFECT
+        if self.config.model_config_name_or_path is not None:  # what is in the file counts, not where it is
+            fields["model_config_name_or_path"] = kind_of(self.config).load_model_config(self.config)
         text = json.dumps([_FORMAT, fields, sorted(self.metrics), self.precision], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -180,10 +186,10 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     baseline = str(options.get("baseline", next(iter(arms))))
     if baseline not in arms:
         raise LabError(f"The baseline {baseline!r} is none of the arms: {', '.join(arms)}.")
-    metrics = tuple(_list(options.get("metrics") or [], "metrics"))
+    metrics = tuple(str(name) for name in _list(options.get("metrics") or [], "metrics"))
     tune = _tuning(options.get("tune"), seeds, options.get("learning_rates"))
     points = options.get("evaluation_points", 20)
-    if not isinstance(points, int) or points < 1:
+    if not isinstance(points, int) or isinstance(points, bool) or points < 1:
         raise LabError(f"evaluation_points: {points!r} is not allowed; use a whole number, 1 or more.")
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
     return StudySpec(
@@ -229,12 +235,14 @@ def _seeds(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _numbers(value: Any, what: str) -> tuple[float, ...]:
+    values = _list(value, what)
     try:
-        rates = tuple(float(rate) for rate in _list(value, what))
-    except (TypeError, ValueError):
+        rates = tuple(float(rate) for rate in values)
+    except (TypeError, ValueError, OverflowError):
         rates = ()
     if not rates or not all(0 < rate < float("inf") for rate in rates):
         raise LabError(f"{what}: {value!r} is not allowed; give numbers above 0, such as [1e-4, 3e-4].")
+    _list(list(rates), what)  # once more as numbers: YAML takes 3e-4 for text, and 0.0003 not
     return rates
 
 
@@ -246,15 +254,18 @@ def _fields(fields: Any, where: str, folder: Path) -> dict[str, Any]:
         if name in _NOT_IN_SPECS:
             raise LabError(f"{where} has {name}, which a study sees to by itself. Leave it out.")
     fields = dict(fields)
-    path = fields.get("model_config_name_or_path")
-    if path is not None and (folder / str(path)).exists():
-        fields["model_config_name_or_path"] = str((folder / str(path)).resolve())
+    for name in ("model_config_name_or_path", "train_data_dir", "dataset_name"):
+        path = fields.get(name)
+        if path is not None and str(path) not in EMBEDDED_DEFAULTS and (folder / str(path)).exists():
+            fields[name] = str((folder / str(path)).resolve())
     return fields
 
 
 def _named(value: Any, what: str) -> dict[str, Any]:
     for name in value:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or "--" in name:
+        if not isinstance(name, str):
+            raise LabError(f"The name {name!r} of {what} is not text. Put it into quotes: '{name}'.")
+        if not _NAME.fullmatch(name) or "--" in name:
             raise LabError(
                 f"The name {name!r} of {what} is not allowed: files are named after it. Use letters, digits and . _ @ + -."
             )
@@ -271,7 +282,13 @@ def _arms(value: Any, rates: Any, folder: Path) -> dict[str, dict[str, Any]]:
         if own is None:
             arms[name] = fields
             continue
+        if "learning_rate" in fields:
+            raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
         for rate in _numbers(own, f"learning_rates of {name!r}"):
+            if f"{name}@{rate:g}" in arms:
+                raise LabError(
+                    f"Two arms would be called '{name}@{rate:g}'. Give rates that differ in their first 6 digits."
+                )
             arms[f"{name}@{rate:g}"] = {**fields, "learning_rate": rate}
     return arms
 
@@ -336,6 +353,12 @@ def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) 
             for seed in spec.seeds
         ]
     _check_distinct(runs)
+    measured = {name: None for run in runs for name in run.metrics}
+    if spec.primary_metric and spec.primary_metric not in measured:
+        raise LabError(
+            f"primary_metric: {spec.primary_metric!r} is none of the metrics of the study."
+            f"{did_you_mean(spec.primary_metric, measured)} They are {', '.join(measured)}."
+        )
     return runs
 
 
@@ -350,6 +373,7 @@ def expand_tuning(spec: StudySpec) -> list[RunSpec]:
             for seed in spec.tune.seeds:
                 own = dataclasses.replace(config, learning_rate=rate, seed=seed)
                 runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision))
+    _check_distinct(runs)
     return runs
 
 
@@ -364,6 +388,7 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], TrainingConfig]:
             try:
                 config = _settle(options, where, spec.evaluation_points)
                 check_metrics(spec.metrics, config, "metrics")
+                check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
             configs[arm, dataset] = config
@@ -385,11 +410,17 @@ def _settle(options: dict[str, Any], where: str, evaluation_points: int) -> Trai
 
 
 def _check_distinct(runs: list[RunSpec]) -> None:
-    seen: dict[tuple[str, int, str], str] = {}
+    seen: dict[str, RunSpec] = {}
     for run in runs:
-        key = (run.dataset, run.seed, run.digest)
-        if key in seen:
+        other = seen.setdefault(run.digest, run)
+        if other is run:
+            continue
+        if other.dataset != run.dataset:
             raise LabError(
-                f"The arms {seen[key]!r} and {run.arm!r} are the same on {run.dataset!r}: every field agrees. Leave one out."
+                f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}: every field agrees. "
+                "Let the data sets differ, and leave their options out of the arms."
             )
-        seen[key] = run.arm
+        at = f" at learning rate {run.config.learning_rate:g} of tune" if run.stage == "tune" else ""
+        raise LabError(
+            f"The arms {other.arm!r} and {run.arm!r} are the same on {run.dataset!r}{at}: every field agrees. Leave one out."
+        )

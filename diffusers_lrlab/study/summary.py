@@ -13,6 +13,7 @@ from .bench import Bench
 from .consistency import consistency
 from .findings import findings, speedup_findings
 from .metrics import metric_label, metric_labels
+from .paper import nearest_arms
 from .ranks import ranks
 from .results import RunResult, StudyFolder, finite
 from .spec import RunSpec, StudySpec
@@ -75,6 +76,8 @@ def summarise(
         told["speedup"] = speedup_findings(faster, spec.baseline, metric_label(spec.speedup_metric))
     if spec.tune:
         summary["tuning"] = _tuning_rows(spec, results, tuning)
+    if spec.name == "paper-search":
+        summary["search"] = nearest_arms(results)
     if between := consistency(runs, results, bench):
         summary["consistency"] = between
     return finite(summary)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .metrics import metric_label
-from .paper import ARM_LABELS, DATASETS, QUANTITIES, Quantity, reported
+from .paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from .report_data import compared
 from .statistics import LARGER_IS_BETTER, LEVEL, PERCENTS
 from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
@@ -87,20 +87,20 @@ def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table:
     study, finished = summary["study"], compared(results)
     datasets = [name for name in DATASETS if name in study["datasets"]]
     rows: list[list[str]] = []
-    for arm in (arm for arm in ARM_LABELS if arm in study["arms"]):
+    for arm in (arm for arm in ARM_LABELS if OURS.get(arm, arm) in study["arms"]):
         for place, quantity in enumerate(QUANTITIES):
             cells = [ARM_LABELS[arm] if place == 0 else "", quantity.label]
             for dataset in datasets:
                 figures = reported(arm, dataset)
                 paper = f"{figures[place]:.{quantity.decimals}f}" if figures else NONE
-                cells += [paper, _ours(summary, finished, arm, dataset, quantity)]
+                cells += [paper, _ours(summary, finished, OURS.get(arm, arm), dataset, quantity)]
             rows.append(cells)
     groups = [("", 2), *((dataset, 2) for dataset in datasets)]
     columns = ["schedule", "", *("paper", "this study") * len(datasets)]
     note = (
         "The paper gives one figure each. Its “baseline, no schedule” is the cosine run of the code that it is built on, so "
-        "a constant learning rate stands in a row of its own. This study: mean ± standard deviation over seeds. Times are "
-        "of other machines than the paper's, and of a stack of runs each has its share."
+        "beside it stands our cosine, and a constant learning rate has a row of its own. This study: mean ± standard "
+        "deviation over seeds. Times are of other machines than the paper's, and of a stack of runs each has its share."
     )
     return Table("paper", "The paper's table, and this study's", columns, rows, note, groups, labels=2)
 
