@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import LogFormatter
 
 from ..files import atomic_file
 from ..preview_plots import DARK, GREY, new_figure
@@ -62,12 +63,17 @@ def _legend(figure: Any, axes: Axes, looks: dict[str, Look], arms: set[str]) -> 
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False, fontsize=8)
 
 
+class _PlainLogFormatter(LogFormatter):
+    """Numbers as one writes them: 0.75, not 8e-01."""
+
+    def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
+        return f"{x:.3g}"
+
+
 def plot_courses(
     shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family, path: Path
 ) -> None:
     """Mean curves with their bands, a panel for each data set; losses on a logarithmic scale where they have one."""
-    from matplotlib.ticker import LogFormatter
-
     datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in shown)]
     figure, panels = _panels(len(datasets), 2.4)
     for axes, dataset in zip(panels, datasets, strict=True):
@@ -82,8 +88,8 @@ def plot_courses(
             axes.plot(course.updates, course.mean, color=look.color, linestyle=look.line, linewidth=1.2)
         if family.is_loss and all(shown[place].mean.min() > 0 for place in shown):
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(LogFormatter())
-            axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+            axes.yaxis.set_major_formatter(_PlainLogFormatter())
+            axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
             axes.tick_params(axis="y", which="minor", labelsize=6)
     panels[0].set_ylabel(family.axis, fontsize=8)
     _legend(figure, panels[0], looks, {arm for arm, _ in shown})

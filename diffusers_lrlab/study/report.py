@@ -97,8 +97,8 @@ class _Report:
         made = _count(runs["finished"] + runs.get("diverged", 0), "run")
         return (
             f"{_count(len(study['arms']), 'arm')} on {_count(len(self.datasets), 'data set')} with "
-            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {study['hours']:.3g} hours in all. Every arm is "
-            f"compared with {study['baseline']}, seed by seed, and words such as “better” stand only where the adjusted "
+            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} in all. Every arm "
+            f"is compared with {study['baseline']}, seed by seed, and words such as “better” stand only where the adjusted "
             "test says so."
         )
 
@@ -257,6 +257,10 @@ def _executor(result: RunResult) -> str:
     return (
         f"{executor['name']}, up to {executor['members']} side by side, products {'/'.join(executor['products'].values())}"
     )
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.3g} minutes"
 
 
 def _bullets(sentences: list[str]) -> str:

@@ -19,7 +19,7 @@ from ..training.core import RunCore
 from ..training.objective import Objective
 from ..training.plan import Plan
 from .curves import Curves
-from .stacked_mlp import StackedMLP
+from .stacked_mlp import StackedMLP, take_out
 
 # What decides which points, timesteps and noise an update has. Members that agree in all of it share the draws.
 _DRAWN_BY = (
@@ -171,6 +171,9 @@ class Stack:
         members = [member for member in self.members if not member.is_done]
         if len(members) == len(self.members):
             return
+        for member in self.members:
+            if member.is_done:
+                take_out(member.model)
         places = [self.members.index(member) for member in members]
         self.sums = self.sums[:, places]
         self._gather(members)

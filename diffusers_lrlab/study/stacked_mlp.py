@@ -117,6 +117,12 @@ class StackedMLP:
         return norms
 
 
+def take_out(model: Any) -> None:
+    """Gives a network weights of its own again: views of them would keep, and save, the whole stack."""
+    for parameter in model.parameters():
+        parameter.data, parameter.grad = parameter.data.clone(), None
+
+
 def _where_positive(gradient: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     """The gradient behind a ReLU whose output was `active`, in place."""
     return torch.ops.aten.threshold_backward.grad_input(gradient, active, 0, grad_input=gradient)
