@@ -16,6 +16,7 @@ from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS
 from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.study.catalogue import presets_table
 from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.upstream import list_upstream_schedules
@@ -56,6 +57,7 @@ TABLES = {
     "timestep_lrs-common": TIMESTEP_LRS.common_table(),
     "noises": NOISES.table(),
     "datasets": TOY_DATASETS.table(),
+    "presets": presets_table(),
 }
 
 

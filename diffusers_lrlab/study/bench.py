@@ -68,7 +68,7 @@ class Bench:
         config = dataclasses.replace(spec.config, output_dir=output_dir, save_images_epochs=sys.maxsize)
         data = self.data(spec)
         try:
-            return make_plan(config, data, kind_of(config).load_model_config(config)), data
+            return make_plan(config, data, spec.model), data
         except LabError as error:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
 
@@ -136,7 +136,11 @@ class Bench:
 def set_precision(precision: str, device: torch.device) -> None:
     """Lets products of float32 matrices be computed in a cheaper precision, in this whole process."""
     mkldnn: Any = torch.backends.mkldnn
-    backend = {"bf16": ("cpu", mkldnn.matmul), "tf32": ("cuda", torch.backends.cuda.matmul)}.get(precision)
+    backends = {"bf16": ("cpu", mkldnn.matmul), "tf32": ("cuda", torch.backends.cuda.matmul)}
+    for name, (_, matmul) in backends.items():
+        if name != precision and matmul.fp32_precision == name:
+            matmul.fp32_precision = "none"  # it was of an earlier study in this process
+    backend = backends.get(precision)
     if backend is None:
         return
     if device.type != backend[0]:

@@ -1,4 +1,4 @@
-"""`lrlab study run`, `report` and `card`, and what `training_scripts/run_study.py` shares with them."""
+"""`lrlab study list`, `run`, `report` and `card`, and what `training_scripts/run_study.py` shares with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import LabError, did_you_mean
 
-ACTIONS = ("run", "report", "card")
+ACTIONS = ("list", "run", "report", "card")
 PRECISIONS = {
     "fp32": "products in float32",
     "bf16": "products of bfloat16 with sums in float32, on CPUs that have them",
@@ -19,14 +19,15 @@ PRECISIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`run SPEC --out DIR ...`, `report DIR` or `card DIR --out CARD`."""
+    """`list`, `run SPEC --out DIR ...`, `report DIR` or `card DIR --out CARD`."""
     parser.add_argument(
         "action",
         metavar="ACTION",
-        help="run: does what is left to do; report: writes the report anew; card: copies what is to be shown",
+        help="list: shows the presets; run: does what is left to do; report: writes the report anew; card: copies what others "
+        "are to see",
     )
     parser.add_argument(
-        "what", metavar="WHAT", help="of run, a YAML file or the name of a preset; otherwise the folder of a study"
+        "what", nargs="?", metavar="WHAT", help="of run, a YAML file or the name of a preset; else the folder of a study"
     )
     add_run_arguments(parser)
 
@@ -55,6 +56,13 @@ def command(options: argparse.Namespace) -> None:
         raise LabError(
             f"There is no action {options.action!r}.{did_you_mean(options.action, ACTIONS)} Known: {', '.join(ACTIONS)}."
         )
+    if (options.what is None) != (options.action == "list"):
+        raise LabError(f"`lrlab study {options.action}` takes {'nothing' if options.what else 'a study'}. See --help.")
+    if options.action == "list":
+        from .catalogue import presets_text
+
+        _say(presets_text())
+        return
     if options.action == "run":
         run(options, "lrlab study run " + shlex.quote(options.what))
         return

@@ -83,6 +83,8 @@ def _landscape(
     """The held-out loss along the lines between neighbouring seeds' weights."""
     barriers, curvatures = [], []
     for first, second in pairs:
+        if not first.config["num_validation_images"]:
+            continue
         one, other = bench.weights(first.id), bench.weights(second.id)
         if one is None or other is None:
             continue

@@ -59,7 +59,7 @@ def run_local(specs: list[RunSpec], bench: Bench) -> None:
         bench.folder.write(make_record(spec, sections, error, {"name": "local"}, started, bench.meta))
         bench.finished(spec)
         trainer.accelerator.free_memory()
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # a run that diverges at once has none
 
 
 def _curves_of(folder: Any, num_updates: int) -> Curves:

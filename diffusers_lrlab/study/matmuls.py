@@ -27,7 +27,12 @@ def _stock(kind: str) -> Product:
 
     def product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, add: bool) -> None:
         left, right = _operands(kind, first, second)
-        if add:
+        if len(out) == 1 and out.shape[2] == 1:
+            # MKL has a routine of its own for a single product with a vector, which rounds otherwise: two of them, then.
+            twice = out.repeat(2, 1, 1)
+            product(first.expand(2, -1, -1), second.expand(2, -1, -1), twice, add)
+            out.copy_(twice[:1])
+        elif add:
             out.baddbmm_(left, right)
         else:
             torch.bmm(left, right, out=out)

@@ -112,6 +112,7 @@ class RunSpec:
         config ([`TrainingConfig`]): Resolved.
         metrics (`tuple` of `str`): What is measured at its end.
         precision (`str`): Of products of matrices.
+        model (`dict`, *optional*): The configuration of the model, if one was asked for.
     """
 
     arm: str
@@ -121,13 +122,14 @@ class RunSpec:
     config: TrainingConfig = field(repr=False)
     metrics: tuple[str, ...] = field(repr=False)
     precision: str = field(default="fp32", repr=False)
+    model: dict[str, Any] | None = field(default=None, repr=False)
 
     @cached_property
     def digest(self) -> str:
         """Changes with everything that decides the result."""
         fields = {key: value for key, value in self.config.to_dict().items() if key not in _NOT_IN_RESULT} | _WITHOUT_EFFECT
-        if self.config.model_config_name_or_path is not None:  # what is in the file counts, not where it is
-            fields["model_config_name_or_path"] = kind_of(self.config).load_model_config(self.config)
+        if self.model is not None:  # what is in the file counts, not where it is
+            fields["model_config_name_or_path"] = self.model
         text = json.dumps([_FORMAT, fields, sorted(self.metrics), self.precision], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -185,7 +187,9 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     seeds = _seeds(options.get("seeds", 5), "seeds")
     baseline = str(options.get("baseline", next(iter(arms))))
     if baseline not in arms:
-        raise LabError(f"The baseline {baseline!r} is none of the arms: {', '.join(arms)}.")
+        raise LabError(
+            f"The baseline {baseline!r} is none of the arms.{did_you_mean(baseline, arms)} They are {', '.join(arms)}."
+        )
     metrics = tuple(str(name) for name in _list(options.get("metrics") or [], "metrics"))
     tune = _tuning(options.get("tune"), seeds, options.get("learning_rates"))
     points = options.get("evaluation_points", 20)
@@ -246,13 +250,19 @@ def _numbers(value: Any, what: str) -> tuple[float, ...]:
     return rates
 
 
-def _fields(fields: Any, where: str, folder: Path) -> dict[str, Any]:
+def _fields(fields: Any, where: str, folder: Path, also: tuple[str, ...] = ()) -> dict[str, Any]:
     """Fields of the training configuration, with paths that start from the file of the study."""
     if not isinstance(fields, dict):
         raise LabError(f"{where} must be a mapping of options to values, such as 'lr_scheduler: cosine'.")
+    known = [*(field.name for field in dataclasses.fields(TrainingConfig)), *also]
     for name in fields:
         if name in _NOT_IN_SPECS:
             raise LabError(f"{where} has {name}, which a study sees to by itself. Leave it out.")
+        if name not in known:
+            raise LabError(
+                f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
+                "training_scripts/train_ddpm.py; its --help explains them."
+            )
     fields = dict(fields)
     for name in ("model_config_name_or_path", "train_data_dir", "dataset_name"):
         path = fields.get(name)
@@ -277,7 +287,7 @@ def _arms(value: Any, rates: Any, folder: Path) -> dict[str, dict[str, Any]]:
         raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
     arms: dict[str, dict[str, Any]] = {}
     for name, fields in _named(value, "an arm").items():
-        fields = _fields(fields or {}, f"the arm {name!r}", folder)
+        fields = _fields(fields or {}, f"the arm {name!r}", folder, ("description", "learning_rates"))
         own = fields.pop("learning_rates", rates)
         if own is None:
             arms[name] = fields
@@ -344,12 +354,12 @@ def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) 
         LabError: for the first run that cannot be done as asked, and for two arms that are the same.
     """
     runs = []
-    for (arm, dataset), config in _configs(spec).items():
+    for (arm, dataset), (config, model) in _configs(spec).items():
         if chosen:
             config = dataclasses.replace(config, learning_rate=chosen[arm, dataset])
         metrics = spec.metrics or default_metrics(config)
         runs += [
-            RunSpec(arm, dataset, seed, "compare", dataclasses.replace(config, seed=seed), metrics, spec.precision)
+            RunSpec(arm, dataset, seed, "compare", dataclasses.replace(config, seed=seed), metrics, spec.precision, model)
             for seed in spec.seeds
         ]
     _check_distinct(runs)
@@ -367,19 +377,20 @@ def expand_tuning(spec: StudySpec) -> list[RunSpec]:
     if spec.tune is None:
         return []
     runs = []
-    for (arm, dataset), config in _configs(spec).items():
+    for (arm, dataset), (config, model) in _configs(spec).items():
         check_metrics((spec.tune.metric,), config, "tune: metric")
         for rate in spec.tune.rates_for(config):
             for seed in spec.tune.seeds:
                 own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision))
+                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision, model))
     _check_distinct(runs)
     return runs
 
 
-def _configs(spec: StudySpec) -> dict[tuple[str, str], TrainingConfig]:
-    """The resolved configuration of each arm on each data set."""
+def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dict[str, Any] | None]]:
+    """The resolved configuration of each arm on each data set, and that of its model if one was asked for."""
     configs = {}
+    models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
     for arm, arm_fields in spec.arms.items():
         own = {key: value for key, value in arm_fields.items() if key != "description"}
         for dataset, dataset_fields in spec.datasets.items():
@@ -389,9 +400,15 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], TrainingConfig]:
                 config = _settle(options, where, spec.evaluation_points)
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
+                key = tuple(
+                    getattr(config, name)
+                    for name in ("model_config_name_or_path", "cache_dir", "point_column", "resolution", "image_channels")
+                )
+                if key not in models:
+                    models[key] = kind_of(config).load_model_config(config)
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
-            configs[arm, dataset] = config
+            configs[arm, dataset] = config, models[key]
     return configs
 
 

@@ -14,7 +14,9 @@ class StackedMLP:
     Networks of one architecture, whose weights lie in common tensors.
 
     The parameters of each network become views of these, and so do their gradients: what an optimizer does to a network
-    happens in the stack. Nothing is computed across networks, so that none can disturb another.
+    happens in the stack. Nothing is computed across networks, so that none can disturb another: where `hidden_size` is a
+    multiple of 4, no bit of a network depends on which others there are, and elsewhere only rounding does (MKL's depends on
+    addresses modulo 16).
 
     Args:
         models (`list` of [`MLPDenoiser`]): Of one configuration, device and dtype. They stay usable by themselves.
@@ -110,7 +112,11 @@ class StackedMLP:
             `torch.Tensor`: the norms before, `(members,)`.
         """
         each = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in self.gradients])
-        norms = torch.linalg.vector_norm(each, dim=0)
+        # One after another: torch adds up the norms of a single member in another order, and rounds otherwise.
+        squares = torch.zeros_like(each[0])
+        for norm in each:
+            squares += norm.square()
+        norms = squares.sqrt()
         factors = (max_norms / (norms + 1e-6)).clamp(max=1.0)
         for grad in self.gradients:
             grad.mul_(factors.view(-1, *(1 for _ in grad.shape[1:])))

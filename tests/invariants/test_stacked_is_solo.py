@@ -1,0 +1,390 @@
+"""Laws 3 and 4 for stacks: a member sees what it would see by itself, becomes what it would become, and disturbs nobody.
+
+Whatever the registries hold is an arm of one stack, on data sets and with seeds in turn; each is compared with a run by the
+ordinary trainer. A new entry is tested by being registered.
+"""
+
+import functools
+from contextlib import contextmanager
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from diffusers import DDPMScheduler
+
+from diffusers_lrlab.errors import Diverged, LabError
+from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.noise import NOISES
+from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
+from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.study.stack import Member, Stack
+from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.objective import Objective
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.point_runs import PointRuns
+from diffusers_lrlab.training.run_folder import RunFolder
+
+# Optional optimizers' own.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+CPU = torch.device("cpu")
+SMALL = {"dimension": 2, "hidden_size": 32, "num_layers": 2, "embedding_size": 16}
+BASE = {
+    "dataset_name": "moons",
+    "max_train_steps": 60,
+    "train_batch_size": 32,
+    "num_validation_images": 64,
+    "validation_steps": 12,
+    "logging_steps": 7,  # does not divide the length
+    "log_timestep_bins": 0,
+    "save_images_epochs": 10**6,
+    "mixed_precision": "no",
+    "output_dir": "run",
+}
+# In float64, and in float32 over the first updates.
+EXACT, CLOSE, FIRST = 1e-9, 1e-5, 20
+
+
+class Double(MLPDenoiser):
+    """The network in float64; losses stay in float32, as they are."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.double()
+
+
+@contextmanager
+def precision(dtype):
+    """Runs on points are of this precision inside this block."""
+    with pytest.MonkeyPatch.context() as patch:
+        if dtype == torch.float64:
+            patch.setattr(PointRuns, "model_class", lambda self: Double)
+        yield
+
+
+@functools.cache
+def data_of(name):
+    """Loaded once: members share the data of a set, as they do in a study."""
+    config = resolve_config(TrainingConfig(**{**BASE, "dataset_name": name}))
+    return kind_of(config).load_data(config, 1)
+
+
+def plan_of(options):
+    options = {**BASE, **SMALL, **options}
+    model = {name: options.pop(name) for name in SMALL}
+    config = resolve_config(TrainingConfig(**options))
+    data = data_of(config.dataset_name)
+    return make_plan(config, data, model), data
+
+
+@contextmanager
+def recorded():
+    """What the updates inside this block learn from: arguments of `add_noise`, and weights by objective and update."""
+    drawn, weights = [], {}
+    add_noise, weigh = DDPMScheduler.add_noise, Objective.weights
+
+    def recording_add_noise(self, points, noise, timesteps):
+        if torch.is_grad_enabled():  # not in validation
+            drawn.append((points.clone(), noise.clone(), timesteps.clone()))
+        return add_noise(self, points, noise, timesteps)
+
+    def recording_weigh(self, timesteps, update):
+        weights[self, update] = weigh(self, timesteps, update)
+        return weights[self, update]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DDPMScheduler, "add_noise", recording_add_noise)
+        patch.setattr(Objective, "weights", recording_weigh)
+        yield drawn, weights
+
+
+def run_stack(arms, last=None, dtype=torch.float32, ways=None):
+    """Members that were trained side by side, to the end or to update `last`; `inputs` are what each learned from."""
+    with precision(dtype), recorded() as (drawn, weights):
+        members = [Member(*plan_of(options), CPU) for options in arms]
+        for member in members:
+            member.inputs = []
+        stack = Stack(members, CPU, ways)
+        updates = stack.updates(last)
+        while (there := list(stack.members)) and next(updates, None) is not None:
+            parts = (part.view(len(there), -1, *part.shape[1:]) for part in drawn.pop())
+            for member, *own in zip(there, *parts, strict=True):
+                member.inputs.append((*own, weights[member.objective, stack.update - 1]))
+    return members
+
+
+def run_solo(options, folder, last=None, dtype=torch.float32):
+    """The same by the ordinary trainer."""
+    with precision(dtype), recorded() as (drawn, weights):
+        plan, data = plan_of(options)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=plan.layout.accumulation)
+        trainer = Trainer(plan, data, accelerator, RunFolder(folder))
+        trainer.save, trainer.inputs = lambda: None, []
+        for update in trainer.updates(show_progress=False):
+            parts = [torch.cat(part) for part in zip(*drawn, strict=True)]
+            drawn.clear()
+            trainer.inputs.append((*parts, weights[trainer.objective, update - 1]))
+            if update == last:
+                break
+    return trainer
+
+
+def assert_same_inputs(member, trainer, weights_tolerance=0.0):
+    assert len(member.inputs) == len(trainer.inputs) == trainer.update == member.update
+    for update, (found, expected) in enumerate(zip(member.inputs, trainer.inputs, strict=True)):
+        for name, one, other in zip(("points", "noise", "timesteps"), found, expected, strict=False):
+            assert torch.equal(one, other), f"{name} of update {update}"
+        if expected[3] is None or found[3] is None:
+            assert found[3] is expected[3] is None, f"weights of update {update}"
+        else:
+            torch.testing.assert_close(found[3], expected[3], rtol=weights_tolerance, atol=0.0)
+
+
+def difference(member, trainer):
+    """The largest difference of a weight, raw or averaged."""
+    pairs = [*zip(trainer.bare_model.parameters(), member.model.parameters(), strict=True)]
+    if member.ema is not None:
+        pairs += zip(trainer.ema.shadow_params, member.ema.shadow_params, strict=True)
+    return max((one - other).detach().abs().max().item() for one, other in pairs)
+
+
+def bits(member):
+    """All that a member has become, to be compared to the bit."""
+    ema = [] if member.ema is None else member.ema.shadow_params
+    tensors = [*member.model.state_dict().values(), *ema]
+    return [tensor.numpy().tobytes() for tensor in tensors], member.curves.state_dict(), member.error, member.update
+
+
+# --- what can be chosen -------------------------------------------------------------------------------------------------
+
+
+def is_installed(optimizer):
+    try:
+        check_installed(optimizer)
+    except LabError:
+        return False
+    return True
+
+
+def optimizer_arms():
+    for name, entry in OPTIMIZERS.items():
+        if is_installed(name):
+            averages = {"use_ema": False, "lr_scheduler": "constant"} if "averages" in entry.traits else {}
+            yield {"optimizer": name, **averages}
+
+
+def choices():
+    """Every entry of every registry that points allow, and what those with switches do when they are turned."""
+    yield from optimizer_arms()
+    yield from ({"lr_scheduler": name} for name in SCHEDULERS)
+    yield from ({"lr_scheduler": spec} for spec in REACTING)
+    yield from ({"momentum_scheduler": name, "lr_scheduler": "constant"} for name in MOMENTUM_SCHEDULERS)
+    yield {"momentum_scheduler": "demon", "lr_scheduler": REACTING[0]}
+    for name, entry in TIMESTEP_SAMPLERS.items():
+        if "internal" not in entry.traits:
+            # Over 60 small updates, timesteps are seen too seldom for the usual ten losses of each.
+            short = any(parameter.name == "history" for parameter in entry.parameters)
+            yield {"timestep_sampler": f"{name}:history=2" if short else name}
+    yield {"timestep_sampler": "logit_normal:unbiased=true,draw=stratified"}
+    yield {"timestep_sampler": "loss_second_moment:unbiased=true,history=2", "loss_weighting": "learned_log_variance"}
+    yield from ({"loss_weighting": name} for name in LOSS_WEIGHTINGS)
+    yield from ({"timestep_lr": f"{name}:factors=[1|2|0.5]"} for name in TIMESTEP_LRS)
+    yield {"timestep_lr": "weight:factors=[1|2]", "loss_weighting": "p2"}
+    yield from ({"noise": name} for name in NOISES if "spatial" not in NOISES[name].traits)
+    yield {"max_grad_norm": 0.0}
+    yield {"max_grad_norm": 0.1, "ema_update_every": 3, "ema_start_update": 5}
+    yield {"gradient_accumulation_steps": 2, "train_batch_size": 16}
+    yield {"gradient_accumulation_steps": 4, "train_batch_size": 8, "noise": "immiscible", "loss_weighting": "min_snr"}
+
+
+REACTING = ("reduce_lr_on_plateau:patience=0,threshold=0.3", "greedy:patience=0,factor=0.5", "adaptive")
+DATASETS = ("moons", "circle", "line")
+# Data sets and seeds in turn, so that some members share their draws and others do not.
+ARMS = {
+    "-".join(map(str, options.values())): {"dataset_name": DATASETS[place % 3], "seed": place % 4 // 2, **options}
+    for place, options in enumerate(choices())
+}
+SWEEPS = {torch.float64: (None, EXACT), torch.float32: (FIRST, CLOSE)}
+
+
+@pytest.fixture(scope="module", params=SWEEPS, ids=str)
+def sweep(request):
+    """All of them as one stack; beside it how far it was trained, and the tolerance."""
+    last, tolerance = SWEEPS[request.param]
+    return dict(zip(ARMS, run_stack(ARMS.values(), last, request.param), strict=True)), request.param, last, tolerance
+
+
+# Muon orthogonalises in bfloat16, where a rounding is a 256th: so much of 20 updates at a rate of 3e-4, and some.
+WIDER = {("muon", torch.float32): 1e-4}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
+    members, dtype, last, tolerance = sweep
+    tolerance = WIDER.get((name, dtype), tolerance)
+    member, trainer = members[name], run_solo(ARMS[name], tmp_path / "run", last, dtype)
+    if dtype == torch.float32 and difference(member, trainer) > tolerance:
+        # The input of a ReLU was so near to 0 that rounding decided whether it lets a gradient through: there are five
+        # million of them here, and one is. That does not happen with two seeds.
+        options = {**ARMS[name], "seed": 5}
+        (member,), trainer = run_stack([options], last), run_solo(options, tmp_path / "again", last)
+    assert member.error is None
+    # What follows the losses follows their rounding, too.
+    rounded = member.objective.follows_losses and dtype == torch.float32
+    assert_same_inputs(member, trainer, 1e-4 if rounded else 0.0)
+    assert difference(member, trainer) <= tolerance
+    assert member.current_lr == trainer.current_lr
+    assert member.current_momentum == trainer.current_momentum
+    assert member.audit.state_dict() == trainer.audit.state_dict()
+    assert_same_log(member, trainer, 1e-6 if dtype == torch.float64 else 1e-4)
+
+
+def assert_same_log(member, trainer, rtol):
+    """The same rows at the same updates: losses, learning rates, validation losses."""
+    rows = trainer.folder.read_metrics()
+    expected = [(row["update"], row["loss"], row["lr"]) for row in rows if "loss" in row]
+    kept = member.curves.state_dict()
+    assert [(update, lr) for update, _, lr in kept["losses"]] == [(update, lr) for update, _, lr in expected]
+    assert [loss for _, loss, _ in kept["losses"]] == pytest.approx([loss for _, loss, _ in expected], rel=rtol)
+    validations = [row for row in rows if "validation_loss" in row]
+    assert [row.keys() for row in kept["quality"]] == [row.keys() for row in validations]
+    for found, wanted in zip(kept["quality"], validations, strict=True):
+        assert found == pytest.approx(wanted, rel=rtol)
+
+
+def test_the_feedback_schedules_did_react(sweep):
+    """Otherwise their validations would not have been compared above."""
+    members, dtype, _, _ = sweep
+    if dtype == torch.float32:
+        pytest.skip("too short to react")
+    for spec in REACTING:
+        lrs = {lr for _, _, lr in members[spec].curves.state_dict()["losses"][1:]}
+        assert len(lrs) > 1, spec
+
+
+@pytest.mark.parametrize("prediction_type", ["sample", "v_prediction"])
+def test_other_predictions(tmp_path, prediction_type):
+    arms = [{"prediction_type": prediction_type, "loss_weighting": name} for name in ("none", "min_snr")]
+    for place, member in enumerate(run_stack(arms, FIRST, torch.float64)):
+        trainer = run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64)
+        assert_same_inputs(member, trainer)
+        assert difference(member, trainer) <= EXACT
+
+
+def test_states_in_eight_bits(tmp_path):
+    """Layers of 4096 weights have them; a rounding there is some percent of an update, and stays below a whole one."""
+    options = {"optimizer": "adamw_8bit", "hidden_size": 64}
+    pytest.importorskip("bitsandbytes")
+    member, _ = run_stack([options, {"hidden_size": 64}], FIRST)
+    trainer = run_solo(options, tmp_path, FIRST)
+    assert torch.uint8 in {state["state1"].dtype for state in member.optimizer.state.values()}
+    assert_same_inputs(member, trainer)
+    assert difference(member, trainer) <= member.config.learning_rate
+
+
+# --- long runs, ends, divergence -------------------------------------------------------------------------------------------
+
+LONG = {"max_train_steps": 400, "logging_steps": 50, "validation_steps": 40}
+FOLLOWING = {"timestep_sampler": "loss_second_moment", "loss_weighting": "learned_log_variance"}
+MIXED = [
+    {},
+    {"dataset_name": "line", "seed": 1},
+    {"seed": 1, "optimizer": "sgd", "momentum_scheduler": "mdlrc:momentum_form=heavy_ball", "lr_scheduler": "constant"},
+    {"lr_scheduler": REACTING[0], "timestep_sampler": "clts"},
+    {"dataset_name": "circle", **FOLLOWING},
+    {"dataset_name": "circle", **FOLLOWING, "learning_rate": 3e-3},  # the same draws, if they were not its own
+    {"dataset_name": "line", "timestep_lr": "banded:factors=[1|2]", "noise": "immiscible", "ema_update_every": 10},
+]
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    return run_stack([{**LONG, **options} for options in MIXED], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("place", range(len(MIXED)))
+def test_four_hundred_updates(mixed, tmp_path, place):
+    trainer = run_solo({**LONG, **MIXED[place]}, tmp_path, dtype=torch.float64)
+    assert_same_inputs(mixed[place], trainer)
+    assert difference(mixed[place], trainer) <= EXACT
+    assert_same_log(mixed[place], trainer, 1e-6)
+
+
+@pytest.mark.parametrize("ways", [None, "onednn"])
+@pytest.mark.parametrize(
+    "bad", [{"learning_rate": 1e6}, {"learning_rate": 1e6, "optimizer": "sgd", "max_grad_norm": 0.0}], ids=["adamw", "sgd"]
+)
+def test_a_diverging_member_changes_no_other_bit(tmp_path, bad, ways):
+    ways = ways and dict.fromkeys(("forward", "weight_gradient", "input_gradient"), ways)
+    others = [{}, {"seed": 1}, {"dataset_name": "line", "timestep_sampler": "loss_second_moment:history=2"}]
+    bad = {**bad, "lr_scheduler": "constant"}
+    *good, diverged = run_stack([*others, bad], ways=ways)
+    first, _, *rest = run_stack([others[0], bad, *others[1:]], ways=ways)
+    alone = [bits(member) for member in run_stack(others, ways=ways)]
+    assert [bits(member) for member in good] == alone == [bits(member) for member in (first, *rest)]
+    assert diverged.error is not None
+    assert diverged.error.startswith(f"The loss was not finite at update {diverged.update}, at learning rate 1e+06")
+    assert len(diverged.inputs) == diverged.update < 60
+    with pytest.raises(Diverged, match=f"around update {diverged.update} "):
+        run_solo(bad, tmp_path)
+
+
+def test_a_rate_of_ten_disturbs_nobody():
+    """Whether or not it comes as far as infinity."""
+    others = [{}, {"optimizer": "sgd", "seed": 3}]
+    *good, bad = run_stack([*others, {"learning_rate": 10.0, "max_grad_norm": 0.0}])
+    assert bad.error or bad.curves.state_dict()["losses"][-1][1] > 1e3
+    assert [bits(member) for member in good] == [bits(member) for member in run_stack(others)]
+
+
+def test_members_that_end_early_leave(tmp_path):
+    """Between two logging points of those that stay."""
+    arms = [{"max_train_steps": steps, "seed": steps} for steps in (60, 20, 33, 20)]
+    members = run_stack(arms, dtype=torch.float64)
+    for place, (member, options) in enumerate(zip(members, arms, strict=True)):
+        trainer = run_solo(options, tmp_path / str(place), dtype=torch.float64)
+        assert member.update == options["max_train_steps"]
+        assert_same_inputs(member, trainer)
+        assert difference(member, trainer) <= EXACT
+        assert_same_log(member, trainer, 1e-6)
+    assert bits(members[0]) == bits(run_stack(arms[:1], dtype=torch.float64)[0])
+
+
+def test_micro_batches_are_one_batch(tmp_path):
+    """A stack computes all points of an update at once; a member of 2 x 16 is one of 32, and both are the trainer's."""
+    halves, whole = run_stack(
+        [{"gradient_accumulation_steps": 2, "train_batch_size": 16}, {"train_batch_size": 32}], dtype=torch.float64
+    )
+    assert bits(halves) == bits(whole)
+    trainer = run_solo({"train_batch_size": 32}, tmp_path, dtype=torch.float64)
+    assert_same_inputs(halves, trainer)
+    assert difference(halves, trainer) <= EXACT
+
+
+SIDE_BY_SIDE = [
+    {},
+    {"seed": 1},
+    {"optimizer": "sgd", "dataset_name": "line"},
+    {"loss_weighting": "min_snr", "max_grad_norm": 0.05},
+    {"timestep_sampler": "loss_second_moment:history=2", "dataset_name": "circle"},
+    {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant", "seed": 2},
+    {"timestep_lr": "banded:factors=[1|2]"},
+    {"optimizer": "rmsprop", "seed": 1},
+]
+
+
+@pytest.mark.parametrize("way", ["stock", "onednn"])
+def test_neither_number_nor_order_changes_a_bit(way):
+    ways = dict.fromkeys(("forward", "weight_gradient", "input_gradient"), way)
+    expected = [bits(member) for member in run_stack(SIDE_BY_SIDE, FIRST, ways=ways)]
+    for number in (1, 2, 3, 5):
+        some = run_stack(SIDE_BY_SIDE[:number], FIRST, ways=ways)
+        assert [bits(member) for member in some] == expected[:number], f"{number} side by side"
+    backwards = run_stack(SIDE_BY_SIDE[::-1], FIRST, ways=ways)
+    assert [bits(member) for member in backwards] == expected[::-1]

@@ -1,0 +1,32 @@
+"""`lrlab` for tests that stop studies: one thread, torch's own products, saves after every update, and no pictures.
+
+After every result it waits a little, so that there is time to stop it before the next one.
+"""
+
+import sys
+import time
+
+import torch
+
+import diffusers_lrlab.study.report
+import diffusers_lrlab.study.stacks as stacks
+from diffusers_lrlab.cli import main
+from diffusers_lrlab.study.matmuls import STOCK
+from diffusers_lrlab.study.results import StudyFolder
+
+write = StudyFolder.write
+
+
+def write_and_wait(folder, record):
+    write(folder, record)
+    time.sleep(0.3)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda _: None
+    stacks.fastest_products = lambda *_: STOCK  # which of them is fastest is for the clock to say
+    stacks._SAVE_SECONDS = 0.0
+    StudyFolder.write = write_and_wait
+    diffusers_lrlab.study.report.write_report = lambda folder, *_: folder / "report" / "index.html"
+    sys.exit(main())

@@ -1,0 +1,845 @@
+"""Small studies from beginning to end: what they write, that they go on after anything, and what they refuse."""
+
+import contextlib
+import copy
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from accelerate.state import AcceleratorState
+from diffusers import DDPMScheduler
+from pyarrow import parquet
+from runs import TINY_UNET, environment
+
+import diffusers_lrlab.study.report as report
+from diffusers_lrlab.cli import main
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
+from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.study import stacks
+from diffusers_lrlab.study.bench import Bench
+from diffusers_lrlab.study.consistency import consistency
+from diffusers_lrlab.study.landscape import barrier, curvature, losses_between, sharpness
+from diffusers_lrlab.study.matmuls import STOCK
+from diffusers_lrlab.study.results import StudyFolder
+from diffusers_lrlab.study.run import run_study
+from diffusers_lrlab.study.spec import expand, load_spec
+from diffusers_lrlab.study.stack import Stack
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.loop import Trainer
+
+DRIVER = Path(__file__).parent / "scripts" / "study_driver.py"
+TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
+BASE = {
+    "model_config_name_or_path": "tiny",
+    "max_train_steps": 30,
+    "train_batch_size": 16,
+    "num_validation_images": 200,
+    "distance_samples": 200,
+    "ddpm_num_steps": 10,
+    "lr_warmup_steps": 0,
+    "learning_rate": 1e-3,
+    "checkpointing_steps": 10,
+}
+SPEC = {
+    "title": "Of a test",
+    "base": BASE,
+    "arms": {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine", "description": "half a cosine"}},
+    "datasets": ["dino", "moons"],
+    "seeds": 2,
+    "metrics": ["energy_distance", "validation_loss_ema"],
+    "evaluation_points": 3,
+}
+ONE = {"datasets": ["dino"], "seeds": 1}
+HOT = {"lr_scheduler": "constant", "learning_rate": 1e30}  # diverges at once
+write_report = report.write_report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bare():
+    """One thread, one way of multiplying, and no pictures where they are not what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", lambda _: None)
+        patch.setattr(stacks, "fastest_products", lambda *_: STOCK)
+        patch.setattr(report, "write_report", lambda folder, *_: folder / "report" / "index.html")
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Where the tiny model is."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "config.json").write_text(json.dumps(TINY))
+    return folder
+
+
+def write_spec(home, **changes):
+    """The file of the small study, with other keys."""
+    text = yaml.safe_dump({key: value for key, value in {**SPEC, **changes}.items() if value is not None}, sort_keys=False)
+    path = home / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+def study(home, out, *options, status=0, **changes):
+    """Runs a study by its command, in this process."""
+    assert main(["study", "run", str(write_spec(home, **changes)), f"--out={out}", *options]) == status
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return out
+
+
+def records(folder):
+    """The results, by file name; none of them holds a number that is not JSON's."""
+
+    def refuse(text):
+        raise AssertionError(text)
+
+    files = sorted((folder / "runs").glob("*.json"))
+    return {file.stem: json.loads(file.read_text(), parse_constant=refuse) for file in files}
+
+
+def read_summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def contents(folder):
+    """Every file of the runs with its bytes."""
+    files = [*folder.glob("runs/*"), *folder.glob("weights/*")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(files)}
+
+
+def moments(folder):
+    return {name: (folder / name).stat().st_mtime_ns for name in contents(folder)}
+
+
+_TIMES = {"started", "ended", "hours", "seconds", "training_seconds", "sampling_seconds", "evaluation_seconds"}
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in _TIMES}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def assert_same_but_for_times(one, other):
+    """The same files, to the byte; those that hold times without these."""
+    first, second = contents(one), contents(other)
+    assert list(first) == list(second)
+    for name in first:
+        if name.endswith(".json"):
+            texts = [json.dumps(without_times(json.loads(files[name]))) for files in (first, second)]
+            assert texts[0] == texts[1], name
+        else:
+            assert first[name] == second[name], name
+    summaries = [without_times(read_summary(folder)) for folder in (one, other)]
+    for summary in summaries:
+        del summary["study"]["command"]
+    assert summaries[0] == summaries[1]
+
+
+@pytest.fixture(scope="module")
+def stacked(home):
+    return study(home, home / "stacked", "--executor=stacked", speedup_metric="validation_loss_ema")
+
+
+@pytest.fixture(scope="module")
+def local(home):
+    return study(home, home / "local", "--executor=local", speedup_metric="validation_loss_ema")
+
+
+@pytest.fixture
+def done(stacked, tmp_path):
+    """A finished study of one's own."""
+    return shutil.copytree(stacked, tmp_path / "done")
+
+
+# --- what a study writes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["stacked", "local"])
+def test_the_file_of_a_run(request, executor):
+    folder = request.getfixturevalue(executor)
+    runs = records(folder)
+    assert len(runs) == 8
+    assert {(r["run"]["arm"], r["run"]["dataset"], r["run"]["seed"]) for r in runs.values()} == {
+        (arm, dataset, seed) for arm in SPEC["arms"] for dataset in SPEC["datasets"] for seed in (0, 1)
+    }
+    for name, record in runs.items():
+        assert {"run", "train", "curves", "samples", "config", "meta"} <= set(record)
+        run, train = record["run"], record["train"]
+        assert run["id"] == name
+        assert name.startswith(f"{run['arm']}--{run['dataset']}--{run['seed']}--")
+        assert (run["stage"], run["status"], run["error"], run["learning_rate"]) == ("compare", "finished", None, 1e-3)
+        assert run["executor"]["name"] == executor
+        assert run["started"] <= run["ended"]
+        assert (train["num_updates"], train["updates_done"]) == (30, 30)
+        assert train["num_parameters"] == sum(p.numel() for p in MLPDenoiser.from_config(TINY).parameters())
+        assert min(train[f"{part}_seconds"] for part in ("training", "sampling", "evaluation")) > 0
+        assert {"energy_distance", "validation_loss_ema"} <= set(train["results"])
+        assert train["results"]["energy_distance"] > train["results"]["energy_distance_of_held_out_points"]
+        assert "kl" not in train["results"]
+        loss, quality = record["curves"]["loss"], record["curves"]["quality"]
+        assert loss["update"] == [9, 19, 29]
+        assert len(loss["loss"]) == len(loss["lr"]) == 3
+        assert quality["update"] == [10, 20, 30]
+        assert quality["validation_loss_ema"][-1] == train["results"]["validation_loss_ema"]
+        assert np.shape(record["samples"]["points"]) == (200, 2)
+        assert np.array_equal(record["samples"]["points"], np.round(record["samples"]["points"], 4))
+        assert set(TrainingConfig().to_dict()) - set(record["config"]) == {"output_dir"}
+        assert record["config"]["seed"] == run["seed"]
+        assert "torch" in json.dumps(record["meta"])
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= {
+        *("runs", "weights", "stacks", "local", "spec.yaml", "summary.json", "summary.parquet"),
+    }
+    assert not [*folder.rglob(".tmp*"), *folder.glob("stacks/*"), *folder.glob("local/*")]
+
+
+def test_stacked_and_local_agree(stacked, local):
+    ours, twins = records(stacked), records(local)
+    assert list(ours) == list(twins)
+    for name, one in ours.items():
+        other = twins[name]
+        assert one["train"]["results"] == pytest.approx(other["train"]["results"], rel=1e-3)
+        for curve in ("loss", "quality"):
+            for column, values in one["curves"][curve].items():
+                assert values == pytest.approx(other["curves"][curve][column], rel=1e-4), (name, column)
+        np.testing.assert_allclose(one["samples"]["points"], other["samples"]["points"], atol=2e-3)
+        np.testing.assert_allclose(one["fixed_start"]["points"], other["fixed_start"]["points"], atol=2e-3)
+        assert one["config"] == other["config"]
+
+
+def test_common_random_numbers(stacked):
+    """Arms of one seed start with the same weights and see the same points, so that their first losses are the same."""
+    first = {}
+    for record in records(stacked).values():
+        run = record["run"]
+        first.setdefault((run["dataset"], run["seed"]), set()).add(record["curves"]["loss"]["loss"][0])
+    assert all(max(losses) - min(losses) < 0.01 * max(losses) for losses in first.values())
+    assert len({round(max(losses), 6) for losses in first.values()}) == 4
+
+
+def test_summary_and_parquet_agree(stacked):
+    summary = read_summary(stacked)
+    rows = parquet.read_table(stacked / "summary.parquet").to_pylist()
+    assert len(rows) == len(summary["rows"]) == 2 * 2 * 2
+    for row, other in zip(summary["rows"], rows, strict=True):
+        assert {**row, "seeds_needed": json.dumps(row["seeds_needed"])} == other
+        assert not any(isinstance(value, float) and math.isnan(value) for value in other.values())
+    assert summary["study"]["runs"] == {"finished": 8, "diverged": 0}
+    assert summary["study"]["arms"]["cosine"]["description"] == "half a cosine"
+    assert summary["study"]["command"].startswith("lrlab study run ")
+    assert f"--out {stacked} --executor stacked" in summary["study"]["command"]
+    seconds = sum(
+        record["train"][f"{part}_seconds"]
+        for record in records(stacked).values()
+        for part in ("training", "sampling", "evaluation")
+    )
+    assert summary["study"]["hours"] == pytest.approx(seconds / 3600)
+
+
+def test_the_rows_are_of_the_files(stacked):
+    values = {}
+    for record in records(stacked).values():
+        run = record["run"]
+        values.setdefault((run["arm"], run["dataset"]), []).append(record["train"]["results"]["energy_distance"])
+    floors = {record["run"]["dataset"]: record["train"]["results"] for record in records(stacked).values()}
+    for row in read_summary(stacked)["rows"]:
+        if row["metric"] != "energy_distance":
+            continue
+        own, baseline = values[row["arm"], row["dataset"]], values["constant", row["dataset"]]
+        assert (row["n"], row["diverged"]) == (2, 0)
+        assert row["mean"] == pytest.approx(np.mean(own))
+        assert row["std"] == pytest.approx(np.std(own, ddof=1))
+        assert row["floor"] == floors[row["dataset"]]["energy_distance_of_held_out_points"]
+        if row["arm"] == "constant":
+            assert row["diff"] is None
+            assert row["p"] is None
+        else:
+            assert row["diff"] == pytest.approx(np.mean(np.subtract(own, baseline)))
+
+
+def test_speedups(stacked):
+    rows = {(row["arm"], row["dataset"]): row for row in read_summary(stacked)["speedups"]}
+    assert set(rows) == {(arm, dataset) for arm in SPEC["arms"] for dataset in SPEC["datasets"]}
+    for (arm, _), row in rows.items():
+        assert row["n"] == 2
+        assert (row["speedup"] is None) == (arm == "constant")
+    assert "speedup" in read_summary(stacked)["findings"]
+
+
+def test_seeds_make_much_the_same_of_one_noise(stacked):
+    rows = read_summary(stacked)["consistency"]
+    assert {(row["dataset"], row["between"]) for row in rows} == {
+        (dataset, f"seeds of {arm}") for dataset in SPEC["datasets"] for arm in SPEC["arms"]
+    }
+    for row in rows:
+        assert row["pairs"] == 1
+        assert row["distance"] < row["distance_of_unrelated_starts"]
+        assert row["loss_barrier"] >= 0
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_study_is_not_done_again(home, done):
+    before = moments(done)
+    (done / "summary.json").unlink()
+    (done / "summary.parquet").unlink()
+    study(home, done, speedup_metric="validation_loss_ema")
+    assert moments(done) == before
+    assert read_summary(done)["study"]["runs"] == {"finished": 8, "diverged": 0}
+    assert (done / "summary.parquet").exists()
+
+
+def test_a_changed_study_is_not_mixed_in(home, done, capsys):
+    before = contents(done)
+    study(home, done, **ONE, base={**BASE, "learning_rate": 2e-3})
+    assert "8 results" in (told := capsys.readouterr().out)
+    assert "are of other studies, and are left alone" in told
+    after = contents(done)
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 2 * 2
+    summary = read_summary(done)
+    assert {(row["dataset"], row["n"]) for row in summary["rows"]} == {("dino", 1)}
+    assert summary["study"]["runs"]["finished"] == 2
+
+
+def test_more_seeds_are_added_to_what_is_there(home, done, capsys):
+    before = moments(done)
+    study(home, done, seeds=3, datasets=["dino"])
+    assert "4 of 6 runs are done already" in capsys.readouterr().out
+    after = moments(done)
+    assert before.items() <= after.items()
+    assert {row["n"] for row in read_summary(done)["rows"]} == {3}
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "other", "list", "bytes"])
+def test_a_damaged_result_is_done_again(home, done, damage):
+    before = moments(done)
+    victim = next(iter(sorted((done / "runs").glob("cosine--moons--1*"))))
+    text = victim.read_text()
+    record = json.loads(text)
+    broken = {
+        "half": text[: len(text) // 2].encode(),
+        "empty": b"",
+        "other": json.dumps({**record, "run": {**record["run"], "id": "another"}}).encode(),
+        "list": b"[1]",
+        "bytes": b"\xff\xfe\x00",
+    }
+    victim.write_bytes(broken[damage])
+    study(home, done, speedup_metric="validation_loss_ema")
+    after = moments(done)
+    changed = {name for name in after if before[name] != after[name]}
+    assert changed == {f"runs/{victim.name}", f"weights/{victim.stem}.safetensors"}
+    assert json.loads(victim.read_text())["train"]["results"] == pytest.approx(record["train"]["results"], rel=1e-3)
+
+
+# --- stopped ---------------------------------------------------------------------------------------------------------
+
+LONG = {"base": {**BASE, "max_train_steps": 150}, "datasets": ["dino"], "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home):
+    """The longer study, not stopped, by each executor."""
+    return {
+        executor: study(home, home / f"undisturbed-{executor}", f"--executor={executor}", **LONG)
+        for executor in ("stacked", "local")
+    }
+
+
+@contextlib.contextmanager
+def started(home, out, *options, **changes):
+    """A study in a process of its own."""
+    command = [sys.executable, str(DRIVER), "study", "run", str(write_spec(home, **changes)), f"--out={out}", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def wait_for(process, folder, pattern):
+    """Until there is such a file."""
+    deadline = time.monotonic() + 240
+    while not any(folder.glob(pattern)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def counted_updates():
+    """Yields a list that grows by one with every update that is computed, of a stack or of a run by itself."""
+    updates = []
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (Stack, Trainer):
+
+            def do_update(self, *inputs, original=kind.do_update):
+                updates.append(1)
+                return original(self, *inputs)
+
+            patch.setattr(kind, "do_update", do_update)
+        yield updates
+
+
+# diffusers' own EMAModel.from_pretrained does what diffusers warns of.
+RESUMES = pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
+
+# executor, what to wait for: in the middle of training, and in the middle of measuring.
+MOMENTS = [
+    ("stacked", "stacks/[!.]*.pt"),
+    ("stacked", "runs/[!.]*.json"),
+    ("local", "local/*/checkpoint-*"),
+    ("local", "runs/[!.]*.json"),
+]
+
+
+@RESUMES
+@pytest.mark.parametrize(("executor", "pattern"), MOMENTS)
+def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern):
+    out = tmp_path / "out"
+    with started(home, out, f"--executor={executor}", **LONG) as process:
+        wait_for(process, out, pattern)
+        process.kill()
+        process.wait()
+    assert len(records(out)) < 4
+    assert not (out / "summary.json").exists()
+    before = {name: moment for name, moment in moments(out).items() if name.startswith("runs/")}
+    (out / "runs").mkdir(exist_ok=True)
+    (out / "runs" / ".tmp-1-constant.json").write_text("{")  # as of a process that was killed while it wrote
+    with counted_updates() as updates:
+        study(home, out, f"--executor={executor}", **LONG)
+    assert_same_but_for_times(undisturbed[executor], out)
+    assert before.items() <= moments(out).items()
+    if (executor, pattern) == ("stacked", "runs/[!.]*.json"):
+        assert not updates
+    else:
+        assert 0 < len(updates) < (150 if executor == "stacked" else 4 * 150)
+    assert not list(out.rglob(".tmp*"))
+
+
+@RESUMES
+@pytest.mark.parametrize(
+    ("executor", "pattern", "number", "status"),
+    [
+        ("stacked", "stacks/[!.]*.pt", signal.SIGINT, 130),
+        ("local", "local/*/checkpoint-*", signal.SIGTERM, 143),
+    ],
+)
+def test_stopped_by_a_signal_while_another_waits(home, undisturbed, tmp_path, capsys, executor, pattern, number, status):
+    out = tmp_path / "out"
+    with started(home, out, f"--executor={executor}", **LONG) as process:
+        wait_for(process, out, pattern)
+        # Meanwhile somebody else wants to write there.
+        os.kill(process.pid, signal.SIGSTOP)
+        before = contents(out)
+        study(home, out, status=2, **LONG)
+        assert f"is being written by process {process.pid} on " in capsys.readouterr().err
+        assert main(["study", "report", str(out)]) == 2
+        capsys.readouterr()
+        assert contents(out) == before
+        os.kill(process.pid, signal.SIGCONT)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=240)
+    assert process.returncode == status, error
+    assert "Traceback" not in error
+    assert "Give the same command again to go on" in error
+    assert str(out) in error
+    assert not (out / ".lock-holder").exists()
+    study(home, out, f"--executor={executor}", **LONG)
+    assert_same_but_for_times(undisturbed[executor], out)
+
+
+@contextlib.contextmanager
+def full_disk(num_bytes):
+    """Files longer than this cannot be written, which to the writer is like a full disk."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+# Neither the state of a stack fits, nor the checkpoint of a run by itself.
+@pytest.mark.parametrize(
+    ("executor", "num_bytes", "what"),
+    [
+        ("stacked", 8_000, "stacks"),
+        ("local", 1_500, "checkpoint-10"),
+    ],
+)
+def test_a_full_disk(home, tmp_path, capsys, executor, num_bytes, what):
+    out = tmp_path / "out"
+    with full_disk(num_bytes):
+        study(home, out, f"--executor={executor}", status=2, **ONE)
+    error = capsys.readouterr().err
+    assert "error: No room to write" in error
+    assert what in error
+    assert "Free some space" in error
+    assert "Traceback" not in error
+    assert not records(out)
+    assert not list(out.rglob(".tmp*"))
+    study(home, out, f"--executor={executor}", **ONE)
+    assert len(records(out)) == 2
+
+
+def test_a_disk_that_is_full_when_a_result_is_written(home, tmp_path, capsys, monkeypatch):
+    """The weights fit, the result does not; what was trained is not lost."""
+    out = tmp_path / "out"
+    write = StudyFolder.write
+
+    def full_write(folder, record):
+        with full_disk(1000):
+            write(folder, record)
+
+    monkeypatch.setattr(StudyFolder, "write", full_write)
+    study(home, out, "--executor=stacked", status=2, **ONE)
+    assert "No room to write" in capsys.readouterr().err
+    assert list(out.glob("stacks/*.pt"))
+    monkeypatch.undo()
+    with counted_updates() as updates:
+        study(home, out, "--executor=stacked", **ONE)
+    assert not updates
+    assert len(records(out)) == 2
+
+
+# --- learning rates --------------------------------------------------------------------------------------------------
+
+
+def test_tuning_takes_the_best_rate_that_does_not_diverge(home, tmp_path):
+    tune = {"learning_rates": ["1e-4", 1e-2, 1e30], "seeds": [10, 11], "metric": "validation_loss_ema"}
+    out = study(home, tmp_path / "out", **ONE, tune=tune)
+    scores, chosen = {}, {}
+    for record in records(out).values():
+        run = record["run"]
+        if run["stage"] == "compare":
+            chosen[run["arm"]] = run["learning_rate"]
+            assert record["config"]["learning_rate"] == run["learning_rate"]
+            assert run["seed"] == 0
+        else:
+            assert run["seed"] in (10, 11)
+            score = record["train"]["results"].get("validation_loss_ema", math.inf)
+            scores.setdefault(run["arm"], {}).setdefault(run["learning_rate"], []).append(score)
+    assert {rate: len(values) for rate, values in scores["cosine"].items()} == {1e-4: 2, 1e-2: 2, 1e30: 2}
+    for arm, of_arm in scores.items():
+        means = {rate: np.mean(values) for rate, values in of_arm.items()}
+        assert math.isinf(means[1e30])
+        assert chosen[arm] == min(means, key=means.get) == 1e-2
+    rows = read_summary(out)["tuning"]
+    assert {(row["arm"], row["learning_rate"]) for row in rows if row["chosen"]} == set(chosen.items())
+    assert {row["score"] for row in rows if row["learning_rate"] == 1e30} == {None}
+    assert read_summary(out)["study"]["runs"] == {"finished": 2 + 8, "diverged": 4}
+    before = moments(out)
+    study(home, out, **ONE, tune=tune)
+    assert moments(out) == before
+
+
+def test_a_chosen_rate_at_the_edge_is_said(home, tmp_path):
+    """Here of the rates that were tried: the best may lie beyond."""
+    tune = {"factors": [0.1, 1, 10], "seeds": [10], "metric": "validation_loss_ema"}
+    out = study(home, tmp_path / "out", **ONE, tune=tune, arms={"cosine": SPEC["arms"]["cosine"]})
+    rows = read_summary(out)["tuning"]
+    assert [row["learning_rate"] for row in rows] == pytest.approx([1e-4, 1e-3, 1e-2])
+    assert [row["at_edge"] for row in rows] == [False, False, True]
+
+
+def test_nothing_to_choose_from(home, tmp_path, capsys):
+    tune = {"learning_rates": [1e30], "seeds": [10], "metric": "validation_loss_ema"}
+    out = study(home, tmp_path / "out", status=2, **ONE, tune=tune)
+    error = capsys.readouterr().err
+    assert "All runs of 'constant' on 'dino' diverged at every learning rate of tune. Give lower ones." in error
+    assert len(records(out)) == 2
+    assert main(["study", "report", str(out)]) == 2
+
+
+# --- divergence, little to compare -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_hot(home):
+    """One seed; one of three arms diverges."""
+    return study(home, home / "hot", **ONE, arms={**SPEC["arms"], "hot": HOT})
+
+
+@pytest.mark.parametrize("executor", ["stacked", "local"])
+def test_an_arm_that_diverges(home, with_hot, tmp_path, executor):
+    out = with_hot
+    if executor == "local":
+        out = study(home, tmp_path / "out", "--executor=local", **ONE, arms={**SPEC["arms"], "hot": HOT})
+    hot = next(record for record in records(out).values() if record["run"]["arm"] == "hot")
+    assert hot["run"]["status"] == "diverged"
+    assert hot["run"]["error"].startswith("The loss ")
+    assert "not finite" in hot["run"]["error"]
+    assert "1e+30" in hot["run"]["error"]
+    assert hot["train"]["results"] == {}
+    assert hot["train"]["updates_done"] <= 10
+    assert "samples" not in hot
+    summary = read_summary(out)
+    assert summary["study"]["runs"] == {"finished": 2, "diverged": 1}
+    rows = {(row["arm"], row["metric"]): row for row in summary["rows"]}
+    for metric in SPEC["metrics"]:
+        assert (rows["hot", metric]["n"], rows["hot", metric]["diverged"], rows["hot", metric]["mean"]) == (0, 1, None)
+        assert (rows["cosine", metric]["n"], rows["cosine", metric]["diverged"]) == (1, 0)
+
+
+def test_a_neighbour_that_diverges_changes_nothing(with_hot, stacked):
+    ours, others = records(with_hot), records(stacked)
+    for name in set(ours) & set(others):
+        assert ours[name]["train"]["results"] == pytest.approx(others[name]["train"]["results"], rel=1e-4)
+    assert len(set(ours) & set(others)) == 2
+
+
+def test_one_seed_gives_means_and_no_more(with_hot):
+    for row in read_summary(with_hot)["rows"]:
+        assert row["n"] in (0, 1)
+        assert {row[key] for key in ("std", "ci_low", "ci_high", "p", "p_adjusted", "effect_size")} == {None}
+        if row["arm"] == "cosine":
+            assert row["mean"] is not None
+    assert "consistency" not in read_summary(with_hot)
+
+
+def test_reports_of_studies_with_little_in_them(home, with_hot, tmp_path, bare, capsys):
+    """A diverged arm, a single arm, nothing but divergence; and `report` writes the same summary again."""
+    out = shutil.copytree(with_hot, tmp_path / "out")
+    for arms, diverged in (({**SPEC["arms"], "hot": HOT}, 1), ({"cosine": SPEC["arms"]["cosine"]}, 0), ({"hot": HOT}, 1)):
+        before = moments(out)
+        study(home, out, **ONE, arms=arms, baseline=next(iter(arms)))
+        assert moments(out) == before
+        summary = read_summary(out)
+        assert summary["study"]["runs"]["diverged"] == diverged
+        (out / "summary.json").unlink()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, "write_report", write_report)
+            assert main(["study", "report", str(out)]) == 0
+        assert f"Wrote {out / 'report' / 'index.html'}" in capsys.readouterr().out
+        assert read_summary(out) == summary
+        text = (out / "report" / "report.md").read_text()
+        assert ("diverged" in text) >= bool(diverged)
+        assert "nan" not in text.lower().replace("finance", "").split()
+
+
+def test_nothing_but_divergence_and_no_metric_named(home, tmp_path):
+    out = study(home, tmp_path / "out", **ONE, arms={"hot": HOT}, metrics=None)
+    assert read_summary(out)["rows"] == []
+    assert parquet.read_table(out / "summary.parquet").num_rows == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write_report", write_report)
+        assert main(["study", "report", str(out)]) == 0
+
+
+# --- who does what ---------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
+    (home / "unet.json").write_text(json.dumps(TINY_UNET))
+    mixed = {
+        "base": {"max_train_steps": 4, "train_batch_size": 4, "num_validation_images": 16, "lr_warmup_steps": 0},
+        "datasets": {
+            "dino": {"dataset_name": "dino", "model_config_name_or_path": "tiny"},
+            "digits": {
+                "dataset_name": "digits",
+                "model_config_name_or_path": "unet.json",
+                "frechet_samples": 0,
+                "ddpm_num_inference_steps": 2,
+            },
+        },
+        "arms": {"constant": {"lr_scheduler": "constant"}},
+        "seeds": 1,
+        "metrics": ["validation_loss"],
+    }
+    out = study(home, tmp_path / "out", **mixed)
+    told = capsys.readouterr().out
+    assert "One by one, as they cannot be stacked (stacks are of MLPDenoisers on points" in told
+    assert "): constant on digits." in told
+    executors = {record["run"]["dataset"]: record["run"]["executor"]["name"] for record in records(out).values()}
+    assert executors == {"dino": "stacked", "digits": "local"}
+    assert {row["dataset"]: row["n"] for row in read_summary(out)["rows"]} == {"dino": 1, "digits": 1}
+
+
+def test_stacks_of_another_size_give_the_same(home, stacked, tmp_path):
+    out = study(home, tmp_path / "out", "--stack_size=3", datasets=["dino"])
+    ours, others = records(out), records(stacked)
+    assert set(ours) < set(others)
+    for name, record in ours.items():
+        assert record["train"]["results"] == pytest.approx(others[name]["train"]["results"], rel=1e-4)
+        assert record["run"]["executor"]["members"] <= 3
+
+
+def test_exact_kl_alone_is_measured(home, tmp_path):
+    changes = {"metrics": ["exact_kl", "sharpness"], "datasets": ["eight_gaussians"], "seeds": 1}
+    out = study(home, tmp_path / "out", **changes, arms={"constant": SPEC["arms"]["constant"]})
+    (record,) = records(out).values()
+    assert {"exact_kl", "sharpness"} <= set(record["train"]["results"])
+    assert {row["metric"]: row["n"] for row in read_summary(out)["rows"]} == {"exact_kl": 1, "sharpness": 1}
+
+
+def test_without_held_out_points(home, tmp_path):
+    base = {**BASE, "num_validation_images": 0}
+    out = study(home, tmp_path / "out", base=base, metrics=["energy_distance"], datasets=["dino"])
+    for row in read_summary(out)["consistency"]:
+        assert row["distance"] is not None
+        assert row["loss_barrier"] is None
+
+
+def test_dry_run(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tune = {"factors": [0.3, 1], "seeds": [10], "metric": "validation_loss_ema"}
+    spec = write_spec(home, tune=tune)
+    for executor in ("stacked", "local"):
+        assert main(["study", "run", str(spec), "--dry_run", f"--executor={executor}"]) == 0
+        shown = capsys.readouterr().out
+        assert "Of a test" in shown
+        assert "2 arms (constant, cosine; baseline constant) x 2 data sets (dino, moons) x 2 seeds = 8 runs" in shown
+        assert "before, 8 runs to choose learning rates" in shown
+        assert f"{executor}: 16 runs, 480 updates, about " in shown
+        assert "seconds of training" in shown
+        assert ("MiB" in shown) == (executor == "stacked")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="bfloat16 products by name are for CPUs")
+def test_another_precision_is_another_run(home, stacked, done, tmp_path):
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    try:
+        out = study(home, tmp_path / "out", "--precision=bf16", **ONE)
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        study(home, done)  # float32 again, in the same process
+        assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+    assert len(records(out)) == 2
+    assert not set(records(out)) & set(records(stacked))
+    assert "--precision bf16" in read_summary(out)["study"]["command"]
+    assert main(["study", "report", str(out)]) == 0
+    assert read_summary(out)["study"]["runs"]["finished"] == 2
+
+
+def test_from_python_and_by_the_script(home, done, capsys):
+    """`run_study` and `training_scripts/run_study.py` do what the command does."""
+    import importlib.util
+
+    path = Path(__file__).parents[1] / "training_scripts" / "run_study.py"
+    loaded = importlib.util.spec_from_file_location("run_study_script", path)
+    script = importlib.util.module_from_spec(loaded)
+    loaded.loader.exec_module(script)
+    spec = write_spec(home, speedup_metric="validation_loss_ema")
+    before = moments(done)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}"])
+        assert script.main() == 0
+        assert "accelerate launch training_scripts/run_study.py" in read_summary(done)["study"]["command"]
+        patch.setattr(sys, "argv", ["run_study.py", str(spec)])
+        assert script.main() == 2
+        assert "error: Where to?" in capsys.readouterr().err
+        patch.setenv("WORLD_SIZE", "2")
+        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}"])
+        assert script.main() == 2
+        assert "in one process" in capsys.readouterr().err
+    assert run_study(load_spec(str(spec)), done, quiet=True) == done / "report" / "index.html"
+    with pytest.raises(LabError, match="no executor 'x'"):
+        run_study(load_spec(str(spec)), done, "x")
+    assert moments(done) == before
+
+
+# --- consistency and the loss between runs ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_seeds(home, stacked):
+    """Runs of one arm on one data set with their results, and where they are."""
+    bench = Bench(StudyFolder(stacked), quiet=True)
+    runs = [run for run in expand(load_spec(str(write_spec(home)))) if (run.arm, run.dataset) == ("constant", "dino")]
+    return runs, bench.folder.results(runs), bench
+
+
+def test_a_run_and_itself_are_no_distance_apart(two_seeds):
+    runs, (result, _), bench = two_seeds
+    twin = copy.deepcopy(result)
+    twin.record["run"]["seed"] = 1
+    (row,) = consistency(runs, [result, twin], bench)
+    assert row["distance"] == 0 == row["ratio"]
+    assert row["distance_of_unrelated_starts"] > 0.5
+    assert row["loss_barrier"] == pytest.approx(0, abs=1e-6)
+    assert row["curvature_of_the_loss"] == pytest.approx(0, abs=1e-4)
+
+
+def test_networks_of_another_size_are_compared_by_seed(two_seeds):
+    runs, results, bench = two_seeds
+    others = copy.deepcopy(results)
+    for result in others:
+        result.record["run"]["arm"] = "wide"
+        result.record["train"]["num_parameters"] += 1
+    rows = {
+        row["between"]: row for row in consistency(runs, results, bench) + consistency(runs, results + others[:1], bench)
+    }
+    between = rows["constant and wide, by seed"]
+    assert (between["pairs"], between["distance"]) == (1, 0)
+    assert "loss_barrier" not in between
+    assert "seeds of wide" not in rows
+
+
+def test_runs_that_diverged_are_left_out(two_seeds):
+    runs, results, bench = two_seeds
+    lost = copy.deepcopy(results[1])
+    lost.record["run"]["status"] = "diverged"
+    assert consistency(runs, [results[0], lost], bench) == []
+
+
+def test_losses_along_a_line():
+    """Of one weight from -1 to 1: a parabola, two valleys with a hill of height 1 between them, and a slope."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    first, second = ({"weight": torch.full((1, 1), end)} for end in (-1.0, 1.0))
+    x = np.linspace(-1, 1, 11)
+    bowl = losses_between(model, first, second, lambda model: model.weight.square().item())
+    np.testing.assert_allclose(bowl, x**2, atol=1e-6)
+    assert barrier(bowl) == 0
+    assert curvature(bowl) == pytest.approx(8, rel=1e-5)  # of (2 s - 1)^2
+    assert model.weight.item() == 1
+    hill = losses_between(model, first, second, lambda model: (model.weight.item() ** 2 - 1) ** 2)
+    assert barrier(hill) == pytest.approx(1)
+    slope = losses_between(model, first, second, lambda model: 3 * model.weight.item(), num_points=5)
+    assert slope == pytest.approx([-3, -1.5, 0, 1.5, 3])
+    assert barrier(slope) == pytest.approx(0, abs=1e-12)
+    assert curvature(slope) == pytest.approx(0, abs=1e-12)
+    assert barrier(np.array([0.0, 4.0, 2.0])) == 3
+
+
+def test_sharpness_is_the_largest_eigenvalue():
+    torch.manual_seed(3)
+    model = MLPDenoiser(dimension=2, hidden_size=4, embedding_size=4, num_layers=1).double()
+    scheduler = DDPMScheduler(num_train_timesteps=10)
+    points = torch.randn(50, 2, dtype=torch.float64)
+    validation = ValidationLoss(points, scheduler, 50, "cpu")
+    validation.noise = validation.noise.double()
+    found = sharpness(SimpleNamespace(bare_model=model, noise_scheduler=scheduler, validation=validation))
+    parameters = list(model.parameters())
+    noisy = scheduler.add_noise(points, validation.noise, validation.timesteps)
+    loss = (model(noisy, validation.timesteps)[0] - validation.noise).square().mean()
+    gradients = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters, create_graph=True)])
+    rows = [
+        torch.cat([part.flatten() for part in torch.autograd.grad(entry, parameters, retain_graph=True)])
+        for entry in gradients
+    ]
+    eigenvalues = torch.linalg.eigvalsh(torch.stack(rows)).numpy()
+    largest = eigenvalues[np.argmax(np.abs(eigenvalues))]
+    assert found == pytest.approx(largest, rel=0.02)

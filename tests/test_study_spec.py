@@ -1,0 +1,525 @@
+"""Specifications of studies: what is refused before anything is written, and what decides the identity of a run."""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diffusers_lrlab.cli import main
+from diffusers_lrlab.study.spec import RunSpec, expand, expand_tuning, load_spec, preset_names, read_spec, spec_from_dict
+from diffusers_lrlab.training.config import TrainingConfig
+
+TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
+BASE = {
+    "max_train_steps": 30,
+    "train_batch_size": 16,
+    "num_validation_images": 200,
+    "distance_samples": 200,
+    "lr_warmup_steps": 0,
+}
+ARMS = {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}}
+SPEC = {
+    "base": BASE,
+    "arms": ARMS,
+    "datasets": ["dino", "moons"],
+    "seeds": 2,
+    "metrics": ["energy_distance", "validation_loss_ema"],
+}
+
+
+def spec(**changes):
+    """The small study of these tests, with other keys; those that are `None` are left out."""
+    return read_spec({key: value for key, value in {**SPEC, **changes}.items() if value is not None}, "study")
+
+
+def ids(study, chosen=None):
+    return {(run.arm, run.dataset, run.seed): run.id for run in expand(study, chosen)}
+
+
+def refused(capsys, folder, text, *options):
+    """The line in which `lrlab study run` refuses a specification, with nothing written."""
+    (folder / "study.yaml").write_text(text)
+    before = sorted(folder.rglob("*"))
+    assert main(["study", "run", str(folder / "study.yaml"), f"--out={folder / 'out'}", *options]) == 2
+    out, error = capsys.readouterr()
+    assert sorted(folder.rglob("*")) == before
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1 or "not valid YAML" in error
+    return error
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def with_base(**fields):
+    return {"base": {**BASE, **fields}}
+
+
+# name -> (changes of the study, what the message must contain)
+REFUSED = {
+    "misspelt key": ({"seed": 3}, ["no 'seed' in the study 'study'", "Did you mean 'seeds'?", "datasets"]),
+    "key like no other": ({"xyz": 3}, ["no 'xyz'", "Known: title, base, arms"]),
+    "misspelt field in base": (with_base(learning_rat=1e-3), ["'learning_rat' in base", "Did you mean 'learning_rate'?"]),
+    "misspelt field in an arm": (
+        {"arms": {**ARMS, "a": {"lr_schedule": "cosine"}}},
+        ["'lr_schedule' in the arm 'a'", "Did you mean 'lr_scheduler'?"],
+    ),
+    "misspelt field in a data set": (
+        {"datasets": {"a": {"dataset_nam": "dino"}}},
+        ["'dataset_nam' in the data set 'a'", "Did you mean 'dataset_name'?"],
+    ),
+    "rates in base": (with_base(learning_rates=[1e-3]), ["'learning_rates' in base", "Did you mean 'learning_rate'?"]),
+    "field that a study sees to": (with_base(output_dir="x"), ["base has output_dir", "by itself", "Leave it out"]),
+    "seed of an arm": ({"arms": {"a": {"seed": 3}}}, ["the arm 'a' has seed", "by itself"]),
+    "value of the wrong type": (with_base(train_batch_size="many"), ["'constant' on 'dino'", "train_batch_size", "'many'"]),
+    "value out of range": (with_base(learning_rate=-1), ["'constant' on 'dino'", "--learning_rate -1", "above 0"]),
+    "empty value": ({"arms": {"a": {"lr_scheduler": None}}}, ["lr_scheduler: None", "Leave the line out"]),
+    "unknown schedule": (
+        {"arms": {**ARMS, "a": {"lr_scheduler": "cosin"}}},
+        ["In the arm 'a' on 'dino'", "'cosin'", "Did you mean 'cosine'?"],
+    ),
+    "argument of a schedule": ({"arms": {"a": {"lr_scheduler": "step:gamma=2"}}}, ["the arm 'a'", "gamma=2", "(0, 1]"]),
+    "unknown sampler": ({"arms": {"a": {"timestep_sampler": "clt"}}}, ["'clt'", "Did you mean 'clts'?"]),
+    "warm-up that has no place": (
+        with_base(lr_warmup_steps=5),
+        ["'constant' on 'dino'", "--lr_warmup_steps 5", "constant_with_warmup"],
+    ),
+    "no length": (with_base(max_train_steps=None), ["max_train_steps: None", "Leave the line out"]),
+    "length in epochs": (
+        {"base": {key: value for key, value in BASE.items() if key != "max_train_steps"} | {"num_epochs": 1}},
+        ["evaluation points", "give max_train_steps, not num_epochs"],
+    ),
+    "arm twice": (
+        {"arms": {**ARMS, "again": {"lr_scheduler": "cosine", "description": "other words"}}},
+        ["'cosine' and 'again' are the same on 'dino'", "every field agrees", "Leave one out"],
+    ),
+    "arm twice in other words": (
+        {
+            "arms": {
+                "a": {"lr_scheduler": "step:gamma=0.5"},
+                "b": {"lr_scheduler": "step", "lr_scheduler_kwargs": {"gamma": 0.5}},
+            }
+        },
+        ["'a' and 'b' are the same"],
+    ),
+    "seed twice": ({"seeds": [0, 1, 0]}, ["seeds: 0 is there twice"]),
+    "data set twice": ({"datasets": ["dino", "moons", "dino"]}, ["datasets: 'dino' is there twice"]),
+    "data set twice by other names": (
+        {"datasets": {"a": {"dataset_name": "dino"}, "b": {"dataset_name": "dino"}}},
+        ["'constant' on 'a' is the same as 'constant' on 'b'"],
+    ),
+    "arm that overrides the data set": (
+        {"arms": {"a": {"dataset_name": "dino"}}},
+        ["'a' on 'dino' is the same as 'a' on 'moons'", "leave their options out of the arms"],
+    ),
+    "metric twice": ({"metrics": ["kl", "kl"]}, ["metrics: 'kl' is there twice"]),
+    "rate twice": ({"learning_rates": ["1e-3", 0.001]}, ["learning_rates of 'constant': 0.001 is there twice"]),
+    "rates of one name": ({"learning_rates": [0.001, 0.0010000001]}, ["'constant@0.001'", "6 digits"]),
+    "rate and rates": (
+        {"arms": {"a": {"learning_rate": 1e-3, "learning_rates": [1e-3, 1e-2]}}},
+        ["'a' has learning_rate and learning_rates", "one of them"],
+    ),
+    "rate of nothing": ({"learning_rates": [0]}, ["learning_rates", "[0]", "above 0"]),
+    "baseline that is no arm": ({"baseline": "cosin"}, ["baseline 'cosin'", "Did you mean 'cosine'?", "constant, cosine"]),
+    "unknown metric": ({"metrics": ["kll"]}, ["metrics: there is no metric 'kll'", "Did you mean 'kl'?", "coverage"]),
+    "metric that is no name": ({"metrics": [{"kl": 1}]}, ["no metric", "Known: "]),
+    "exact KL without a density": (
+        {"metrics": ["exact_kl"]},
+        ["'constant' on 'moons'", "'exact_kl' needs data whose density is known", "gaussian"],
+    ),
+    "exact KL without samples": (
+        {"metrics": ["exact_kl"], "datasets": ["eight_gaussians"], **with_base(distance_samples=0)},
+        ["'exact_kl' needs samples", "distance_samples"],
+    ),
+    "Fréchet distance of points": ({"metrics": ["frechet_distance"]}, ["'frechet_distance' needs features", "digits"]),
+    "distance of images": (
+        {"metrics": ["kl"], "datasets": ["digits"], "base": {"max_train_steps": 2}},
+        ["on 'digits'", "'kl' is for points"],
+    ),
+    "sharpness of images": (
+        {"metrics": ["sharpness"], "datasets": ["digits"], "base": {"max_train_steps": 2}},
+        ["'sharpness' is measured on points"],
+    ),
+    "EMA loss without EMA": (with_base(use_ema=False), ["'validation_loss_ema' needs an EMA", "or use validation_loss"]),
+    "loss without held-out points": (
+        {"metrics": ["validation_loss"], **with_base(num_validation_images=0)},
+        ["'validation_loss' needs held-out data", "num_validation_images"],
+    ),
+    "distance without samples": (with_base(distance_samples=0), ["'energy_distance' needs samples", "distance_samples"]),
+    "primary metric that is not measured": (
+        {"primary_metric": "kl"},
+        ["primary_metric: 'kl' is none of the metrics", "They are energy_distance, validation_loss_ema"],
+    ),
+    "misspelt primary metric": ({"metrics": None, "primary_metric": "kll"}, ["'kll' is none", "Did you mean 'kl'?"]),
+    "speed-up without a course": ({"speedup_metric": "kl"}, ["speedup_metric: 'kl' has no course", "validation_loss_ema"]),
+    "speed-up by a loss that is not there": (
+        {"metrics": ["energy_distance"], "speedup_metric": "validation_loss_ema", **with_base(use_ema=False)},
+        ["speedup_metric: 'validation_loss_ema' needs an EMA"],
+    ),
+    "name with a slash": ({"arms": {"a/b": {}}}, ["'a/b' of an arm", "files are named after it"]),
+    "name with two dashes": ({"arms": {"a--b": {}}}, ["'a--b' of an arm", "is not allowed"]),
+    "name that leads out": ({"datasets": {"..": {"dataset_name": "dino"}}}, ["'..' of a data set", "is not allowed"]),
+    "no name": ({"arms": {"": {}}}, ["'' of an arm", "is not allowed"]),
+    "name that is a number": ({"arms": {256: {}}}, ["The name 256 of an arm is not text", "quotes: '256'"]),
+    "Hub id without a name": ({"datasets": ["me/points"]}, ["'me/points' of a data set", "is not allowed"]),
+    "arms in a list": ({"arms": ["cosine"]}, ["arms must be a mapping", "cosine: {lr_scheduler: cosine}"]),
+    "arm that is a word": ({"arms": {"a": "cosine"}}, ["the arm 'a' must be a mapping"]),
+    "no arms": ({"arms": {}}, ["has no arms"]),
+    "no data sets": ({"datasets": None}, ["has no datasets"]),
+    "data sets as a number": ({"datasets": 3}, ["datasets must be a list of names"]),
+    "no seeds": ({"seeds": 0}, ["seeds: 0 is not allowed"]),
+    "seeds in words": ({"seeds": "three"}, ["seeds: 'three' is not allowed", "[0, 1, 2]"]),
+    "negative seed": ({"seeds": [-1]}, ["seeds: [-1] is not allowed"]),
+    "half a seed": ({"seeds": [0.5]}, ["seeds: [0.5] is not allowed"]),
+    "no evaluation": ({"evaluation_points": 0}, ["evaluation_points: 0", "1 or more"]),
+    "evaluation or not": ({"evaluation_points": True}, ["evaluation_points: True", "1 or more"]),
+    "data folder that is not there": (
+        {"datasets": {"mine": {"train_data_dir": "nowhere"}}},
+        ["'mine'", "'nowhere' does not exist"],
+    ),
+    "file that is no model": (
+        with_base(model_config_name_or_path="study.yaml"),
+        ["In the arm 'constant' on 'dino'", "study.yaml' cannot be read", "config.json"],
+    ),
+}
+
+TUNE = {"learning_rates": [1e-3, 1e-2], "seeds": [10], "metric": "energy_distance"}
+TUNINGS = {
+    "seeds of the comparison": ({"seeds": [1, 7]}, {}, ["seeds [1] are those of the comparison", "Use others"]),
+    "rates and factors": ({"factors": [1, 2]}, {}, ["learning_rates, or factors", "one of them"]),
+    "neither": ({"learning_rates": None}, {}, ["learning_rates, or factors"]),
+    "rates that are compared": ({}, {"learning_rates": [1e-3, 1e-2]}, ["learning_rates and tune exclude each other"]),
+    "metric that is better the larger it is": ({"metric": "density"}, {}, ["'density'", "better the smaller"]),
+    "unknown metric": ({"metric": "kll"}, {}, ["tune: metric: there is no metric 'kll'", "Did you mean 'kl'?"]),
+    "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' needs features"]),
+    "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
+    "seed twice": ({"seeds": [10, 10]}, {}, ["tune: seeds: 10 is there twice"]),
+    "no rates": ({"learning_rates": []}, {}, ["tune: learning_rates: [] is not allowed"]),
+    "arms that differ in their rate": (
+        {},
+        {"arms": {"a": {"learning_rate": 1e-3}, "b": {"learning_rate": 1e-4}}},
+        ["'a' and 'b' are the same on 'dino' at learning rate 0.001 of tune"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_before_anything_is_written(capsys, tmp_path, name):
+    changes, parts = REFUSED[name]
+    text = yaml.safe_dump({key: value for key, value in {**SPEC, **changes}.items() if value is not None}, sort_keys=False)
+    error = refused(capsys, tmp_path, text)
+    for part in parts:
+        assert part in error
+
+
+@pytest.mark.parametrize("name", TUNINGS)
+def test_tuning_that_makes_no_sense(capsys, tmp_path, name):
+    changes, others, parts = TUNINGS[name]
+    tune = {key: value for key, value in {**TUNE, **changes}.items() if value is not None}
+    error = refused(capsys, tmp_path, yaml.safe_dump({**SPEC, **others, "tune": tune}))
+    for part in parts:
+        assert part in error
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("arms:\n  a: {}\n  a: {lr_scheduler: constant}\ndatasets: [dino]\n", ["not valid YAML", "'a'", "twice"]),
+        ("arms: {a: {learning_rate: 1e-3, learning_rate: 1e-4}}\ndatasets: [dino]\n", ["'learning_rate'", "twice"]),
+        ("arms: [", ["not valid YAML"]),
+        ("- a\n- b\n", ["must hold a mapping"]),
+        ("", ["has no arms"]),
+    ],
+)
+def test_texts_that_are_no_study(capsys, tmp_path, text, parts):
+    error = refused(capsys, tmp_path, text)
+    for part in parts:
+        assert part in error
+
+
+GOOD = yaml.safe_dump(SPEC, sort_keys=False)
+OPTIONS = {
+    "unknown executor": (["--executor=stakced"], {}, ["no executor 'stakced'", "Known: local, stacked"]),
+    "unknown precision": (["--precision=fp8"], {}, ["no precision 'fp8'", "fp32, bf16, tf32"]),
+    "stacks of nothing": (["--stack_size=0"], {}, ["--stack_size 0", "1 or more"]),
+    "several processes": ([], {"WORLD_SIZE": "2"}, ["in one process", "without --num_processes"]),
+    "unknown option": (["--executer=local"], {}, ["Unknown argument", "Did you mean '--executor'?"]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_are_refused(capsys, tmp_path, monkeypatch, name):
+    options, env, parts = OPTIONS[name]
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    error = refused(capsys, tmp_path, GOOD, *options)
+    for part in parts:
+        assert part in error
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one that may have TF32")
+@pytest.mark.parametrize("more", [[], ["--dry_run"]])
+def test_a_precision_that_the_machine_lacks(capsys, tmp_path, more):
+    error = refused(capsys, tmp_path, GOOD, "--precision=tf32", *more)
+    assert "--precision tf32 is for CUDAs, and the study runs on cpu. Use fp32." in error
+
+
+@pytest.mark.parametrize("more", [[], ["--dry_run"]])
+def test_what_cannot_be_stacked(capsys, tmp_path, more):
+    base = {"max_train_steps": 2, "lr_warmup_steps": 0}
+    text = yaml.safe_dump({**SPEC, "base": base, "datasets": ["dino", "digits"], "metrics": ["validation_loss"]})
+    error = refused(capsys, tmp_path, text, "--executor=stacked", *more)
+    assert "'constant' on 'digits' cannot be part of a stack: stacks are of MLPDenoisers on points" in error
+    assert "Use --executor local" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["study", "run", "quick"], ["Where to?", "--out DIR"]),
+        (["study", "run", "quik", "--out=TMP/out"], ["no study 'quik'", "Did you mean 'quick'?", "warmup"]),
+        (["study", "run", "TMP/none.yaml", "--out=TMP/out"], ["none.yaml", "No such file", "Give the path"]),
+        (["study", "rum", "quick"], ["no action 'rum'", "Did you mean 'run'?"]),
+        (["study", "report", "TMP"], ["no study in", "lrlab study run"]),
+        (["study", "report", "TMP", "--executor=local"], ["study report DIR"]),
+        (["study", "report", "TMP", "--precision=bf16"], ["study report DIR"]),
+    ],
+)
+def test_command_lines_that_are_refused(capsys, tmp_path, arguments, parts):
+    assert main([argument.replace("TMP", str(tmp_path)) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    for part in parts:
+        assert part in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_are_something_else(capsys, tmp_path):
+    (tmp_path / "study.yaml").write_text(GOOD)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("all of it")
+    (tmp_path / "file").write_text("")
+    for out, parts in (
+        ("out", ["holds other files (thesis.tex)", "new or empty"]),
+        ("file", ["is a file", "Give a folder"]),
+    ):
+        assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / out}"]) == 2
+        error = capsys.readouterr().err
+        for part in parts:
+            assert part in error
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "study.yaml").write_text(GOOD)
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / 'closed' / 'out'}"]) == 2
+    assert "cannot be made" in capsys.readouterr().err
+
+
+# --- what a specification means --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_expands(name):
+    study = load_spec(name)
+    runs, tuning = expand(study), expand_tuning(study)
+    assert len(runs) == len(study.arms) * len(study.datasets) * len(study.seeds)
+    assert len({run.id for run in [*runs, *tuning]}) == len(runs) + len(tuning)
+    assert bool(tuning) == (study.tune is not None)
+    assert study.baseline in study.arms
+    assert study.title != name
+    assert spec_from_dict(json.loads(json.dumps(study.to_dict()))) == study
+
+
+def test_numbers_as_yaml_has_them(tmp_path):
+    """YAML takes 3e-4 for text."""
+    (tmp_path / "study.yaml").write_text(
+        "base: {learning_rate: 3e-4, max_train_steps: 1_000, lr_warmup_steps: 0, ema_power: 2e-1}\n"
+        "arms: {a: {}, b: {learning_rates: [1e-3, 2e-3]}, c: {learning_rates: 5e-5}}\n"
+        "datasets: dino\nseeds: [4]\n"
+        "tune: {factors: [1e-1, 1e0], seeds: 2, metric: kl}\n".replace("seeds: 2", "seeds: [0, 1]")
+    )
+    study = load_spec(str(tmp_path / "study.yaml"))
+    rates = {run.arm: run.config.learning_rate for run in expand(study)}
+    assert rates == {"a": 3e-4, "b@0.001": 1e-3, "b@0.002": 2e-3, "c@5e-05": 5e-5}
+    assert {run.config.max_train_steps for run in expand(study)} == {1000}
+    assert {run.config.learning_rate for run in expand_tuning(study) if run.arm == "a"} == {3e-4 * 1e-1, 3e-4}
+
+
+def test_defaults():
+    study = read_spec({"base": BASE, "arms": ARMS, "datasets": "dino"}, "mine")
+    assert (study.title, study.baseline, study.seeds) == ("mine", "constant", (0, 1, 2, 3, 4))
+    (first, *_) = expand(study)
+    assert first.metrics == ("kl", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss")
+    assert first.config.validation_steps == 1  # 20 evaluation points in 30 updates
+    assert first.config.log_timestep_bins == 0
+    assert first.config.mixed_precision == "no"
+
+
+def test_arms_go_over_data_sets_and_these_over_base():
+    study = read_spec(
+        {
+            "base": {**BASE, "learning_rate": 1e-3, "max_grad_norm": 1.0},
+            "arms": {"plain": {}, "own": {"learning_rate": 1e-5}},
+            "datasets": {"dino": {}, "careful": {"dataset_name": "moons", "learning_rate": 1e-4, "max_grad_norm": 0.5}},
+            "seeds": 1,
+        },
+        "study",
+    )
+    found = {(run.arm, run.dataset): (run.config.learning_rate, run.config.max_grad_norm) for run in expand(study)}
+    assert found == {
+        ("plain", "dino"): (1e-3, 1.0),
+        ("plain", "careful"): (1e-4, 0.5),
+        ("own", "dino"): (1e-5, 1.0),
+        ("own", "careful"): (1e-5, 0.5),
+    }
+    assert {run.config.dataset_name for run in expand(study)} == {"dino", "moons"}
+
+
+def test_tuned_rates_go_into_the_comparison():
+    study = spec(tune=TUNE)
+    assert {(run.stage, run.seed, run.config.learning_rate) for run in expand_tuning(study)} == {
+        ("tune", 10, 1e-3),
+        ("tune", 10, 1e-2),
+    }
+    chosen = {(arm, dataset): 1e-2 if arm == "cosine" else 1e-3 for arm in study.arms for dataset in study.datasets}
+    assert {(run.arm, run.stage, run.config.learning_rate) for run in expand(study, chosen)} == {
+        ("constant", "compare", 1e-3),
+        ("cosine", "compare", 1e-2),
+    }
+
+
+def test_paths_start_from_the_file(tmp_path, monkeypatch):
+    for place in ("model", "images", "points"):
+        (tmp_path / "studies" / place).mkdir(parents=True)
+    (tmp_path / "studies" / "model" / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "studies" / "points" / "train.csv").write_text("x\n1\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "studies" / "study.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "arms": {"a": {"model_config_name_or_path": "model"}},
+                "datasets": {"mine": {"dataset_name": "points"}, "pictures": {"train_data_dir": "./images"}, "dino": {}},
+            }
+        )
+    )
+    study = load_spec("../studies/study.yaml")
+    folder = tmp_path / "studies"
+    assert study.arms["a"]["model_config_name_or_path"] == str(folder / "model")
+    assert study.datasets["mine"]["dataset_name"] == str(folder / "points")
+    assert study.datasets["pictures"]["train_data_dir"] == str(folder / "images")
+    assert study.datasets["dino"]["dataset_name"] == "dino"
+
+
+# --- identities ------------------------------------------------------------------------------------------------------
+
+# How a run is done and where it goes, which changes nothing of what comes out.
+WITHOUT_EFFECT = set(
+    "output_dir overwrite_output_dir save_images_epochs save_model_epochs checkpointing_steps checkpoints_total_limit "
+    "resume_from_checkpoint logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run local_rank "
+    "cpu_threads cache_dir in_memory_limit_mb dataloader_num_workers log_timestep_bins timestep_grad_every".split()
+)
+
+
+def other_value(value):
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, dict):
+        return {**value, "other": 1}
+    return value + 1 if isinstance(value, (int, float)) else f"{value}-other"
+
+
+@pytest.fixture(scope="module")
+def a_run():
+    return expand(spec())[0]
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TrainingConfig)])
+def test_which_fields_decide(a_run, name):
+    if name == "model_config_name_or_path":
+        pytest.skip("what is in the file decides, see below")
+    value = other_value(getattr(a_run.config, name))
+    other = dataclasses.replace(a_run, config=dataclasses.replace(a_run.config, **{name: value}))
+    assert (other.id == a_run.id) == (name in WITHOUT_EFFECT)
+
+
+def test_what_else_decides(a_run):
+    changed = {
+        "metrics": ("energy_distance",),
+        "precision": "bf16",
+    }
+    for name, value in changed.items():
+        assert dataclasses.replace(a_run, **{name: value}).digest != a_run.digest
+    assert dataclasses.replace(a_run, metrics=a_run.metrics[::-1]).id == a_run.id
+    assert a_run.id == f"constant--dino--0--{a_run.digest}"
+
+
+def test_the_model_decides_not_its_place(tmp_path):
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text(json.dumps(TINY))
+    one, other = (spec(base={**BASE, "model_config_name_or_path": str(tmp_path / place)}) for place in ("here", "there"))
+    assert ids(one) == ids(other) != ids(spec())
+    (tmp_path / "there" / "config.json").write_text(json.dumps({**TINY, "hidden_size": 17}))
+    assert not set(ids(one).values()) & set(ids(other).values())
+    shutil.rmtree(tmp_path / "there")
+
+
+def test_what_is_written_elsewhere_is_the_same():
+    """In the arm or in base, as an option or as a spec string, with or without a description and a title."""
+    plain = ids(spec())
+    arms = {name: {**fields, "max_train_steps": 30, "description": "words"} for name, fields in ARMS.items()}
+    base = {key: value for key, value in BASE.items() if key != "max_train_steps"}
+    assert ids(spec(arms=arms, base=base, title="Words", baseline="cosine", speedup_metric="validation_loss_ema")) == plain
+    assert ids(spec(datasets={"dino": {"dataset_name": "dino"}, "moons": {}}, seeds=[1, 0])) == plain
+    assert ids(spec(base={**BASE, "learning_rate": "3e-4", "max_grad_norm": 1})) == plain
+
+
+@functools.cache
+def ids_of_many():
+    return ids(
+        spec(
+            arms={name: {"lr_scheduler": name} for name in ("linear", "rex", "constant", "cosine")},
+            datasets=["dino", "moons", "line", "circle"],
+            seeds=6,
+        )
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    arms=st.sets(st.sampled_from(["linear", "rex", "constant", "cosine"]), min_size=1),
+    datasets=st.sets(st.sampled_from(["dino", "moons", "line", "circle"]), min_size=1),
+    seeds=st.sets(st.integers(0, 5), min_size=1),
+)
+def test_more_arms_data_sets_and_seeds_change_no_other_run(arms, datasets, seeds):
+    some = ids(spec(arms={name: {"lr_scheduler": name} for name in arms}, datasets=sorted(datasets), seeds=sorted(seeds)))
+    assert some == {
+        key: value for key, value in ids_of_many().items() if key[0] in arms and key[1] in datasets and key[2] in seeds
+    }
+
+
+def test_runs_that_choose_a_rate_are_the_same_runs_whatever_else_is_chosen_from():
+    """More rates to choose from are more runs, and the old ones stay."""
+    few, many = (
+        {run.id for run in expand_tuning(spec(tune={**TUNE, "learning_rates": rates}))}
+        for rates in ([1e-3, 1e-2], [1e-3, 1e-2, 1e-1])
+    )
+    assert few < many
+
+
+def test_the_identity_is_of_a_version_of_the_format(a_run):
+    """Written down, so that results that people have keep their names unless somebody means to change them."""
+    assert isinstance(a_run, RunSpec)
+    assert a_run.id == "constant--dino--0--cee24188b3eb"

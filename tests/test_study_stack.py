@@ -1,0 +1,380 @@
+"""The parts of the stacked engine: networks side by side, their gradients by hand, states, curves, the probe."""
+
+import copy
+import functools
+import io
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
+from diffusers_lrlab.study.curves import Curves
+from diffusers_lrlab.study.matmuls import CANDIDATES, KINDS, STOCK, WAYS
+from diffusers_lrlab.study.probe import fastest_products
+from diffusers_lrlab.study.stack import Member, Stack
+from diffusers_lrlab.study.stacked_mlp import StackedMLP
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.plan import make_plan
+
+# Optional optimizers' own.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+CPU = torch.device("cpu")
+ARCHITECTURES = [(layers, dimension) for layers in (0, 1, 3) for dimension in (1, 2, 5)]
+PRECISIONS = [("stock", torch.float64), ("stock", torch.float32), ("onednn", torch.float32)]
+
+
+def networks(number, layers=2, dimension=2, dtype=torch.float32, hidden_size=24, embedding_size=12):
+    """Different networks; their sizes are no powers of two."""
+    found = []
+    for seed in range(number):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": hidden_size, "num_layers": layers, "embedding_size": embedding_size}
+        model = MLPDenoiser(dimension=dimension, **sizes)
+        found.append(model.double() if dtype == torch.float64 else model)
+    return found
+
+
+def some_inputs(number, batch, dimension):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(number, batch, dimension, generator=generator)
+    return points, torch.randint(0, 100, (number, batch), generator=generator)
+
+
+# --- matrix products ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_products(way, kind, add):
+    """x W^T, g^T x and g W, of sizes that fill no vector."""
+    x, w, g = torch.randn(3, 7, 13), torch.randn(3, 5, 13), torch.randn(3, 7, 5)
+    first, second = {"forward": (x, w), "weight_gradient": (g, x), "input_gradient": (g, w)}[kind]
+    formula = {"forward": "mbi,moi->mbo", "weight_gradient": "mbo,mbi->moi", "input_gradient": "mbo,moi->mbi"}[kind]
+    expected = torch.einsum(formula, first.double(), second.double())
+    before = torch.randn(expected.shape)
+    out = before.clone() if add else torch.full(expected.shape, math.nan)
+    WAYS[way](kind)(first, second, out, add)
+    torch.testing.assert_close(out.double(), expected + before if add else expected, rtol=1e-5, atol=1e-5)
+
+
+# --- networks side by side ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "dimension"), ARCHITECTURES)
+@pytest.mark.parametrize(("way", "dtype"), PRECISIONS)
+def test_gradients_by_hand_are_those_of_autograd(way, dtype, layers, dimension):
+    number, batch, tolerance = 3, 10, 1e-12 if dtype == torch.float64 else 1e-5
+    alone, models = (networks(number, layers, dimension, dtype) for _ in range(2))
+    stack = StackedMLP(models, batch, dict.fromkeys(KINDS, way))
+    points, timesteps = some_inputs(number, batch, dimension)
+    for turn in range(2):  # the second time, all buffers hold something
+        points = points + turn
+        towards = torch.randn(number, batch, dimension, dtype=dtype)
+        prediction = stack.forward(points, timesteps)
+        stack.backward(towards)
+        for index, model in enumerate(alone):
+            expected = model(points[index], timesteps[index]).sample
+            torch.testing.assert_close(prediction[index], expected, rtol=tolerance, atol=tolerance)
+            model.zero_grad()
+            expected.backward(towards[index])
+            for parameter, its_twin in zip(model.parameters(), models[index].parameters(), strict=True):
+                torch.testing.assert_close(its_twin.grad, parameter.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_a_network_stays_usable_by_itself():
+    models = networks(2)
+    before = copy.deepcopy(models)
+    StackedMLP(models, 4)
+    points, timesteps = some_inputs(2, 4, 2)
+    for index in range(2):
+        assert torch.equal(
+            models[index](points[index], timesteps[index]).sample, before[index](points[index], timesteps[index]).sample
+        )
+
+
+@pytest.mark.parametrize(("layers", "dimension"), [(0, 1), (1, 5), (2, 2)])
+@pytest.mark.parametrize(("way", "dtype"), PRECISIONS)
+@pytest.mark.parametrize(("hidden_size", "embedding_size", "batch"), [(24, 12, 10), (36, 6, 7), (64, 32, 64), (33, 6, 7)])
+def test_neither_number_nor_order_changes_a_bit(layers, dimension, way, dtype, hidden_size, embedding_size, batch):
+    """Widths that are no multiple of 4 begin at odd addresses, where MKL rounds otherwise."""
+    points, timesteps = some_inputs(8, batch, dimension)
+    towards = torch.randn(8, batch, dimension, dtype=dtype)
+
+    def results(places):
+        models = networks(8, layers, dimension, dtype, hidden_size, embedding_size)
+        stack = StackedMLP([models[place] for place in places], batch, dict.fromkeys(KINDS, way))
+        places = torch.tensor(places)
+        prediction = stack.forward(points[places], timesteps[places]).clone()
+        stack.backward(towards[places])
+        norms = stack.clip(torch.full((len(places),), 0.1, dtype=dtype))
+        return [prediction, *stack.gradients, norms]
+
+    everything = results(list(range(8)))
+    for places in ([0], [3], [0, 1], [2, 5, 1], [4, 0, 3, 7, 6], list(range(7, -1, -1))):
+        for expected, found in zip(everything, results(places), strict=True):
+            if hidden_size % 4:
+                torch.testing.assert_close(expected[places], found, rtol=1e-5, atol=1e-6)
+            else:
+                assert torch.equal(expected[places], found), f"members {places}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clipping_is_torchs(dtype):
+    """To several norms at once, above and below what the gradients have, and to none."""
+    limits = [0.01, 1e6, math.inf, 0.5]
+    stack = StackedMLP(networks(4, dtype=dtype), 6)
+    twins = networks(4, dtype=dtype)
+    for grad in stack.gradients:
+        grad.copy_(torch.randn(grad.shape))
+    for model, twin in zip(stack.models, twins, strict=True):
+        for parameter, its_twin in zip(model.parameters(), twin.parameters(), strict=True):
+            its_twin.grad = parameter.grad.clone()
+    norms = stack.clip(torch.tensor(limits, dtype=dtype))
+    for model, twin, limit, norm in zip(stack.models, twins, limits, norms, strict=True):
+        torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twin.parameters(), limit))
+        for parameter, its_twin in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, its_twin.grad)
+
+
+def test_clipping_keeps_to_a_member():
+    stack = StackedMLP(networks(3), 6)
+    for grad in stack.gradients:
+        grad.fill_(0.25)
+        grad[1] = math.nan
+        grad[2] = 0.0
+    norms = stack.clip(torch.tensor([math.inf, 1.0, 1.0]))
+    assert norms[1].isnan()
+    assert norms[2] == 0
+    for grad in stack.gradients:
+        assert (grad[0] == 0.25).all()
+        assert (grad[2] == 0).all()
+
+
+# --- stacks of runs -------------------------------------------------------------------------------------------------------
+
+
+def is_installed(optimizer):
+    try:
+        check_installed(optimizer)
+    except LabError:
+        return False
+    return True
+
+
+ARMS = {
+    name: {"optimizer": name}
+    | ({"use_ema": False, "lr_scheduler": "constant"} if "averages" in OPTIMIZERS[name].traits else {})
+    for name in OPTIMIZERS
+    if is_installed(name)
+} | {
+    "plateau": {"lr_scheduler": "reduce_lr_on_plateau:patience=0,threshold=0.3", "momentum_scheduler": "demon"},
+    "greedy": {"lr_scheduler": "greedy:patience=0,smooth=true"},
+    "adaptive": {"lr_scheduler": "adaptive"},
+    "mdlrc": {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant"},
+    "follows losses": {"timestep_sampler": "loss_second_moment:history=1", "loss_weighting": "learned_log_variance"},
+    "bands": {"timestep_lr": "banded:factors=[1|2]", "ema_update_every": 3},
+    "short": {"max_train_steps": 9},
+    "diverges": {"learning_rate": 1e6, "max_grad_norm": 0.0},
+}
+
+
+@functools.cache
+def data_of(name):
+    config = resolve_config(TrainingConfig(dataset_name=name, num_validation_images=64))
+    return kind_of(config).load_data(config, 1)
+
+
+# Wide enough for states in 8 bits, which are of 4096 numbers at least.
+def make_member(hidden_size=64, **options):
+    base = {"max_train_steps": 24, "train_batch_size": 32, "num_validation_images": 64, "validation_steps": 4}
+    base |= {"dataset_name": "moons", "ddpm_num_steps": 10, "logging_steps": 5, "output_dir": "run", "log_timestep_bins": 0}
+    config = resolve_config(TrainingConfig(**{**base, **options}))
+    data = data_of(config.dataset_name)
+    model_config = {"dimension": 2, "hidden_size": hidden_size, "num_layers": 1, "embedding_size": 16}
+    return Member(make_plan(config, data, model_config), data, CPU)
+
+
+def make_members():
+    return {name: make_member(**options) for name, options in ARMS.items()}
+
+
+def train(stack, last=None):
+    for _ in stack.updates(last):
+        pass
+
+
+@pytest.fixture(scope="module")
+def without_a_stop():
+    """All of [`ARMS`], trained to their ends."""
+    members = make_members()
+    train(Stack(list(members.values()), CPU))
+    return members
+
+
+def assert_same_state(found, expected):
+    """Of two states, or parts of them; to the bit."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            if key != "seconds":
+                assert_same_state(found[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same_state(one, other)
+    elif isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert found == expected or found != found != expected != expected
+
+
+@pytest.fixture(scope="module", params=[1, 6, 10, 17])
+def with_a_stop(request):
+    """The same, saved and loaded as a study does it, at some update between two logging points or at one."""
+    stopped = make_members()
+    stack = Stack(list(stopped.values()), CPU)
+    train(stack, request.param)
+    file = io.BytesIO()
+    torch.save({name: member.state_dict(stack.sums_of(member)) for name, member in stopped.items()}, file)
+    file.seek(0)
+    states = torch.load(file, weights_only=True)
+    members = make_members()
+    for name, state in states.items():
+        members[name].update, members[name].error = state["update"], state["error"]
+    stack = Stack(list(members.values()), CPU)
+    stack.load({members[name]: state for name, state in states.items()})
+    train(stack)
+    return members
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_saving_and_going_on_is_never_having_stopped(without_a_stop, with_a_stop, name):
+    nothing = torch.zeros(3)
+    assert_same_state(with_a_stop[name].state_dict(nothing), without_a_stop[name].state_dict(nothing))
+
+
+def test_the_ends_were_as_meant(without_a_stop):
+    """Otherwise nothing of the kind would have been saved above."""
+    for name, member in without_a_stop.items():
+        assert (member.error is not None) == (name == "diverges")
+    assert without_a_stop["short"].update == 9
+    assert without_a_stop["diverges"].update < 24
+    assert without_a_stop["plateau"].current_lr < without_a_stop["plateau"].config.learning_rate
+    sampler = without_a_stop["follows losses"].objective.sampler
+    assert sampler.probabilities(0).std() > 0
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_an_optimizer_works_in_the_stack(name):
+    """Its parameters stay views of the stack, whatever it does to them, and the stack changes."""
+    others = [make_member(), make_member(seed=1)]
+    member = make_member(**ARMS[name])
+    stack = Stack([others[0], member, others[1]], CPU)
+    before = [weight[1].clone() for weight in stack.mlp.weights]
+    for _ in range(3):
+        stack.do_update()
+        linears = [member.model.input, *member.model.blocks, member.model.output]
+        for linear, weight, bias in zip(linears, stack.mlp.weights, stack.mlp.biases, strict=True):
+            assert linear.weight.data_ptr() == weight[1].data_ptr()
+            assert linear.bias.data_ptr() == bias[1].data_ptr()
+        for parameter, grad in zip(member.model.parameters(), stack.mlp.gradients, strict=True):
+            assert parameter.grad.data_ptr() == grad[1].data_ptr()
+    assert not all(torch.equal(old, new[1]) for old, new in zip(before, stack.mlp.weights, strict=True))
+
+
+def test_who_leaves_takes_only_itself_along():
+    """A view would keep the whole stack in memory, and in every file that the member is saved in."""
+    short, long = make_member(max_train_steps=2), make_member(max_train_steps=3)
+    stack = Stack([short, long], CPU)
+    train(stack, 2)
+    assert stack.members == [long]
+    for parameter in short.model.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
+        assert parameter.grad is None
+    assert len(stack.mlp.weights[0]) == 1
+
+
+def test_time_is_shared_out():
+    members = [make_member(max_train_steps=steps) for steps in (5, 10, 20)]
+    stack = Stack(members, CPU)
+    started = time.perf_counter()
+    train(stack)
+    wall = time.perf_counter() - started
+    trained = [member.training_seconds for member in members]
+    assert trained[0] < trained[1] < trained[2]
+    total = sum(trained) + sum(member.evaluation_seconds for member in members)
+    assert wall / 2 < total <= wall
+
+
+def test_an_update_to_stop_at():
+    member = make_member()
+    stack = Stack([member], CPU)
+    assert list(stack.updates(3)) == [1, 2, 3]
+    assert list(stack.updates(3)) == []
+    assert stack.sums_of(member)[2] == 3
+    assert list(stack.updates())[-1] == 24
+    assert stack.members == []
+    assert stack.sums_of(member).tolist() == [0, 0, 0]
+
+
+# --- the probe, curves ----------------------------------------------------------------------------------------------------
+
+
+def test_the_probe_changes_nothing():
+    (model,) = networks(1)
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    found = fastest_products(model, 16, 3)
+    assert found in CANDIDATES.values()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_probe_knows_what_only_torch_computes():
+    assert fastest_products(networks(1, dtype=torch.float64)[0], 16, 3) == STOCK
+
+
+@pytest.mark.parametrize("num_updates", [1, 7, 200, 201, 999, 10_000])
+def test_curves_are_thinned(num_updates):
+    curves = Curves(num_updates)
+    for update in range(num_updates):
+        curves.add_loss(update, float(update), 1 / (update + 1))
+    loss = curves.to_dict()["loss"]
+    assert len(loss["update"]) == min(num_updates, 200)
+    assert loss["update"] == sorted(set(loss["update"]))
+    assert loss["update"][-1] == num_updates - 1
+    assert loss["lr"] == [1 / (update + 1) for update in loss["update"]]
+    starts = [0, *(update + 1 for update in loss["update"][:-1])]
+    expected = [np.mean(range(start, end + 1)) for start, end in zip(starts, loss["update"], strict=True)]
+    assert loss["loss"] == pytest.approx(expected)
+
+
+def test_curves_keep_what_is_finite_and_come_back():
+    curves = Curves(3)
+    assert curves.to_dict() == {"loss": {"update": [], "loss": [], "lr": []}, "quality": {}}
+    assert curves.last_quality == {}
+    for update, loss in enumerate((1.5, math.inf, math.nan)):
+        curves.add_loss(update, loss, 0.1)
+    curves.add_quality(1, {"validation_loss": 0.5, "validation_loss_ema": 0.75})
+    curves.add_quality(2, {"validation_loss": 0.25, "validation_loss_ema": 0.5})
+    again = Curves(3)
+    again.load_state_dict(curves.state_dict())
+    for each in (curves, again):
+        assert json.loads(json.dumps(each.to_dict(), allow_nan=False)) == {
+            "loss": {"update": [0], "loss": [1.5], "lr": [0.1]},
+            "quality": {"update": [1, 2], "validation_loss": [0.5, 0.25], "validation_loss_ema": [0.75, 0.5]},
+        }
+        assert each.last_quality == {"validation_loss": 0.25, "validation_loss_ema": 0.5}
+    again.add_quality(3, {"validation_loss": 0.0, "validation_loss_ema": 0.0})
+    assert len(curves.to_dict()["quality"]["update"]) == 2
