@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         metavar="ACTION",
-        help="list: shows the presets; run: does what is left to do; report: writes the report anew; card: copies what others "
-        "are to see",
+        help="list: shows the presets; run: does what is left to do; report: writes the report anew; card: copies what "
+        "others are to see",
     )
     parser.add_argument(
         "what", nargs="?", metavar="WHAT", help="of run, a YAML file or the name of a preset; else the folder of a study"
