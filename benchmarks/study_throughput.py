@@ -20,10 +20,11 @@ from toy2d import RECIPE, make_trainer, plain_updates
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.study.bench import Bench
 from diffusers_lrlab.study.commands import PRECISIONS
+from diffusers_lrlab.study.expansion import expand
 from diffusers_lrlab.study.matmuls import CANDIDATES, WAYS
 from diffusers_lrlab.study.probe import fastest_products
+from diffusers_lrlab.study.reading import read_spec
 from diffusers_lrlab.study.results import StudyFolder
-from diffusers_lrlab.study.spec import expand, read_spec
 from diffusers_lrlab.study.stack import Member, Stack
 from diffusers_lrlab.training.arguments import read_yaml
 from diffusers_lrlab.training.environment import describe_environment

@@ -12,6 +12,23 @@ class LabError(ValueError):
     """Something was asked for that cannot be done as asked. Scripts print it without a traceback and exit with 2."""
 
 
+class DiskFull(LabError):
+    """
+    A file that there was no room for. What was to appear there did not.
+
+    Args:
+        path (`Path`): Of the file.
+        reason (`str`): What the system said.
+    """
+
+    def __init__(self, path: Path, reason: str):
+        self.event = f"No room to write {str(path)!r} ({reason}). Nothing half-written was left there. Free some space;"
+        super().__init__(
+            f"{self.event} then go on by --resume_from_checkpoint latest if there is a checkpoint, or start again by "
+            "--overwrite_output_dir."
+        )
+
+
 class Diverged(LabError):
     """A run whose loss is no longer finite."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import LabError
+from .errors import DiskFull, LabError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Writers that are not Python's own report a full disk by other exceptions: safetensors, torch and numpy.
@@ -21,7 +21,7 @@ _FULL_TEXT = re.compile(
 
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
-    """Turns the errors of a full disk, while `path` is written, into a `LabError`; others pass."""
+    """Turns the errors of a full disk, while `path` is written, into a `DiskFull`; others pass."""
     try:
         yield
     except LabError:
@@ -29,11 +29,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
     except Exception as error:
         if getattr(error, "errno", None) not in _FULL and not _FULL_TEXT.search(str(error)):
             raise
-        raise LabError(
-            f"No room to write {str(path)!r} ({getattr(error, 'strerror', None) or error}). Nothing half-written was left "
-            "there. Free some space; then go on by --resume_from_checkpoint latest if there is a checkpoint, or start again "
-            "by --overwrite_output_dir."
-        ) from error
+        raise DiskFull(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 @contextmanager

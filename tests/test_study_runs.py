@@ -31,11 +31,12 @@ from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.study import stacks
 from diffusers_lrlab.study.bench import Bench
 from diffusers_lrlab.study.consistency import consistency
+from diffusers_lrlab.study.expansion import expand
 from diffusers_lrlab.study.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.study.matmuls import STOCK
+from diffusers_lrlab.study.reading import load_spec
 from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.run import run_study
-from diffusers_lrlab.study.spec import expand, load_spec
 from diffusers_lrlab.study.stack import Stack
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.loop import Trainer
@@ -494,7 +495,8 @@ def test_a_full_disk(home, tmp_path, capsys, executor, num_bytes, what):
     error = capsys.readouterr().err
     assert "error: No room to write" in error
     assert what in error
-    assert "Free some space" in error
+    assert "Free some space; then give the same command again" in error
+    assert "--overwrite_output_dir" not in error
     assert "Traceback" not in error
     assert not records(out)
     assert not list(out.rglob(".tmp*"))

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusers_lrlab.cli import main
-from diffusers_lrlab.study.spec import RunSpec, expand, expand_tuning, load_spec, preset_names, read_spec, spec_from_dict
+from diffusers_lrlab.study.expansion import expand, expand_tuning
+from diffusers_lrlab.study.reading import load_spec, preset_names, read_spec, spec_from_dict
+from diffusers_lrlab.study.spec import RunSpec
 from diffusers_lrlab.training.config import TrainingConfig
 
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .spec import StudySpec, expand, expand_tuning, load_spec, preset_names
+from .expansion import expand, expand_tuning
+from .reading import load_spec, preset_names
+from .spec import StudySpec
 
 
 def num_runs(spec: StudySpec) -> int:

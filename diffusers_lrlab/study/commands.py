@@ -95,7 +95,7 @@ def run(options: argparse.Namespace, program: str) -> None:
         raise LabError(f"There is no precision {options.precision!r}. Known: {', '.join(PRECISIONS)}.")
     if options.stack_size is not None and options.stack_size < 1:
         raise LabError(f"--stack_size {options.stack_size} is not allowed; use 1 or more.")
-    from .spec import load_spec
+    from .reading import load_spec
 
     spec = dataclasses.replace(load_spec(options.what), precision=options.precision)
     if options.dry_run:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import Diverged, Interrupted, LabError
+from ..errors import DiskFull, Diverged, Interrupted, LabError
 from ..training.interrupts import interrupts_raised
 from .bench import Bench
 from .curves import Curves
@@ -133,10 +133,12 @@ class StudyInterrupted(Interrupted):
 
 
 @contextmanager
-def interrupts_explained(folder: Path) -> Iterator[None]:
-    """Turns SIGINT and SIGTERM inside this block into a [`StudyInterrupted`], whoever in it notices them."""
+def stops_explained(folder: Path) -> Iterator[None]:
+    """Says how a study goes on after SIGINT, SIGTERM and a full disk inside this block, whoever in it notices them."""
     try:
         with interrupts_raised(lambda number: StudyInterrupted(number, folder)):
             yield
     except Interrupted as interruption:
         raise StudyInterrupted(interruption.signal_number, folder) from None
+    except DiskFull as full:
+        raise LabError(f"{full.event} then give the same command again to go on: what is done is kept.") from full

@@ -12,10 +12,11 @@ import numpy as np
 from ..optimizers import optimizer_state_bytes
 from .bench import Bench
 from .executors import check_stackable, share_out
+from .expansion import expand, expand_tuning
 from .probe import fastest_products
 from .results import StudyFolder
 from .run import check_executor, use_all_cores
-from .spec import RunSpec, StudySpec, expand, expand_tuning
+from .spec import RunSpec, StudySpec
 from .stack import Member, Stack
 from .stacks import cut
 

@@ -10,9 +10,11 @@ import torch
 from ..errors import LabError
 from ..training.run import keep_freed_memory
 from .bench import Bench
-from .executors import EXECUTORS, check_stackable, interrupts_explained, share_out
+from .executors import EXECUTORS, check_stackable, share_out, stops_explained
+from .expansion import expand, expand_tuning
+from .reading import spec_from_dict
 from .results import StudyFolder
-from .spec import RunSpec, StudySpec, expand, expand_tuning, spec_from_dict
+from .spec import RunSpec, StudySpec
 from .summary import chosen_rates, summarise, write_summary
 
 
@@ -52,7 +54,7 @@ def run_study(
         bench.plan(run)
     if executor == "stacked":
         check_stackable([*tuning, *first], bench)
-    with folder.locked(), interrupts_explained(folder.path):
+    with folder.locked(), stops_explained(folder.path):
         folder.write_spec(spec, command)
         do_missing(tuning, bench, executor, "tune")
         runs = expand(spec, chosen_rates(spec, folder.results(tuning)))

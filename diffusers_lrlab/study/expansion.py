@@ -1,0 +1,118 @@
+"""From the specification of a study to all of its runs, checked as a whole before one of them begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..data.sources import settle_point_column
+from ..errors import LabError, did_you_mean
+from ..training.arguments import parse_options
+from ..training.checks import check_source, resolve_config
+from ..training.choices import check_schedule
+from ..training.config import TrainingConfig
+from ..training.kinds import kind_of
+from ..training.timestep_choices import check_timesteps
+from .metrics import check_metrics, default_metrics
+from .spec import RunSpec, StudySpec
+
+
+def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) -> list[RunSpec]:
+    """
+    All runs of a comparison, checked, as far as that can be done without data.
+
+    Args:
+        spec ([`StudySpec`]): The study.
+        chosen (`dict`, *optional*): The learning rate of each (arm, data set), once they are tuned.
+
+    Raises:
+        LabError: for the first run that cannot be done as asked, and for two arms that are the same.
+    """
+    runs = []
+    for (arm, dataset), (config, model) in _configs(spec).items():
+        if chosen:
+            config = dataclasses.replace(config, learning_rate=chosen[arm, dataset])
+        metrics = spec.metrics or default_metrics(config)
+        runs += [
+            RunSpec(arm, dataset, seed, "compare", dataclasses.replace(config, seed=seed), metrics, spec.precision, model)
+            for seed in spec.seeds
+        ]
+    _check_distinct(runs)
+    measured = {name: None for run in runs for name in run.metrics}
+    if spec.primary_metric and spec.primary_metric not in measured:
+        raise LabError(
+            f"primary_metric: {spec.primary_metric!r} is none of the metrics of the study."
+            f"{did_you_mean(spec.primary_metric, measured)} They are {', '.join(measured)}."
+        )
+    return runs
+
+
+def expand_tuning(spec: StudySpec) -> list[RunSpec]:
+    """All runs that learning rates are chosen by."""
+    if spec.tune is None:
+        return []
+    runs = []
+    for (arm, dataset), (config, model) in _configs(spec).items():
+        check_metrics((spec.tune.metric,), config, "tune: metric")
+        for rate in spec.tune.rates_for(config):
+            for seed in spec.tune.seeds:
+                own = dataclasses.replace(config, learning_rate=rate, seed=seed)
+                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision, model))
+    _check_distinct(runs)
+    return runs
+
+
+def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dict[str, Any] | None]]:
+    """The resolved configuration of each arm on each data set, and that of its model if one was asked for."""
+    configs = {}
+    models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
+    for arm, arm_fields in spec.arms.items():
+        own = {key: value for key, value in arm_fields.items() if key != "description"}
+        for dataset, dataset_fields in spec.datasets.items():
+            where = f"the arm {arm!r} on {dataset!r}"
+            options = {**spec.base, **dataset_fields, **own}
+            try:
+                config = _settle(options, where, spec.evaluation_points)
+                check_metrics(spec.metrics, config, "metrics")
+                check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
+                key = tuple(
+                    getattr(config, name)
+                    for name in ("model_config_name_or_path", "cache_dir", "point_column", "resolution", "image_channels")
+                )
+                if key not in models:
+                    models[key] = kind_of(config).load_model_config(config)
+            except LabError as error:
+                raise LabError(f"In {where}: {error}") from None
+            configs[arm, dataset] = config, models[key]
+    return configs
+
+
+def _settle(options: dict[str, Any], where: str, evaluation_points: int) -> TrainingConfig:
+    config = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
+    check_source(config)
+    config = resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
+    config.mixed_precision = config.mixed_precision or "no"  # of the study, not of a launcher
+    if config.validation_steps is None and config.num_validation_images:
+        if config.max_train_steps is None:
+            raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
+        config.validation_steps = max(1, config.max_train_steps // evaluation_points)
+    check_schedule(config)
+    check_timesteps(config)
+    return config
+
+
+def _check_distinct(runs: list[RunSpec]) -> None:
+    seen: dict[str, RunSpec] = {}
+    for run in runs:
+        other = seen.setdefault(run.digest, run)
+        if other is run:
+            continue
+        if other.dataset != run.dataset:
+            raise LabError(
+                f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}: every field agrees. "
+                "Let the data sets differ, and leave their options out of the arms."
+            )
+        at = f" at learning rate {run.config.learning_rate:g} of tune" if run.stage == "tune" else ""
+        raise LabError(
+            f"The arms {other.arm!r} and {run.arm!r} are the same on {run.dataset!r}{at}: every field agrees. Leave one out."
+        )

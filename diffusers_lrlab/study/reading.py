@@ -1,0 +1,221 @@
+"""From a YAML file, or the name of a preset, to the specification of a study."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError, did_you_mean
+from ..training.arguments import read_yaml
+from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
+from .spec import NOT_IN_SPECS, StudySpec, Tuning
+from .statistics import LARGER_IS_BETTER
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*")
+
+
+def preset_names() -> list[str]:
+    """Studies that come with the package."""
+    folder = importlib.resources.files(__package__) / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_spec(source: str) -> StudySpec:
+    """
+    A study from a YAML file or the name of a preset.
+
+    Raises:
+        LabError: for names that are not known, fields that do not exist, and what cannot be done as asked.
+    """
+    if source in preset_names():
+        with importlib.resources.as_file(importlib.resources.files(__package__) / "presets" / f"{source}.yaml") as path:
+            return read_spec(read_yaml(str(path), "the preset"), source, path.parent)
+    path = Path(source).expanduser()
+    if not path.suffix and not path.exists():
+        hint = did_you_mean(source, preset_names())
+        raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
+    return read_spec(read_yaml(str(path), "the study"), path.stem, path.parent)
+
+
+_KEYS = (
+    *("title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"),
+    *("tune", "evaluation_points", "speedup_metric"),
+)
+
+
+def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> StudySpec:
+    """
+    A study from data.
+
+    Args:
+        options (`dict`): As README, Studies, describes them.
+        name (`str`): Of the study.
+        folder (`Path`): What paths in it start from.
+    """
+    _known(options, _KEYS, f"the study {name!r}")
+    for needed in ("arms", "datasets"):
+        if not options.get(needed):
+            raise LabError(f"The study {name!r} has no {needed}. Add them; README, Studies, shows the form.")
+    base = _fields(options.get("base") or {}, "base", folder)
+    arms = _arms(options["arms"], options.get("learning_rates"), folder)
+    datasets = _datasets(options["datasets"], folder)
+    seeds = _seeds(options.get("seeds", 5), "seeds")
+    baseline = str(options.get("baseline", next(iter(arms))))
+    if baseline not in arms:
+        raise LabError(
+            f"The baseline {baseline!r} is none of the arms.{did_you_mean(baseline, arms)} They are {', '.join(arms)}."
+        )
+    metrics = tuple(str(name) for name in _list(options.get("metrics") or [], "metrics"))
+    tune = _tuning(options.get("tune"), seeds, options.get("learning_rates"))
+    points = options.get("evaluation_points", 20)
+    if not isinstance(points, int) or isinstance(points, bool) or points < 1:
+        raise LabError(f"evaluation_points: {points!r} is not allowed; use a whole number, 1 or more.")
+    primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
+    return StudySpec(
+        name, str(options.get("title", name)), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
+        _speedup_metric(options.get("speedup_metric")),
+    )  # fmt: skip
+
+
+def spec_from_dict(kept: dict[str, Any]) -> StudySpec:
+    """What [`StudySpec.to_dict`] was made of."""
+    tune = kept["tune"]
+    if tune is not None:
+        lists = (tuple(tune[name]) for name in ("learning_rates", "factors", "seeds"))
+        tune = Tuning(*lists, tune["metric"])  # type: ignore[call-arg, arg-type]  # mypy does not count them
+    return StudySpec(**{**kept, "seeds": tuple(kept["seeds"]), "metrics": tuple(kept["metrics"]), "tune": tune})
+
+
+def _speedup_metric(value: Any) -> str | None:
+    if value not in (None, "validation_loss", "validation_loss_ema"):
+        raise LabError(f"speedup_metric: {value!r} has no course over a run. Use validation_loss_ema or validation_loss.")
+    return value
+
+
+def _known(options: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in options:
+        if key not in keys:
+            raise LabError(f"There is no {key!r} in {where}.{did_you_mean(str(key), keys)} Known: {', '.join(keys)}.")
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    for one in values:
+        if values.count(one) > 1:
+            raise LabError(f"{what}: {one!r} is there twice. Name each once.")
+    return values
+
+
+def _seeds(value: Any, what: str) -> tuple[int, ...]:
+    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else _list(value, what)
+    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
+        raise LabError(f"{what}: {value!r} is not allowed; give a number of seeds, or a list such as [0, 1, 2].")
+    return tuple(seeds)
+
+
+def _numbers(value: Any, what: str) -> tuple[float, ...]:
+    values = _list(value, what)
+    try:
+        rates = tuple(float(rate) for rate in values)
+    except (TypeError, ValueError, OverflowError):
+        rates = ()
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise LabError(f"{what}: {value!r} is not allowed; give numbers above 0, such as [1e-4, 3e-4].")
+    _list(list(rates), what)  # once more as numbers: YAML takes 3e-4 for text, and 0.0003 not
+    return rates
+
+
+def _fields(fields: Any, where: str, folder: Path, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Fields of the training configuration, with paths that start from the file of the study."""
+    if not isinstance(fields, dict):
+        raise LabError(f"{where} must be a mapping of options to values, such as 'lr_scheduler: cosine'.")
+    known = [*(field.name for field in dataclasses.fields(TrainingConfig)), *also]
+    for name in fields:
+        if name in NOT_IN_SPECS:
+            raise LabError(f"{where} has {name}, which a study sees to by itself. Leave it out.")
+        if name not in known:
+            raise LabError(
+                f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
+                "training_scripts/train_ddpm.py; its --help explains them."
+            )
+    fields = dict(fields)
+    for name in ("model_config_name_or_path", "train_data_dir", "dataset_name"):
+        path = fields.get(name)
+        if path is not None and str(path) not in EMBEDDED_DEFAULTS and (folder / str(path)).exists():
+            fields[name] = str((folder / str(path)).resolve())
+    return fields
+
+
+def _named(value: Any, what: str) -> dict[str, Any]:
+    for name in value:
+        if not isinstance(name, str):
+            raise LabError(f"The name {name!r} of {what} is not text. Put it into quotes: '{name}'.")
+        if not _NAME.fullmatch(name) or "--" in name:
+            raise LabError(
+                f"The name {name!r} of {what} is not allowed: files are named after it. Use letters, digits and . _ @ + -."
+            )
+    return value
+
+
+def _arms(value: Any, rates: Any, folder: Path) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
+    arms: dict[str, dict[str, Any]] = {}
+    for name, fields in _named(value, "an arm").items():
+        fields = _fields(fields or {}, f"the arm {name!r}", folder, ("description", "learning_rates"))
+        own = fields.pop("learning_rates", rates)
+        if own is None:
+            arms[name] = fields
+            continue
+        if "learning_rate" in fields:
+            raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
+        for rate in _numbers(own, f"learning_rates of {name!r}"):
+            if f"{name}@{rate:g}" in arms:
+                raise LabError(
+                    f"Two arms would be called '{name}@{rate:g}'. Give rates that differ in their first 6 digits."
+                )
+            arms[f"{name}@{rate:g}"] = {**fields, "learning_rate": rate}
+    return arms
+
+
+def _datasets(value: Any, folder: Path) -> dict[str, dict[str, Any]]:
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list):
+        value = {str(name): {"dataset_name": name} for name in _list(value, "datasets")}
+    if not isinstance(value, dict):
+        raise LabError("datasets must be a list of names, or a mapping of names to fields.")
+    return {
+        name: _fields(fields if fields else {"dataset_name": name}, f"the data set {name!r}", folder)
+        for name, fields in _named(value, "a data set").items()
+    }
+
+
+def _tuning(value: Any, seeds: tuple[int, ...], compared_rates: Any) -> Tuning | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise LabError("tune must be a mapping with learning_rates, seeds and metric.")
+    _known(value, ("learning_rates", "factors", "seeds", "metric"), "tune")
+    if compared_rates is not None:
+        raise LabError("learning_rates and tune exclude each other: either all rates are compared, or one is chosen.")
+    if ("learning_rates" in value) == ("factors" in value):
+        raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")
+    own = _seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
+    if shared := sorted(set(own) & set(seeds)):
+        raise LabError(
+            f"tune: seeds {shared} are those of the comparison, and would favour the arms that were lucky there. Use others."
+        )
+    rates, factors = (
+        _numbers(value[name], f"tune: {name}") if name in value else () for name in ("learning_rates", "factors")
+    )
+    metric = str(value.get("metric", "kl"))
+    if metric in LARGER_IS_BETTER:
+        raise LabError(
+            f"tune: metric {metric!r} is better the larger it is. Choose by one that is better the smaller it is."
+        )
+    return Tuning(rates, factors, own, metric)
