@@ -37,16 +37,19 @@ class Curves:
         return {key: value for key, value in (self._quality or [{}])[-1].items() if key != "update"}
 
     def to_dict(self) -> dict[str, dict[str, list[Any]]]:
-        """For the file of the run; losses as means over equal parts of the run, 200 at most."""
+        """For the file of the run: losses as means over equal parts of the run, and quality at some points; 200 at most."""
         parts: dict[int, list[tuple[int, float, float]]] = {}
         for row in self._losses:
             parts.setdefault(row[0] * _MOST_POINTS // max(self.num_updates, 1), []).append(row)
         losses = [(rows[-1][0], float(np.mean([loss for _, loss, _ in rows])), rows[-1][2]) for rows in parts.values()]
         finite = [row for row in losses if math.isfinite(row[1])]
-        names = list(self._quality[0]) if self._quality else []
+        # Some schedules want a validation after every update.
+        places = np.unique(np.linspace(0, len(self._quality) - 1, _MOST_POINTS).astype(int)) if self._quality else []
+        shown = [self._quality[place] for place in places]
+        names = list(shown[0]) if shown else []
         return {
             "loss": {name: [row[place] for row in finite] for place, name in enumerate(("update", "loss", "lr"))},
-            "quality": {name: [row[name] for row in self._quality] for name in names},
+            "quality": {name: [row[name] for row in shown] for name in names},
         }
 
     def state_dict(self) -> dict[str, Any]:
