@@ -44,8 +44,8 @@ class Curves:
         losses = [(rows[-1][0], float(np.mean([loss for _, loss, _ in rows])), rows[-1][2]) for rows in parts.values()]
         finite = [row for row in losses if math.isfinite(row[1])]
         # Some schedules want a validation after every update.
-        places = np.unique(np.linspace(0, len(self._quality) - 1, _MOST_POINTS).astype(int)) if self._quality else []
-        shown = [self._quality[place] for place in places]
+        places = np.unique(np.linspace(0, max(len(self._quality) - 1, 0), _MOST_POINTS).astype(int))
+        shown = [self._quality[place] for place in places] if self._quality else []
         names = list(shown[0]) if shown else []
         return {
             "loss": {name: [row[place] for row in finite] for place, name in enumerate(("update", "loss", "lr"))},

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..optimizers import optimizer_state_bytes
+from ..training.core import RunCore
 from .bench import Bench
 from .executors import check_stackable, share_out
 from .expansion import expand, expand_tuning
+from .measure import measure
 from .probe import fastest_products
 from .results import StudyFolder
 from .run import check_executor, use_all_cores
@@ -43,43 +50,76 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     ]
     if tuning:
         lines.append(f"  before, {len(tuning)} runs to choose learning rates")
-    total, most_memory = 0.0, 0.0
+    together = _Cost()
     for name, some in share_out([*tuning, *runs], bench, executor):
         updates = sum(bench.plan(run)[0].num_updates for run in some)
-        seconds, memory = _stacked_cost(some, bench) if name == "stacked" else _local_cost(some, bench)
-        total, most_memory = total + seconds, max(most_memory, memory)
-        lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, about {_duration(seconds)} of training")
-    lines.append(f"  together about {_duration(total)} of training; evaluation comes on top")
-    if most_memory:
-        lines.append(f"  weights, gradients, optimizer and EMA of the largest stack take {most_memory / 2**20:.0f} MiB")
+        cost = _stacked_cost(some, bench) if name == "stacked" else _local_cost(some, bench)
+        lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, {cost}")
+        together += cost
+    lines.append(f"  together {together}")
     return "\n".join(lines)
 
 
-def _stacked_cost(specs: list[RunSpec], bench: Bench) -> tuple[float, float]:
-    """Seconds of training and bytes, by some updates of the first of all stacks that are alike."""
-    seconds, most_memory = 0.0, 0.0
-    rates: dict[Any, float] = {}
+@dataclass
+class _Cost:
+    """Seconds, and bytes of the largest stack."""
+
+    training: float = 0.0
+    evaluation: float = 0.0
+    memory: float = 0.0
+
+    def __add__(self, other: _Cost) -> _Cost:
+        memory = max(self.memory, other.memory)
+        return _Cost(self.training + other.training, self.evaluation + other.evaluation, memory)
+
+    def __str__(self) -> str:
+        memory = f", {self.memory / 2**20:.0f} MiB of weights and what goes with them" if self.memory else ""
+        return f"about {_duration(self.training)} of training and {_duration(self.evaluation)} of evaluation{memory}"
+
+
+def _stacked_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
+    """By some updates and one evaluation of the first of all stacks that are alike."""
+    total = _Cost()
+    probed: dict[Any, _Cost] = {}
     for stack_specs in cut(specs, bench):
         plan, _ = bench.plan(stack_specs[0])
-        key = (repr(plan.model_config), plan.layout.global_batch, len(stack_specs))
-        if key not in rates:
+        key = (repr(plan.model_config), plan.layout.global_batch, len(stack_specs), stack_specs[0].metrics)
+        if key not in probed:
             members = [Member(*bench.plan(spec), bench.device) for spec in stack_specs]
             ways = fastest_products(members[0].model, plan.layout.global_batch, len(members))
             stack = Stack(members, bench.device, ways)
-            rates[key] = _seconds_per_update(stack.do_update)
-            most_memory = max(most_memory, sum(map(_bytes_of, members)))
-        seconds += rates[key] * plan.num_updates
-    return seconds, most_memory
+            seconds = _seconds_per_update(stack.do_update, plan.num_updates)
+            evaluation = _evaluation_seconds(members[0], stack_specs[0])
+            probed[key] = _Cost(seconds, evaluation, sum(map(_bytes_of, members)))
+        cost = probed[key]
+        total += _Cost(cost.training * plan.num_updates, cost.evaluation * len(stack_specs), cost.memory)
+    return total
 
 
-def _seconds_per_update(do_update: Any) -> float:
+def _evaluation_seconds(run: RunCore, spec: RunSpec) -> float:
+    """Of a run: its validations, and a measurement whose samples are drawn in two steps instead of all."""
+    seconds, started = 0.0, time.perf_counter()
+    if run.validation is not None:
+        run.validation_losses()
+        validations = run.plan.num_updates // run.plan.validation_updates
+        seconds += validations * (time.perf_counter() - started)
+    config, num_steps = run.config, run.config.ddpm_num_inference_steps
+    run.config = dataclasses.replace(config, ddpm_num_inference_steps=min(2, num_steps))
+    started = time.perf_counter()
+    measure(run, spec, {}, {})
+    seconds += time.perf_counter() - started + run.sampling_seconds * (num_steps / min(2, num_steps) - 1)
+    run.config = config
+    return seconds
+
+
+def _seconds_per_update(do_update: Any, num_updates: int) -> float:
     """Median of some updates, after the first ones."""
     times = []
-    for _ in range(_PROBED_UPDATES):
+    for _ in range(min(_PROBED_UPDATES, num_updates)):
         started = time.perf_counter()
         do_update()
         times.append(time.perf_counter() - started)
-    return float(np.median(times[_PROBED_UPDATES // 4 :]))
+    return float(np.median(times[len(times) // 4 :]))
 
 
 def _bytes_of(member: Member) -> float:
@@ -87,25 +127,30 @@ def _bytes_of(member: Member) -> float:
     return weights * (3 if member.ema is not None else 2) + optimizer_state_bytes(member.optimizer)
 
 
-def _local_cost(specs: list[RunSpec], bench: Bench) -> tuple[float, float]:
-    """Seconds of training, by some updates of one run of each arm on each data set."""
+def _local_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
+    """By some updates and one evaluation of a run of each arm on each data set."""
     from ..data.batches import iterate_batches
     from ..training.loop import Trainer
     from ..training.run import make_accelerator
     from ..training.run_folder import RunFolder
 
-    rates: dict[Any, float] = {}
-    seconds = 0.0
+    probed: dict[Any, _Cost] = {}
+    total = _Cost()
     for spec in specs:
-        key = (spec.arm, spec.dataset)
+        key = (spec.arm, spec.dataset, spec.metrics)
         plan, data = bench.plan(spec)
-        if key not in rates:
+        if key not in probed:
             with tempfile.TemporaryDirectory() as folder:
                 trainer = Trainer(plan, data, make_accelerator(plan.config), RunFolder(Path(folder)))
-                batches = iterate_batches(data, plan.layout, 0, range(min(_PROBED_UPDATES, plan.num_updates)))
-                rates[key] = _seconds_per_update(lambda: trainer.do_update(next(batches)))  # noqa: B023  # called at once
-        seconds += rates[key] * plan.num_updates
-    return seconds, 0.0
+                batches = iterate_batches(data, plan.layout, 0, range(plan.num_updates))
+                seconds = _seconds_per_update(partial(_update, trainer, batches), plan.num_updates)
+                probed[key] = _Cost(seconds, _evaluation_seconds(trainer, spec))
+        total += _Cost(probed[key].training * plan.num_updates, probed[key].evaluation)
+    return total
+
+
+def _update(trainer: Any, batches: Iterator[torch.Tensor]) -> None:
+    trainer.do_update(next(batches))
 
 
 def _duration(seconds: float) -> str:
