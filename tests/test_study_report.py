@@ -441,7 +441,7 @@ def test_what_a_study_has_besides(tmp_path):
     shown = Tables(page).found
     assert shown["Speed-ups"][1:] == [
         ["dino", "a", "5", "0", "9000", "–", "–", "–"],
-        ["dino", "b", "5", "2", "–", "0.8123", "0.70 to 0.90", "0.021"],
+        ["dino", "b", "5", "2", "–", "≤ 0.8123", "–", "0.021"],
     ]
     assert shown["The learning rate of each arm"][1:] == [
         ["dino", "a", "", "0.0001", "0.5"],

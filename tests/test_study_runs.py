@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ from diffusers_lrlab.cli import main
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.study import bench as benches
 from diffusers_lrlab.study import stacks
 from diffusers_lrlab.study.bench import Bench
 from diffusers_lrlab.study.consistency import consistency
@@ -73,7 +75,7 @@ def bare():
     """One thread, one way of multiplying, and no pictures where they are not what is tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", lambda _: None)
-        patch.setattr(stacks, "fastest_products", lambda *_: STOCK)
+        patch.setattr(benches, "fastest_products", lambda *_: STOCK)
         patch.setattr(report, "write_report", lambda folder, *_: folder / "report" / "index.html")
         yield patch
 
@@ -203,7 +205,7 @@ def test_the_file_of_a_run(request, executor):
         assert record["config"]["seed"] == run["seed"]
         assert "torch" in json.dumps(record["meta"])
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= {
-        *("runs", "weights", "stacks", "local", "spec.yaml", "summary.json", "summary.parquet"),
+        *("runs", "weights", "products.json", "spec.yaml", "summary.json", "summary.parquet"),
     }
     assert not [*folder.rglob(".tmp*"), *folder.glob("stacks/*"), *folder.glob("local/*")]
 
@@ -328,7 +330,7 @@ def test_more_seeds_are_added_to_what_is_there(home, done, capsys):
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "other", "list", "bytes"])
-def test_a_damaged_result_is_done_again(home, done, damage):
+def test_a_damaged_result_is_done_again(home, done, damage, capsys):
     before = moments(done)
     victim = next(iter(sorted((done / "runs").glob("cosine--moons--1*"))))
     text = victim.read_text()
@@ -341,7 +343,9 @@ def test_a_damaged_result_is_done_again(home, done, damage):
         "bytes": b"\xff\xfe\x00",
     }
     victim.write_bytes(broken[damage])
+    capsys.readouterr()
     study(home, done, speedup_metric="validation_loss_ema")
+    assert f"damaged and are done again: {victim.stem}" in capsys.readouterr().out
     after = moments(done)
     changed = {name for name in after if before[name] != after[name]}
     assert changed == {f"runs/{victim.name}", f"weights/{victim.stem}.safetensors"}
@@ -684,6 +688,50 @@ def test_stacks_of_another_size_give_the_same(home, stacked, tmp_path):
     for name, record in ours.items():
         assert record["train"]["results"] == pytest.approx(others[name]["train"]["results"], rel=1e-4)
         assert record["run"]["executor"]["members"] <= 3
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_stacks_have_as_many_members_as_was_asked_for_at_most(home, tmp_path, size):
+    runs = expand(load_spec(str(write_spec(home))))
+    stacks_of = list(stacks.cut(runs, Bench(StudyFolder(tmp_path), size)))
+    assert max(map(len, stacks_of)) <= size
+    assert sorted(run.id for some in stacks_of for run in some) == sorted(run.id for run in runs)
+
+
+def test_runs_of_data_that_have_changed_are_done_again(home, tmp_path, capsys):
+    own = tmp_path / "own"
+    rng = np.random.default_rng(0)
+    prints = []
+    for shift in (0.0, 3.0):
+        points = rng.normal(shift, 1, size=(600, 2)).astype(np.float32).tolist()
+        shutil.rmtree(own, ignore_errors=True)
+        datasets.Dataset.from_dict({"x": points}).save_to_disk(own)
+        study(home, tmp_path / "out", datasets={"mine": {"dataset_name": str(own)}}, seeds=1, arms={"constant": {}})
+        (record,) = records(tmp_path / "out").values()
+        prints.append(record["train"]["data_fingerprint"])
+    assert "The data have changed since 1 runs, which are done again" in capsys.readouterr().out
+    assert prints[0] != prints[1]
+
+
+def test_what_a_study_keeps_of_itself_can_be_run(home, done, tmp_path):
+    before = moments(done)
+    assert main(["study", "run", str(done / "spec.yaml"), f"--out={done}"]) == 0
+    assert moments(done) == before
+
+
+def test_a_folder_is_of_one_study(home, done, tmp_path, capsys):
+    other = tmp_path / "other.yaml"
+    other.write_text((home / "study.yaml").read_text())
+    before = contents(done)
+    assert main(["study", "run", str(other), f"--out={done}"]) == 2
+    assert "holds the study 'study', and this is 'other'" in capsys.readouterr().err
+    assert contents(done) == before
+
+
+def test_two_precisions_one_after_the_other(home, tmp_path):
+    arms = {"fp32": {}, "bf16": {"mixed_precision": "bf16"}}
+    out = study(home, tmp_path / "out", "--executor=local", arms=arms, baseline=None, **ONE)
+    assert {record["config"]["mixed_precision"] for record in records(out).values()} == {"no", "bf16"}
 
 
 def test_exact_kl_alone_is_measured(home, tmp_path):

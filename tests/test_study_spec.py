@@ -120,8 +120,13 @@ REFUSED = {
     ),
     "arm that overrides the data set": (
         {"arms": {"a": {"dataset_name": "dino"}}},
-        ["'a' on 'dino' is the same as 'a' on 'moons'", "leave their options out of the arms"],
+        ["The arm 'a' has dataset_name", "Add a data set instead"],
     ),
+    "losses of different targets": (
+        {"arms": {"a": {}, "b": {"prediction_type": "v_prediction"}}, "metrics": ["validation_loss"]},
+        ["validation_loss cannot be compared between arms that differ in prediction_type", "by kl"],
+    ),
+    "long name": ({"arms": {"a" * 65: {}}}, ["64 at most"]),
     "metric twice": ({"metrics": ["kl", "kl"]}, ["metrics: 'kl' is there twice"]),
     "rate twice": ({"learning_rates": ["1e-3", 0.001]}, ["learning_rates of 'constant': 0.001 is there twice"]),
     "rates of one name": ({"learning_rates": [0.001, 0.0010000001]}, ["'constant@0.001'", "6 digits"]),
@@ -525,3 +530,14 @@ def test_the_identity_is_of_a_version_of_the_format(a_run):
     """Written down, so that results that people have keep their names unless somebody means to change them."""
     assert isinstance(a_run, RunSpec)
     assert a_run.id == "constant--dino--0--cee24188b3eb"
+
+
+def test_a_data_set_with_options_is_the_one_of_its_name():
+    spec = read_spec({"arms": {"a": {}}, "datasets": {"dino": {"num_validation_images": 50}}, "seeds": 1}, "x")
+    (run,) = expand(spec)
+    assert (run.dataset, run.config.dataset_name, run.config.num_validation_images) == ("dino", "dino", 50)
+
+
+def test_losses_of_different_targets_stand_side_by_side_if_they_are_not_compared():
+    arms = {"a": {}, "b": {"prediction_type": "v_prediction"}}
+    assert len(expand(read_spec({"arms": arms, "datasets": ["dino"], "seeds": 1, "metrics": ["kl"]}, "x"))) == 2

@@ -376,5 +376,7 @@ def test_curves_keep_what_is_finite_and_come_back():
             "quality": {"update": [1, 2], "validation_loss": [0.5, 0.25], "validation_loss_ema": [0.75, 0.5]},
         }
         assert each.last_quality == {"validation_loss": 0.25, "validation_loss_ema": 0.5}
+    curves.add_loss(2, 1.0, 0.1, 0.9)
+    assert "beta1" not in curves.to_dict()["loss"]  # not all of the run
     again.add_quality(3, {"validation_loss": 0.0, "validation_loss_ema": 0.0})
     assert len(curves.to_dict()["quality"]["update"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from tqdm.auto import tqdm
 
 from ..data.loading import TrainingData
 from ..errors import LabError
+from ..files import write_text
 from ..training.config import DataConfig
 from ..training.core import RunCore
 from ..training.environment import describe_environment
 from ..training.kinds import kind_of
 from ..training.plan import Plan, make_plan
+from .probe import fastest_products
 from .results import StudyFolder
 from .spec import RunSpec
 
@@ -71,6 +74,33 @@ class Bench:
             return make_plan(config, data, spec.model), data
         except LabError as error:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
+
+    def drop_outdated(self, specs: list[RunSpec]) -> None:
+        """Removes results of data that have changed since, and says so: a folder keeps its name when its points change."""
+        outdated = []
+        for spec in specs:
+            result = self.folder.read(spec.id)
+            if result is not None and result.record["train"].get("data_fingerprint") != self.data(spec).fingerprint:
+                self.folder.run_file(spec.id).unlink()
+                outdated.append(spec.id)
+        if outdated:
+            self.say(f"The data have changed since {len(outdated)} runs, which are done again: {', '.join(outdated)}.")
+
+    def products(self, model: Any, batch: int, num_members: int) -> dict[str, str]:
+        """
+        The fastest matrix products for a stack, measured once for a study and a machine.
+
+        Kept, since rounding depends on them: a study that goes on computes what it would have computed.
+        """
+        file = self.folder.path / "products.json"
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        shape = "x".join(str(parameter.numel()) for parameter in model.parameters())
+        where = [self.meta["processor"], str(self.meta["cpu_cores"]), self.meta["versions"]["torch"], self.precision]
+        key = ", ".join([f"parameters {shape}", f"batch {batch}", f"{num_members} members", *where])
+        if key not in known:
+            known[key] = fastest_products(model, batch, num_members)
+            write_text(file, json.dumps(known, indent=1) + "\n")
+        return known[key]
 
     def not_stackable(self, spec: RunSpec) -> str | None:
         """Why a run cannot be part of a stack; `None` if it can."""

@@ -21,6 +21,7 @@ from .results import RunResult
 from .spec import RunSpec
 
 _POINTS = 2000
+_MOST_SEEDS = 10  # of which all pairs are compared
 
 
 def consistency(runs: list[RunSpec], results: list[RunResult], bench: Bench) -> list[dict[str, Any]]:
@@ -43,10 +44,11 @@ def consistency(runs: list[RunSpec], results: list[RunResult], bench: Bench) -> 
     specs = {run.id: run for run in runs}
     rows = []
     for (dataset, arm), some in sorted(by_place.items()):
-        pairs = list(itertools.combinations(some, 2))
-        if pairs:
+        neighbours = list(itertools.pairwise(some))
+        if neighbours:
+            pairs = list(itertools.combinations(some[:_MOST_SEEDS], 2))
             row = {"dataset": dataset, "between": f"seeds of {arm}", **_distances(pairs)}
-            rows.append(row | _landscape(pairs[: len(some) - 1], specs, bench))
+            rows.append(row | _landscape(neighbours[:_MOST_SEEDS], specs, bench))
     for (dataset, arm), some in sorted(by_place.items()):
         for other in sorted({place[1] for place in by_place if place[0] == dataset and place[1] > arm}):
             others = {result.seed: result for result in by_place[dataset, other]}

@@ -20,12 +20,12 @@ class Curves:
 
     def __init__(self, num_updates: int):
         self.num_updates = num_updates
-        self._losses: list[tuple[int, float, float]] = []
+        self._losses: list[tuple[int, float, float, float | None]] = []
         self._quality: list[dict[str, float]] = []
 
-    def add_loss(self, update: int, loss: float, lr: float) -> None:
-        """The mean training loss since the last row, and the learning rate of `update`, the last one in it."""
-        self._losses.append((update, loss, lr))
+    def add_loss(self, update: int, loss: float, lr: float, beta1: float | None = None) -> None:
+        """The mean training loss since the last row, learning rate and momentum of `update`, the last one in it."""
+        self._losses.append((update, loss, lr, beta1))
 
     def add_quality(self, update: int, losses: dict[str, float]) -> None:
         """Validation losses after `update` updates."""
@@ -38,17 +38,19 @@ class Curves:
 
     def to_dict(self) -> dict[str, dict[str, list[Any]]]:
         """For the file of the run: losses as means over equal parts of the run, and quality at some points; 200 at most."""
-        parts: dict[int, list[tuple[int, float, float]]] = {}
+        parts: dict[int, list[tuple[int, float, float, float | None]]] = {}
         for row in self._losses:
             parts.setdefault(row[0] * _MOST_POINTS // max(self.num_updates, 1), []).append(row)
-        losses = [(rows[-1][0], float(np.mean([loss for _, loss, _ in rows])), rows[-1][2]) for rows in parts.values()]
+        losses = [(rows[-1][0], float(np.mean([row[1] for row in rows])), *rows[-1][2:]) for rows in parts.values()]
         finite = [row for row in losses if math.isfinite(row[1])]
+        has_momentum = bool(finite) and all(row[3] is not None for row in finite)
+        columns = ("update", "loss", "lr", "beta1") if has_momentum else ("update", "loss", "lr")
         # Some schedules want a validation after every update.
         places = np.unique(np.linspace(0, max(len(self._quality) - 1, 0), _MOST_POINTS).astype(int))
         shown = [self._quality[place] for place in places] if self._quality else []
         names = list(shown[0]) if shown else []
         return {
-            "loss": {name: [row[place] for row in finite] for place, name in enumerate(("update", "loss", "lr"))},
+            "loss": {name: [row[place] for row in finite] for place, name in enumerate(columns)},
             "quality": {name: [row[name] for row in shown] for name in names},
         }
 

@@ -30,11 +30,16 @@ def run_local(specs: list[RunSpec], bench: Bench) -> None:
     Raises:
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
+    from accelerate.state import AcceleratorState, GradientState
+
     from ..training.loop import Trainer
     from ..training.run import make_accelerator
     from ..training.run_folder import RunFolder
 
     for spec in specs:
+        # accelerate keeps one precision for the whole process.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
         path = bench.folder.path / "local" / spec.id
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan, data = bench.plan(spec, str(path))
@@ -67,7 +72,7 @@ def _curves_of(folder: Any, num_updates: int) -> Curves:
     curves = Curves(num_updates)
     for row in folder.read_metrics():
         if "loss" in row:
-            curves.add_loss(row["update"], row["loss"], row["lr"])
+            curves.add_loss(row["update"], row["loss"], row["lr"], row.get("beta1"))
         else:
             curves.add_quality(row["update"], {key: value for key, value in row.items() if key != "update"})
     return curves

@@ -84,7 +84,29 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dic
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
             configs[arm, dataset] = config, models[key]
+    _check_comparable(spec, {place: config for place, (config, _) in configs.items()})
     return configs
+
+
+# Losses of different targets, noise or points are different quantities.
+_LOSS_OF = ("prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "num_validation_images")
+
+
+def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingConfig]) -> None:
+    """Raises a `LabError` if a loss is to be compared between arms for which it means different things."""
+    asked = {*spec.metrics, spec.speedup_metric or ""}
+    losses = sorted(asked & {"validation_loss", "validation_loss_ema", "training_set_loss"})
+    for name in _LOSS_OF if losses else ():
+        if name == "num_validation_images" and losses == ["training_set_loss"]:
+            continue
+        for dataset in spec.datasets:
+            values = {getattr(configs[arm, dataset], name) for arm in spec.arms}
+            if len(values) > 1:
+                raise LabError(
+                    f"{', '.join(losses)} cannot be compared between arms that differ in {name} "
+                    f"({', '.join(map(str, sorted(values)))} on {dataset!r}): it is another quantity for each. Compare "
+                    "samples, such as by kl, or give all arms the same."
+                )
 
 
 def _settle(options: dict[str, Any], where: str, evaluation_points: int) -> TrainingConfig:

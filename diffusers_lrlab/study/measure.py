@@ -99,6 +99,7 @@ def _needs_samples(spec: RunSpec) -> bool:
 
 def _course(run: RunCore) -> dict[str, Any]:
     return {
+        "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,
         "updates_done": run.update,
         "num_parameters": run.plan.num_parameters,

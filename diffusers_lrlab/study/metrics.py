@@ -15,9 +15,15 @@ _LABELS = {
     "validation_loss_ema": "Loss of the EMA weights on held-out data",
     "training_set_loss": 'Loss of the raw weights on all training points (the paper\'s "evaluation loss")',
     "exact_kl": "KL(data ‖ model) by the known density, bits",
-    "sharpness": "Largest eigenvalue of the Hessian of the held-out loss at the last weights",
+    "sharpness": "Largest eigenvalue of the Hessian of the held-out loss at the averaged weights",
     "frechet_distance": "Fréchet distance to held-out images",
 }
+
+
+# Sample quality first.
+DEFAULT_METRICS = (
+    *("kl", "frechet_distance", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss"),
+)
 
 
 def metric_labels() -> dict[str, str]:
@@ -77,5 +83,4 @@ def check_metrics(names: Iterable[str], config: TrainingConfig, where: str) -> N
 
 def default_metrics(config: TrainingConfig) -> tuple[str, ...]:
     """What a run is measured by if nobody says: sample quality first."""
-    wanted = ("kl", "frechet_distance", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss")
-    return tuple(name for name in wanted if _absence(name, config) is None)
+    return tuple(name for name in DEFAULT_METRICS if _absence(name, config) is None)

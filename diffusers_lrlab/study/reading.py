@@ -15,7 +15,12 @@ from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
 from .spec import NOT_IN_SPECS, StudySpec, Tuning
 from .statistics import LARGER_IS_BETTER
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]*")
+# What data a run is about, which the data sets of a study decide.
+_SOURCES = (
+    *("dataset_name", "dataset_config_name", "dataset_split", "train_data_dir", "streaming", "image_column"),
+    *("point_column", "resolution", "image_channels"),
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
 
 def preset_names() -> list[str]:
@@ -38,7 +43,10 @@ def load_spec(source: str) -> StudySpec:
     if not path.suffix and not path.exists():
         hint = did_you_mean(source, preset_names())
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
-    return read_spec(read_yaml(str(path), "the study"), path.stem, path.parent)
+    options = read_yaml(str(path), "the study")
+    if {*options} == {"command", "spec"}:  # what a study keeps of itself
+        return spec_from_dict(options["spec"])
+    return read_spec(options, path.stem, path.parent)
 
 
 _KEYS = (
@@ -156,7 +164,8 @@ def _named(value: Any, what: str) -> dict[str, Any]:
             raise LabError(f"The name {name!r} of {what} is not text. Put it into quotes: '{name}'.")
         if not _NAME.fullmatch(name) or "--" in name:
             raise LabError(
-                f"The name {name!r} of {what} is not allowed: files are named after it. Use letters, digits and . _ @ + -."
+                f"The name {name!r} of {what} is not allowed: files are named after it. Use letters, digits and "
+                ". _ @ + -, 64 at most."
             )
     return value
 
@@ -167,6 +176,11 @@ def _arms(value: Any, rates: Any, folder: Path) -> dict[str, dict[str, Any]]:
     arms: dict[str, dict[str, Any]] = {}
     for name, fields in _named(value, "an arm").items():
         fields = _fields(fields or {}, f"the arm {name!r}", folder, ("description", "learning_rates"))
+        for source in _SOURCES:
+            if source in fields:
+                raise LabError(
+                    f"The arm {name!r} has {source}, but arms are compared on the same data. Add a data set instead."
+                )
         own = fields.pop("learning_rates", rates)
         if own is None:
             arms[name] = fields
@@ -190,9 +204,14 @@ def _datasets(value: Any, folder: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict):
         raise LabError("datasets must be a list of names, or a mapping of names to fields.")
     return {
-        name: _fields(fields if fields else {"dataset_name": name}, f"the data set {name!r}", folder)
+        name: _with_source(name, _fields(fields or {}, f"the data set {name!r}", folder))
         for name, fields in _named(value, "a data set").items()
     }
+
+
+def _with_source(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a data set; it is the one of this name unless they say otherwise."""
+    return fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
 
 
 def _tuning(value: Any, seeds: tuple[int, ...], compared_rates: Any) -> Tuning | None:

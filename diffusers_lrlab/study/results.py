@@ -100,6 +100,7 @@ class StudyFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self.damaged: set[str] = set()  # runs whose files were found and could not be read
 
     def run_file(self, run_id: str) -> Path:
         """Where the result of a run is."""
@@ -146,8 +147,8 @@ class StudyFolder:
             for file in self.path.glob(pattern):
                 shutil.rmtree(file) if file.is_dir() else file.unlink()
 
-    def check_is_study(self) -> None:
-        """Raises a `LabError` if the folder holds something else."""
+    def check_is_study(self, name: str) -> None:
+        """Raises a `LabError` if the folder holds something else than a study of this name."""
         if self.path.is_file():
             raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
         if self.path.is_dir() and not (self.path / "spec.yaml").exists():
@@ -156,6 +157,11 @@ class StudyFolder:
                     f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or "
                     "empty folder; nothing is ever overwritten unasked."
                 )
+        if (self.path / "spec.yaml").exists() and (kept := self.read_spec()[0]["name"]) != name:
+            raise LabError(
+                f"--out {str(self.path)!r} holds the study {kept!r}, and this is {name!r}, whose report would take the "
+                "place of the other's. Give another folder."
+            )
 
     def write_spec(self, spec: StudySpec, command: str) -> None:
         """Keeps what was asked for, and how."""
@@ -171,7 +177,7 @@ class StudyFolder:
         return kept["spec"], kept["command"]
 
     def read(self, run_id: str) -> RunResult | None:
-        """The result of a run; `None` if there is none, or half of one, which is then removed."""
+        """The result of a run; `None` if there is none, or half of one, which is noted."""
         file = self.run_file(run_id)
         if not file.exists():
             return None
@@ -181,7 +187,7 @@ class StudyFolder:
                 return result
         except (ValueError, KeyError, TypeError):
             pass
-        file.unlink()
+        self.damaged.add(run_id)
         return None
 
     def results(self, specs: Iterable[RunSpec]) -> list[RunResult]:

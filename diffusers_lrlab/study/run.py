@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ def run_study(
         Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
     folder = StudyFolder(out)
-    folder.check_is_study()
+    folder.check_is_study(spec.name)
     check_executor(executor)
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
@@ -61,6 +62,9 @@ def run_study(
         if strangers := folder.strangers([*tuning, *runs]):
             bench.say(f"{len(strangers)} results in {folder.path / 'runs'} are of other studies, and are left alone.")
         do_missing(runs, bench, executor, "study")
+        # Every run has its result: what is left here is of runs that were changed in between.
+        shutil.rmtree(bench.stacks, ignore_errors=True)
+        shutil.rmtree(folder.path / "local", ignore_errors=True)
         return tell(spec, runs, tuning, bench, command)
 
 
@@ -98,7 +102,10 @@ def report_study(out: Path) -> Path:
 
 def do_missing(specs: list[RunSpec], bench: Bench, executor: str | None, description: str) -> None:
     """Runs that have no result yet."""
+    bench.drop_outdated(specs)
     missing = {spec.id for spec in bench.folder.missing(specs)}
+    if bench.folder.damaged & missing:
+        bench.say(f"These results were damaged and are done again: {', '.join(sorted(bench.folder.damaged & missing))}.")
     if not missing:
         return
     if len(missing) < len(specs):

@@ -44,6 +44,7 @@ class Member(RunCore):
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
         self.last_lr = 0.0
+        self.last_momentum: float | None = None
 
     def start(self, objective: Objective, device: torch.device) -> None:
         """Makes the rest, once the network is in its stack."""
@@ -57,11 +58,13 @@ class Member(RunCore):
 
     def take_step(self) -> None:
         """The optimizer's step with the gradients that are there, and one tick of the clock."""
+        started = time.perf_counter()
         with scaled_lr(self.optimizer, self.lr_factor):
             self.check_schedules()
-            self.last_lr = self.current_lr
+            self.last_lr, self.last_momentum = self.current_lr, self.current_momentum
             self.optimizer.step()
         self.advance()
+        self.training_seconds += time.perf_counter() - started
 
     def state_dict(self, sums: torch.Tensor) -> dict[str, Any]:
         """Everything that an exact continuation needs; `sums` are what the stack holds for it."""
@@ -88,6 +91,7 @@ class Member(RunCore):
             scheduler.load_state_dict(saved)
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
+            self.ema.to(self.model.device)
         self.objective.load_state_dict(state["objective"])
         self.audit.load_state_dict(state["audit"])
         self.curves.load_state_dict(state["curves"])
@@ -228,9 +232,11 @@ class Stack:
         """
         while self.members and (last is None or self.update < last):
             started = time.perf_counter()
+            own = sum(member.training_seconds for member in self.members)
             self.do_update()
             self._read_sums()
-            share = (time.perf_counter() - started) / len(self.members)
+            own = sum(member.training_seconds for member in self.members) - own
+            share = (time.perf_counter() - started - own) / len(self.members)
             for member in self.members:
                 member.training_seconds += share
             self._validate()
@@ -246,7 +252,7 @@ class Stack:
         losses, norms, counts = self.sums[:, due].double().cpu().numpy()
         for index, loss, norm in zip(due, losses / counts, norms / counts, strict=True):
             member = self.members[index]
-            member.curves.add_loss(self.update - 1, float(loss), member.last_lr)
+            member.curves.add_loss(self.update - 1, float(loss), member.last_lr, member.last_momentum)
             if not np.isfinite(loss + norm):
                 member.diverge()
         self.sums[:, due] = 0.0

@@ -17,7 +17,6 @@ from ..training.interrupts import InterruptGuard, interrupts_raised
 from .bench import Bench
 from .executors import StudyInterrupted
 from .measure import diverged, make_record, measure
-from .probe import fastest_products
 from .spec import RunSpec
 from .stack import Member, Stack
 
@@ -47,7 +46,7 @@ def cut(specs: list[RunSpec], bench: Bench) -> Iterator[list[RunSpec]]:
         some = sorted(some, key=lambda spec: (spec.seed, spec.dataset))
         num_stacks = -(-len(some) // bench.stack_size)
         size = -(-len(some) // num_stacks)
-        size += size % 2  # threads share the members of a stack among them
+        size = min(size + size % 2, bench.stack_size)  # threads share the members of a stack among them
         yield from (some[start : start + size] for start in range(0, len(some), size))
 
 
@@ -65,7 +64,7 @@ def run_stack(specs: list[RunSpec], bench: Bench) -> None:
     for run_id, state in states.items():
         members[run_id].update, members[run_id].error = state["update"], state["error"]
     first = next(iter(members.values()))
-    ways = saved.get("ways") or fastest_products(first.model, first.plan.layout.global_batch, len(specs))
+    ways = saved.get("ways") or bench.products(first.model, first.plan.layout.global_batch, len(specs))
     # All of them once, also those that are done: it makes their optimizers and averages.
     stack = Stack(list(members.values()), bench.device, ways)
     stack.load({members[run_id]: state for run_id, state in states.items()})
@@ -115,4 +114,4 @@ def _stack_id(specs: list[RunSpec]) -> str:
 
 def _load(file: Path) -> dict[str, Any]:
     """What was saved of a stack; nothing if it is not there."""
-    return torch.load(file, weights_only=True) if file.exists() else {}
+    return torch.load(file, weights_only=True, map_location="cpu") if file.exists() else {}

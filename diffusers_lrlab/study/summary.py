@@ -6,13 +6,15 @@ import json
 import math
 from typing import Any
 
+import numpy as np
+
 from ..errors import LabError
 from ..files import atomic_file, write_text
 from ..training.environment import describe_environment
 from .bench import Bench
 from .consistency import consistency
 from .findings import findings, speedup_findings
-from .metrics import metric_label, metric_labels
+from .metrics import DEFAULT_METRICS, metric_label, metric_labels
 from .paper import nearest_arms
 from .ranks import ranks
 from .results import RunResult, StudyFolder, finite
@@ -34,8 +36,8 @@ def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
 
 
 def _measured(results: list[RunResult]) -> list[str]:
-    """Metrics that any of the runs has."""
-    known = metric_labels()
+    """Metrics that any of the runs has, sample quality first."""
+    known = dict.fromkeys([*DEFAULT_METRICS, *metric_labels()])
     return [name for name in known if any(name in result.results for result in results)]
 
 
@@ -132,7 +134,7 @@ def tuning_scores(spec: StudySpec, results: list[RunResult], arm: str, dataset: 
     of_arm = [result for result in results if (result.arm, result.dataset) == (arm, dataset)]
     for rate in sorted({result.learning_rate for result in of_arm}):
         values = [result.results.get(spec.tune.metric) for result in of_arm if result.learning_rate == rate]
-        scores[rate] = math.inf if None in values or not values else sum(map(float, filter(None, values))) / len(values)
+        scores[rate] = math.inf if None in values or not values else float(np.mean(np.array(values, float)))
     return scores
 
 

@@ -73,7 +73,7 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
     note = (
         f"{better.capitalize()} is better. Differences are to {baseline}, paired by seed; p is adjusted by Holm over all "
         f"arms and data sets of this metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the "
-        "paired differences over their standard deviation."
+        "paired differences over their standard deviation, with Hedges' correction for few seeds."
     )
     table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=frozenset(strong))
     return without_empty(table)
@@ -127,13 +127,24 @@ def speedup_table(rows: list[dict[str, Any]]) -> Table:
     cells = [
         [
             *(row["dataset"], row["arm"], f"{row['n']}", f"{row['censored']}", number(row["updates_needed"])),
-            *(number(row["speedup"]), interval(row["ci_low"], row["ci_high"]), probability(row["p_adjusted"])),
+            *_speedup_cells(row),
         ]
         for row in rows
     ]
     columns = ["data set", "arm", "seeds", "never reached it", "updates needed", "speed-up", "95 % interval", "adjusted p"]
-    note = "Updates until a run is as good as the baseline at its end. A speed-up above 1 is faster than the baseline."
+    note = (
+        "Updates until a run is as good as the baseline at its end. A speed-up above 1 is faster than the baseline. Where "
+        "some runs never got there, it is an upper bound and has no interval; where none did, there is no speed-up."
+    )
     return Table("speedups", "Speed-ups", columns, cells, note, labels=2)
+
+
+def _speedup_cells(row: dict[str, Any]) -> list[str]:
+    """Speed-up, interval and p; runs that never got there make a bound of the first and leave nothing of the second."""
+    p = probability(row["p_adjusted"])
+    if not row["censored"] or row["speedup"] is None:
+        return [number(row["speedup"]), interval(row["ci_low"], row["ci_high"]), p]
+    return [NONE if row["censored"] == row["n"] else f"≤ {number(row['speedup'])}", NONE, p]
 
 
 def tuning_table(rows: list[dict[str, Any]]) -> Table:
@@ -200,7 +211,14 @@ def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
     rows.append(["all", *_costs(total)])
     columns = ["arm", "runs", "training, s", "sampling, s", "evaluation, s", "hours"]
     last = frozenset((len(rows) - 1, column) for column in range(len(columns)))
-    return Table("cost", "Cost", columns, rows, "Tuning runs and diverged runs among them.", strong=last)
+    return Table(
+        "cost",
+        "Cost",
+        columns,
+        rows,
+        "Tuning runs and diverged runs among them. What a stack computes for all of its runs at once is shared equally.",
+        strong=last,
+    )
 
 
 def _costs(seconds: np.ndarray) -> list[str]:

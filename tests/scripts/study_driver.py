@@ -8,6 +8,7 @@ import time
 
 import torch
 
+import diffusers_lrlab.study.bench as bench
 import diffusers_lrlab.study.report
 import diffusers_lrlab.study.stacks as stacks
 from diffusers_lrlab.cli import main
@@ -25,7 +26,7 @@ def write_and_wait(folder, record):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.set_num_threads = lambda _: None
-    stacks.fastest_products = lambda *_: STOCK  # which of them is fastest is for the clock to say
+    bench.fastest_products = lambda *_: STOCK  # which of them is fastest is for the clock to say
     stacks._SAVE_SECONDS = 0.0
     StudyFolder.write = write_and_wait
     diffusers_lrlab.study.report.write_report = lambda folder, *_: folder / "report" / "index.html"
