@@ -60,7 +60,7 @@ def make_stack(bench, size, num_updates, ways=None):
     return Stack(members, bench.device, ways or fastest_products(members[0].model, BATCH, size))
 
 
-def products_alone(stack, repeats=20):
+def products_alone(stack, repeats=3):
     """Milliseconds of the matrix products of an update of one member, by the way that the stack computes them."""
     size, calls = len(stack.members), []
     for index, (inputs, outputs) in enumerate(LAYERS):
@@ -78,12 +78,13 @@ def products_alone(stack, repeats=20):
         for product, first, second, out in calls:
             product(first, second, out, False)
         times.append(1e3 * (time.perf_counter() - start) / size)
-    return statistics.median(times[2:])
+    return statistics.median(times)
 
 
-def turns(loops, members, rounds, updates):
-    """Milliseconds per update of a run, in turns: name -> one number a round."""
-    times = {name: [] for name in loops}
+def turns(loops, stacks, rounds, updates):
+    """Milliseconds per update of a run, and of the products of stacks alone, in turns: name -> one number a round."""
+    times, alone = {name: [] for name in loops}, {name: [] for name in stacks}
+    members = {name: len(stacks[name].members) if name in stacks else 1 for name in loops}
     for turn in range(rounds + 1):
         for name in loops if turn % 2 else reversed(loops):
             steps = max(2, updates // members[name])
@@ -92,7 +93,9 @@ def turns(loops, members, rounds, updates):
                 next(loops[name])
             if turn:
                 times[name].append(1e3 * (time.perf_counter() - start) / steps / members[name])
-    return times
+                if name in stacks:
+                    alone[name].append(products_alone(stacks[name]))
+    return times, {name: statistics.median(values) for name, values in alone.items()}
 
 
 def evaluation_seconds(stack):
@@ -129,9 +132,10 @@ def main():
             stacks[f"stacked, R = 20, {name}"] = make_stack(bench, 20, total, ways)
         loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
         loops |= {name: stack.updates() for name, stack in stacks.items()}
-        members = {name: len(stacks[name].members) if name in stacks else 1 for name in loops}
-        times = turns(loops, members, options.rounds, options.updates)
-        limits = {name: products_alone(stack) for name, stack in stacks.items()}
+        times, limits = turns(loops, stacks, options.rounds, options.updates)
+        # The plain loop and the trainer have the products of a stack of one.
+        single = limits[f"stacked, R = {min(sizes)}"]
+        limits |= {"plain loop": single, "local": single}
         sampling, kl = evaluation_seconds(next(iter(stacks.values())))
 
     print("| | ms per update of a run | runs an hour | plain loop over this | products alone, ms (GFLOP/s) | their share |")
@@ -140,13 +144,16 @@ def main():
         median = statistics.median(values)
         ratios = [plain / value for plain, value in zip(times["plain loop"], values, strict=True)]
         low, ratio, high = statistics.quantiles(ratios, n=4)
-        limit = limits.get(name)
-        alone = f"{limit:.2f} ({GEMM_FLOP / limit / 1e6:.0f}) | {100 * limit / median:.0f} %" if limit else "– | –"
+        limit = limits[name]
+        alone = f"{limit:.2f} ({GEMM_FLOP / limit / 1e6:.0f}) | {100 * limit / median:.0f} %"
         an_hour = 3.6e6 / median / NUM_UPDATES
         print(f"| {name} | {median:.2f} | {an_hour:.0f} | {ratio:.2f} ({low:.2f} to {high:.2f}) | {alone} |")
-    training = statistics.median(times[f"stacked, R = {sizes[-1]}"]) * NUM_UPDATES / 1e3
-    print(f"\nOf a run: training {training:.1f} s, 10,000 samples in 100 steps {sampling:.1f} s, their KL {kl:.2f} s.")
-    print(f"Evaluation takes {100 * (sampling + kl) / training:.0f} % of training.")
+    training = statistics.median(times["stacked, R = 20, stock"]) * NUM_UPDATES / 1e3
+    print(
+        f"\nOf a run in a stack of 20: training {training:.1f} s, 10,000 samples in 100 steps {sampling:.1f} s, "
+        f"KL {kl:.2f} s."
+    )
+    print(f"Samples and KL take {100 * (sampling + kl) / training:.0f} % of training.")
     print(f"Products that the probe chose: {stacks[f'stacked, R = {sizes[-1]}'].ways}")
 
 

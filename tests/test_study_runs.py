@@ -1,7 +1,9 @@
 """Small studies from beginning to end: what they write, that they go on after anything, and what they refuse."""
 
+import base64
 import contextlib
 import copy
+import io
 import json
 import math
 import os
@@ -21,6 +23,7 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 from diffusers import DDPMScheduler
+from PIL import Image
 from pyarrow import parquet
 from runs import TINY_UNET, environment
 
@@ -678,6 +681,8 @@ def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
     assert "): constant on digits." in told
     executors = {record["run"]["dataset"]: record["run"]["executor"]["name"] for record in records(out).values()}
     assert executors == {"dino": "stacked", "digits": "local"}
+    (pictures,) = (record["samples"] for record in records(out).values() if record["run"]["dataset"] == "digits")
+    assert Image.open(io.BytesIO(base64.b64decode(pictures["png"]))).size == (4 * 8, 4 * 8)
     assert {row["dataset"]: row["n"] for row in read_summary(out)["rows"]} == {"dino": 1, "digits": 1}
 
 
@@ -797,7 +802,7 @@ def test_from_python_and_by_the_script(home, done, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}"])
         assert script.main() == 0
-        assert "accelerate launch training_scripts/run_study.py" in read_summary(done)["study"]["command"]
+        assert "python training_scripts/run_study.py" in read_summary(done)["study"]["command"]
         patch.setattr(sys, "argv", ["run_study.py", str(spec)])
         assert script.main() == 2
         assert "error: Where to?" in capsys.readouterr().err

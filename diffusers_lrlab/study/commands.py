@@ -101,7 +101,7 @@ def run(options: argparse.Namespace, program: str) -> None:
     if options.dry_run:
         from .forecast import describe_study
 
-        _say(describe_study(spec, options.executor, options.stack_size))
+        _say(describe_study(spec, options.executor, options.stack_size, options.out))
         return
     from .run import run_study
 

@@ -30,9 +30,9 @@ from .stacks import cut
 _PROBED_UPDATES = 12
 
 
-def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None) -> str:
+def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None, out: Path | None = None) -> str:
     """
-    The runs of a study and what they will take, as text; measures for some seconds.
+    The runs of a study that have no result in `out` yet and what they will take, as text; measures for some seconds.
 
     Raises:
         LabError: for everything that running it would refuse before it starts.
@@ -40,7 +40,7 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     check_executor(executor)
     tuning, runs = expand_tuning(spec), expand(spec)
     use_all_cores()
-    bench = Bench(StudyFolder(Path("study")), stack_size, precision=spec.precision)
+    bench = Bench(StudyFolder(out or Path("study")), stack_size, precision=spec.precision)
     if executor == "stacked":
         check_stackable([*tuning, *runs], bench)
     lines = [
@@ -51,7 +51,10 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     if tuning:
         lines.append(f"  before, {len(tuning)} runs to choose learning rates")
     together = _Cost()
-    for name, some in share_out([*tuning, *runs], bench, executor):
+    missing = bench.folder.missing([*tuning, *runs]) if out else [*tuning, *runs]
+    if num_done := len(tuning) + len(runs) - len(missing):
+        lines.append(f"  {num_done} of them are done already in {out}")
+    for name, some in share_out(missing, bench, executor):
         updates = sum(bench.plan(run)[0].num_updates for run in some)
         cost = _stacked_cost(some, bench) if name == "stacked" else _local_cost(some, bench)
         lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, {cost}")

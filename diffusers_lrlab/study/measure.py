@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +18,8 @@ from ..training.samples import draw_samples
 from .landscape import sharpness
 from .spec import RunSpec
 
-_SHOWN = 1000  # points that the record keeps for pictures
+_SHOWN, _SHOWN_IMAGES = 1000, 16  # points and images that the record keeps for pictures
+_COLUMNS = 4
 _FIXED_POINTS, _FIXED_STEPS = 500, 50
 
 
@@ -43,10 +46,13 @@ def measure(run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: d
         with run.averaged_weights():
             results["sharpness"] = sharpness(run)
     sections: dict[str, Any] = {"curves": curves}
-    if spec.stage == "compare" and run.config.point_column is not None:
-        shown = samples if samples is not None else _some_samples(run)
-        sections["samples"] = {"points": _rounded(shown[:_SHOWN])}
-        sections["fixed_start"] = {"points": _rounded(from_fixed_start(run))}
+    if spec.stage == "compare":
+        of_points = run.config.point_column is not None
+        num = _SHOWN if of_points else _SHOWN_IMAGES
+        shown = samples[:num] if samples is not None else _some_samples(run, num)
+        sections["samples"] = {"points": _rounded(shown)} if of_points else {"png": _as_png(run, shown)}
+        if of_points:
+            sections["fixed_start"] = {"points": _rounded(from_fixed_start(run))}
     run.evaluation_seconds += time.perf_counter() - sampled
     return {"train": {**_course(run), "results": results}, **sections}
 
@@ -111,9 +117,21 @@ def _course(run: RunCore) -> dict[str, Any]:
     }
 
 
-def _some_samples(run: RunCore) -> np.ndarray:
+def _some_samples(run: RunCore, num: int) -> np.ndarray:
     with run.averaged_weights():
-        return draw_samples(run, _SHOWN, "distances")
+        return draw_samples(run, num, "distances")
+
+
+def _as_png(run: RunCore, samples: np.ndarray) -> str:
+    """Images `(num, height, width, channels)` in [0, 1] as one PNG, four in a row, in base64."""
+    from PIL import Image
+
+    images = run.kind.preview(samples)
+    rows = [np.concatenate(list(images[start : start + _COLUMNS]), axis=1) for start in range(0, len(images), _COLUMNS)]
+    grid = np.concatenate([row for row in rows if row.shape == rows[0].shape])
+    file = io.BytesIO()
+    Image.fromarray(grid.squeeze(-1) if grid.shape[-1] == 1 else grid).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def from_fixed_start(run: RunCore) -> np.ndarray:

@@ -143,9 +143,12 @@ def _num_diverged(results: list[RunResult], arm: str, dataset: str) -> int:
 
 
 def _floor(results: list[RunResult], dataset: str, metric: str) -> float | None:
-    """What held-out points score in the place of samples."""
-    key = f"{metric}_of_held_out_points"
-    return next((result.results[key] for result in results if result.dataset == dataset and key in result.results), None)
+    """What held-out points, or training images, score in the place of samples."""
+    for key in (f"{metric}_of_held_out_points", f"{metric}_of_training_images"):
+        for result in results:
+            if result.dataset == dataset and key in result.results:
+                return result.results[key]
+    return None
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
