@@ -392,6 +392,24 @@ def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
     assert not {text for rows in Tables(page).found.values() for row in rows for text in row} & {"nan", "NaN", "None"}
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("seeds", "said"), [(1, "No test was possible"), (3, "No difference to a passed the adjusted test.")]
+)
+def test_what_stands_where_nothing_was_told(tmp_path, seeds, said):
+    results, summary = made_up_study(("a", "b"), ("dino",), seeds=seeds)
+    for row in summary["rows"]:
+        row["p_adjusted"] = None if row["p_adjusted"] is None else 1.0
+    summary["findings"] = {metric: [] for metric in summary["findings"]}
+    assert said in page_of(tmp_path, results, summary)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_friedmans_p_stands_under_the_ranks(tmp_path):
+    results, summary = made_up_study()
+    assert "Friedman&#39;s test that all arms are alike: p " in page_of(tmp_path, results, summary)
+
+
 def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
     results, summary = made_up_study(("a",), ("dino",), seeds=1)
     page = own_part(page_of(tmp_path, results, summary))

@@ -18,7 +18,7 @@ from ..files import atomic_folder, write_text
 from . import interactive, plots, tables
 from .paper import is_paper_study
 from .report_data import FAMILIES, compared, courses, final_values, lines_left_out, looks, spans_decades
-from .table_formats import Table, markdown_text, to_html, to_latex, to_markdown
+from .table_formats import Table, markdown_text, probability, to_html, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from .results import RunResult
@@ -110,10 +110,26 @@ class _Report:
         told = [sentence for sentence in sentences if sentence.startswith(starts)]
         return told, [sentence for sentence in sentences if not sentence.startswith(starts)]
 
-    def findings_by_label(self) -> list[tuple[str, list[str], list[str]]]:
-        """Of every metric that has sentences, the ones without rows (speed-ups, say) last."""
+    def nothing_told(self, metric: str) -> str:
+        """What stands where no difference is told."""
+        if all(row["p_adjusted"] is None for row in tables.rows_of(self.summary, metric)):
+            return "No test was possible: it needs two arms with two seeds in common."
+        return f"No difference to {self.study['baseline']} passed the adjusted test."
+
+    def friedman(self, metric: str) -> str:
+        """Whether ranks differ at all."""
+        ranks = self.summary["ranks"][metric]
+        if ranks["p"] is None:
+            return ranks["reason"] or ""
+        p = probability(ranks["p"])
+        few = ", rough for so few data sets" if len(ranks["datasets"]) < 10 else ""
+        return f"Friedman's test that all arms are alike: p {p if p.startswith('<') else f'= {p}'}{few}."
+
+    def findings_by_label(self) -> list[tuple[str, str, list[str], list[str]]]:
+        """Of every metric that has sentences, with its name, the ones without rows (speed-ups, say) last."""
         names = [*self.metrics, *(name for name in self.summary["findings"] if name not in self.metrics)]
-        return [(tables.metric_label(name), *self.findings(name)) for name in names if self.summary["findings"].get(name)]
+        found = [name for name in names if self.summary["findings"].get(name)]
+        return [(name, tables.metric_label(name), *self.findings(name)) for name in found]
 
     def facts(self) -> list[tuple[str, str]]:
         """Versions, hardware, and how the runs were executed."""
@@ -235,9 +251,9 @@ class _Report:
     def markdown(self) -> str:
         """`report.md`, with links to the pictures."""
         parts = [f"# {markdown_text(self.study['title'])}", markdown_text(self.introduction())]
-        for label, told, untold in self.findings_by_label():
+        for metric, label, told, untold in self.findings_by_label():
             parts.append(f"## {markdown_text(label)}: findings")
-            parts.append(_bullets(told) or "No difference to the baseline passed the adjusted test.")
+            parts.append(_bullets(told) or self.nothing_told(metric))
             if untold:
                 parts += ["<details><summary>What could not be told</summary>", _bullets(untold), "</details>"]
         for table in self.all_tables():
