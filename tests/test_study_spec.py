@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusers_lrlab.cli import main
-from diffusers_lrlab.study.expansion import expand, expand_tuning
+from diffusers_lrlab.study.expansion import expand, expand_tuning, located
 from diffusers_lrlab.study.reading import load_spec, preset_names, read_spec, spec_from_dict
+from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.spec import RunSpec
 from diffusers_lrlab.training.config import TrainingConfig
 
@@ -344,7 +346,7 @@ def test_every_preset_expands(name):
     assert bool(tuning) == (study.tune is not None)
     assert study.baseline in study.arms
     assert study.title != name
-    assert spec_from_dict(json.loads(json.dumps(study.to_dict()))) == study
+    assert spec_from_dict(json.loads(json.dumps(study.to_dict())), Path()) == study
 
 
 def test_numbers_as_yaml_has_them(tmp_path):
@@ -422,10 +424,30 @@ def test_paths_start_from_the_file(tmp_path, monkeypatch):
     )
     study = load_spec("../studies/study.yaml")
     folder = tmp_path / "studies"
-    assert study.arms["a"]["model_config_name_or_path"] == str(folder / "model")
-    assert study.datasets["mine"]["dataset_name"] == str(folder / "points")
-    assert study.datasets["pictures"]["train_data_dir"] == str(folder / "images")
-    assert study.datasets["dino"]["dataset_name"] == "dino"
+    # As they are written: what is kept and shown of a study says nothing of the machine.
+    assert str(tmp_path) not in json.dumps([study.arms, study.datasets])
+    paths = {**study.arms["a"], **study.datasets["pictures"], **study.datasets["mine"]}
+    assert located(paths, study.folder) == {
+        "model_config_name_or_path": str(folder / "model"),
+        "train_data_dir": str(folder / "images"),
+        "dataset_name": str(folder / "points"),
+    }
+    assert located(study.datasets["dino"], study.folder) == {"dataset_name": "dino"}
+
+
+def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
+    (tmp_path / "a" / "model").mkdir(parents=True)
+    (tmp_path / "a" / "model" / "config.json").write_text(json.dumps(TINY))
+    options = {"arms": {"a": {"model_config_name_or_path": "model"}}, "datasets": ["dino"], "seeds": 1}
+    study = read_spec(options, "study", tmp_path / "a")
+    StudyFolder(tmp_path / "a" / "out").write_spec(study, "command")
+    (tmp_path / "a").rename(tmp_path / "b")
+    again = load_spec(str(tmp_path / "b" / "out" / "spec.yaml"))
+    ((run,), (other,)) = expand(again), expand(read_spec(options, "study", tmp_path / "b"))
+    assert run.id == other.id
+    assert run.model["hidden_size"] == TINY["hidden_size"]
+    assert run.config.model_config_name_or_path == "model"
+    assert str(tmp_path) not in (tmp_path / "b" / "out" / "spec.yaml").read_text()
 
 
 # --- identities ------------------------------------------------------------------------------------------------------

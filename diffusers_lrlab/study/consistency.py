@@ -61,7 +61,7 @@ def consistency(runs: list[RunSpec], results: list[RunResult], bench: Bench) -> 
 
 
 def _architecture(result: RunResult) -> Any:
-    return result.config["model_config_name_or_path"], result.record["train"]["num_parameters"]
+    return result.record["train"]["model"]
 
 
 def _distances(pairs: Iterable[tuple[RunResult, RunResult]]) -> dict[str, Any]:

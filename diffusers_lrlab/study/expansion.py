@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.resources
+from pathlib import Path
 from typing import Any
 
 from ..data.sources import settle_point_column
@@ -10,11 +12,11 @@ from ..errors import LabError, did_you_mean
 from ..training.arguments import parse_options
 from ..training.checks import check_source, resolve_config
 from ..training.choices import check_schedule
-from ..training.config import TrainingConfig
+from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
 from ..training.kinds import kind_of
 from ..training.timestep_choices import check_timesteps
 from .metrics import check_metrics, default_metrics
-from .spec import RunSpec, StudySpec
+from .spec import PRESETS, RunSpec, StudySpec
 
 
 def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) -> list[RunSpec]:
@@ -72,7 +74,7 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dic
             where = f"the arm {arm!r} on {dataset!r}"
             options = {**spec.base, **dataset_fields, **own}
             try:
-                config = _settle(options, where, spec.evaluation_points)
+                config = _settle(located(options, spec.folder), where, spec.evaluation_points)
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 key = tuple(
@@ -83,7 +85,9 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dic
                     models[key] = kind_of(config).load_model_config(config)
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
-            configs[arm, dataset] = config, models[key]
+            # Its content counts from here on; where it lies on this machine is nobody's business.
+            given = options.get("model_config_name_or_path")
+            configs[arm, dataset] = dataclasses.replace(config, model_config_name_or_path=given), models[key]
     _check_comparable(spec, {place: config for place, (config, _) in configs.items()})
     return configs
 
@@ -107,6 +111,17 @@ def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingCo
                     f"({', '.join(map(str, sorted(values)))} on {dataset!r}): it is another quantity for each. Compare "
                     "samples, such as by kl, or give all arms the same."
                 )
+
+
+def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Options with whole paths where they mean files beside that of the study."""
+    where = Path(str(importlib.resources.files(__package__) / "presets")) if folder == PRESETS else Path(folder)
+    located = dict(options)
+    for name in ("model_config_name_or_path", "train_data_dir", "dataset_name"):
+        path = options.get(name)
+        if path is not None and str(path) not in EMBEDDED_DEFAULTS and (where / str(path)).exists():
+            located[name] = str((where / str(path)).resolve())
+    return located
 
 
 def _settle(options: dict[str, Any], where: str, evaluation_points: int) -> TrainingConfig:

@@ -108,6 +108,7 @@ def _course(run: RunCore) -> dict[str, Any]:
         "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,
         "updates_done": run.update,
+        "model": run.plan.model_config,
         "num_parameters": run.plan.num_parameters,
         "global_batch": run.plan.layout.global_batch,
         "largest_lr_deviation": run.audit.largest_lr_deviation,

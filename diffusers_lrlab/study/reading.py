@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import LabError, did_you_mean
 from ..training.arguments import read_yaml
-from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
-from .spec import NOT_IN_SPECS, StudySpec, Tuning
+from ..training.config import TrainingConfig
+from .spec import NOT_IN_SPECS, PRESETS, StudySpec, Tuning
 from .statistics import LARGER_IS_BETTER
 
 # What data a run is about, which the data sets of a study decide.
@@ -38,14 +38,14 @@ def load_spec(source: str) -> StudySpec:
     """
     if source in preset_names():
         with importlib.resources.as_file(importlib.resources.files(__package__) / "presets" / f"{source}.yaml") as path:
-            return read_spec(read_yaml(str(path), "the preset"), source, path.parent)
+            return dataclasses.replace(read_spec(read_yaml(str(path), "the preset"), source), folder=PRESETS)
     path = Path(source).expanduser()
     if not path.suffix and not path.exists():
         hint = did_you_mean(source, preset_names())
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
     options = read_yaml(str(path), "the study")
     if {*options} == {"command", "spec"}:  # what a study keeps of itself
-        return spec_from_dict(options["spec"])
+        return spec_from_dict(options["spec"], path.parent)
     return read_spec(options, path.stem, path.parent)
 
 
@@ -68,9 +68,9 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     for needed in ("arms", "datasets"):
         if not options.get(needed):
             raise LabError(f"The study {name!r} has no {needed}. Add them; README, Studies, shows the form.")
-    base = _fields(options.get("base") or {}, "base", folder)
-    arms = _arms(options["arms"], options.get("learning_rates"), folder)
-    datasets = _datasets(options["datasets"], folder)
+    base = _fields(options.get("base") or {}, "base")
+    arms = _arms(options["arms"], options.get("learning_rates"))
+    datasets = _datasets(options["datasets"])
     seeds = _seeds(options.get("seeds", 5), "seeds")
     baseline = str(options.get("baseline", next(iter(arms))))
     if baseline not in arms:
@@ -85,17 +85,20 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
     return StudySpec(
         name, str(options.get("title", name)), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
-        _speedup_metric(options.get("speedup_metric")),
+        _speedup_metric(options.get("speedup_metric")), folder=str(folder.resolve()),
     )  # fmt: skip
 
 
-def spec_from_dict(kept: dict[str, Any]) -> StudySpec:
-    """What [`StudySpec.to_dict`] was made of."""
+def spec_from_dict(kept: dict[str, Any], where: Path) -> StudySpec:
+    """What [`StudyFolder.write_spec`] kept of a study in the folder `where`."""
     tune = kept["tune"]
     if tune is not None:
         lists = (tuple(tune[name]) for name in ("learning_rates", "factors", "seeds"))
         tune = Tuning(*lists, tune["metric"])  # type: ignore[call-arg, arg-type]  # mypy does not count them
-    return StudySpec(**{**kept, "seeds": tuple(kept["seeds"]), "metrics": tuple(kept["metrics"]), "tune": tune})
+    folder = kept["folder"] if kept["folder"] == PRESETS else str((where / kept["folder"]).resolve())
+    return StudySpec(
+        **{**kept, "folder": folder, "seeds": tuple(kept["seeds"]), "metrics": tuple(kept["metrics"]), "tune": tune}
+    )
 
 
 def _speedup_metric(value: Any) -> str | None:
@@ -137,8 +140,8 @@ def _numbers(value: Any, what: str) -> tuple[float, ...]:
     return rates
 
 
-def _fields(fields: Any, where: str, folder: Path, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Fields of the training configuration, with paths that start from the file of the study."""
+def _fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Fields of the training configuration, as they are written."""
     if not isinstance(fields, dict):
         raise LabError(f"{where} must be a mapping of options to values, such as 'lr_scheduler: cosine'.")
     known = [*(field.name for field in dataclasses.fields(TrainingConfig)), *also]
@@ -150,12 +153,7 @@ def _fields(fields: Any, where: str, folder: Path, also: tuple[str, ...] = ()) -
                 f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
                 "training_scripts/train_ddpm.py; its --help explains them."
             )
-    fields = dict(fields)
-    for name in ("model_config_name_or_path", "train_data_dir", "dataset_name"):
-        path = fields.get(name)
-        if path is not None and str(path) not in EMBEDDED_DEFAULTS and (folder / str(path)).exists():
-            fields[name] = str((folder / str(path)).resolve())
-    return fields
+    return dict(fields)
 
 
 def _named(value: Any, what: str) -> dict[str, Any]:
@@ -170,12 +168,12 @@ def _named(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _arms(value: Any, rates: Any, folder: Path) -> dict[str, dict[str, Any]]:
+def _arms(value: Any, rates: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict):
         raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
     arms: dict[str, dict[str, Any]] = {}
     for name, fields in _named(value, "an arm").items():
-        fields = _fields(fields or {}, f"the arm {name!r}", folder, ("description", "learning_rates"))
+        fields = _fields(fields or {}, f"the arm {name!r}", ("description", "learning_rates"))
         for source in _SOURCES:
             if source in fields:
                 raise LabError(
@@ -196,7 +194,7 @@ def _arms(value: Any, rates: Any, folder: Path) -> dict[str, dict[str, Any]]:
     return arms
 
 
-def _datasets(value: Any, folder: Path) -> dict[str, dict[str, Any]]:
+def _datasets(value: Any) -> dict[str, dict[str, Any]]:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list):
@@ -204,7 +202,7 @@ def _datasets(value: Any, folder: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict):
         raise LabError("datasets must be a list of names, or a mapping of names to fields.")
     return {
-        name: _with_source(name, _fields(fields or {}, f"the data set {name!r}", folder))
+        name: _with_source(name, _fields(fields or {}, f"the data set {name!r}"))
         for name, fields in _named(value, "a data set").items()
     }
 

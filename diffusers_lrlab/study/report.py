@@ -149,7 +149,7 @@ class _Report:
             return []
         first, *others = configs
         same = {key: value for key, value in first.items() if all(config.get(key) == value for config in others)}
-        return [(key, str(value)) for key, value in same.items() if value is not None and not key.endswith("_dir")]
+        return [(key, str(value)) for key, value in same.items() if value is not None and not str(value).startswith("/")]
 
     def arms(self) -> list[dict[str, Any]]:
         """Name, description, fields and look of every arm."""

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import LabError
 from ..files import atomic_file, write_text
-from .spec import RunSpec, StudySpec
+from .spec import PRESETS, RunSpec, StudySpec
 
 _ENDED = ("finished", "diverged")
 
@@ -165,7 +165,10 @@ class StudyFolder:
 
     def write_spec(self, spec: StudySpec, command: str) -> None:
         """Keeps what was asked for, and how."""
-        text = yaml.safe_dump({"command": command, "spec": json.loads(json.dumps(spec.to_dict()))}, sort_keys=False)
+        kept = json.loads(json.dumps(spec.to_dict()))
+        if spec.folder != PRESETS:  # relative, so that both can be moved together, and nobody reads where they are
+            kept["folder"] = os.path.relpath(spec.folder, self.path)
+        text = yaml.safe_dump({"command": command, "spec": kept}, sort_keys=False)
         write_text(self.path / "spec.yaml", text)
 
     def read_spec(self) -> tuple[dict[str, Any], str]:

@@ -88,7 +88,7 @@ def report_study(out: Path) -> Path:
     """
     folder = StudyFolder(out)
     kept, command = folder.read_spec()
-    spec = spec_from_dict(kept)
+    spec = spec_from_dict(kept, folder.path)
     bench = Bench(folder)  # whatever the runs were computed in
     tuning = expand_tuning(spec)
     if spec.tune is not None and folder.missing(tuning):

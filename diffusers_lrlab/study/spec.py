@@ -20,6 +20,7 @@ NOT_IN_SPECS = frozenset(
 _NOT_IN_RESULT = NOT_IN_SPECS - {"seed", "eval_batch_size"} | {"checkpointing_steps", "in_memory_limit_mb"}
 # The same of fields that a specification may have; they count as these values.
 _WITHOUT_EFFECT = {"cache_dir": None, "dataloader_num_workers": 0}
+PRESETS = "(presets)"  # the folder of those of the package
 _FORMAT = 1  # of result files; part of the identity of a run
 
 
@@ -64,6 +65,7 @@ class StudySpec:
         evaluation_points (`int`): Validations over a run.
         speedup_metric (`str`, *optional*): The validation loss by whose course arms are said to be faster.
         precision (`str`): A name in `PRECISIONS`.
+        folder (`str`): What paths in the fields start from; `PRESETS` for those of the package.
     """
 
     name: str
@@ -79,6 +81,7 @@ class StudySpec:
     evaluation_points: int = 20
     speedup_metric: str | None = None
     precision: str = "fp32"
+    folder: str = "."
 
     def to_dict(self) -> dict[str, Any]:
         """As data."""

@@ -248,10 +248,10 @@ def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
 def assert_same_log(member, trainer, rtol):
     """The same rows at the same updates: losses, learning rates, validation losses."""
     rows = trainer.folder.read_metrics()
-    expected = [(row["update"], row["loss"], row["lr"]) for row in rows if "loss" in row]
+    expected = [(row["update"], row["loss"], row["lr"], row.get("beta1")) for row in rows if "loss" in row]
     kept = member.curves.state_dict()
-    assert [(update, lr) for update, _, lr in kept["losses"]] == [(update, lr) for update, _, lr in expected]
-    assert [loss for _, loss, _ in kept["losses"]] == pytest.approx([loss for _, loss, _ in expected], rel=rtol)
+    assert [(update, *rest) for update, _, *rest in kept["losses"]] == [(update, *rest) for update, _, *rest in expected]
+    assert [row[1] for row in kept["losses"]] == pytest.approx([row[1] for row in expected], rel=rtol)
     validations = [row for row in rows if "validation_loss" in row]
     assert [row.keys() for row in kept["quality"]] == [row.keys() for row in validations]
     for found, wanted in zip(kept["quality"], validations, strict=True):
@@ -264,7 +264,7 @@ def test_the_feedback_schedules_did_react(sweep):
     if dtype == torch.float32:
         pytest.skip("too short to react")
     for spec in REACTING:
-        lrs = {lr for _, _, lr in members[spec].curves.state_dict()["losses"][1:]}
+        lrs = {lr for _, _, lr, _ in members[spec].curves.state_dict()["losses"][1:]}
         assert len(lrs) > 1, spec
 
 
