@@ -718,10 +718,11 @@ def test_runs_of_data_that_have_changed_are_done_again(home, tmp_path, capsys):
     assert prints[0] != prints[1]
 
 
-def test_what_a_study_keeps_of_itself_can_be_run(home, done, tmp_path):
-    before = moments(done)
-    assert main(["study", "run", str(done / "spec.yaml"), f"--out={done}"]) == 0
-    assert moments(done) == before
+def test_what_a_study_keeps_of_itself_can_be_run(home, tmp_path):
+    out = study(home, tmp_path / "out", **ONE)
+    before = moments(out)
+    assert main(["study", "run", str(out / "spec.yaml"), f"--out={out}"]) == 0
+    assert moments(out) == before
 
 
 def test_a_folder_is_of_one_study(home, done, tmp_path, capsys):

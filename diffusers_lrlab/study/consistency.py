@@ -61,7 +61,7 @@ def consistency(runs: list[RunSpec], results: list[RunResult], bench: Bench) -> 
 
 
 def _architecture(result: RunResult) -> Any:
-    return result.record["train"]["model"]
+    return result.record["train"]["model"], result.record["train"]["num_parameters"]
 
 
 def _distances(pairs: Iterable[tuple[RunResult, RunResult]]) -> dict[str, Any]:
