@@ -23,7 +23,7 @@ from .probe import fastest_products
 from .results import StudyFolder
 from .spec import RunSpec
 
-# On a CPU more members bring nothing; on a GPU they fill it.
+# For a GPU a guess that nobody has measured.
 _STACK_SIZES = {"cpu": 20, "cuda": 256}
 
 
