@@ -39,7 +39,7 @@ from diffusers_lrlab.study.consistency import consistency
 from diffusers_lrlab.study.expansion import expand
 from diffusers_lrlab.study.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.study.matmuls import STOCK
-from diffusers_lrlab.study.reading import load_spec
+from diffusers_lrlab.study.reading import load_spec, spec_from_dict
 from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.stack import Stack
@@ -786,6 +786,9 @@ def test_another_precision_is_another_run(home, stacked, done, tmp_path):
     assert len(records(out)) == 2
     assert not set(records(out)) & set(records(stacked))
     assert "--precision bf16" in read_summary(out)["study"]["command"]
+    kept = spec_from_dict(StudyFolder(out).read_spec()[0], out)
+    assert {run.id for run in expand(kept)} == set(records(out))
+    assert load_spec(str(out / "spec.yaml")).precision == "bf16"
     assert main(["study", "report", str(out)]) == 0
     assert read_summary(out)["study"]["runs"]["finished"] == 2
 

@@ -42,7 +42,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="stacked or local, for all runs; by default stacks of all runs that can be stacked",
     )
     add("--stack_size", type=int, metavar="N", help="runs side by side at most; 20, and 256 on a GPU")
-    add("--precision", default="fp32", metavar="NAME", help=f"{_described(PRECISIONS)}; default: %(default)s")
+    add("--precision", metavar="NAME", help=f"{_described(PRECISIONS)}; fp32, or that of the study that a spec.yaml is of")
     add("--dry_run", action="store_true", help="prints the runs, and what they will take by a short measurement, and stops")
 
 
@@ -67,7 +67,7 @@ def command(options: argparse.Namespace) -> None:
         run(options, "lrlab study run " + shlex.quote(options.what))
         return
     takes_out = options.action == "card"
-    plain = options.executor is None and options.stack_size is None and options.precision == "fp32" and not options.dry_run
+    plain = options.executor is None and options.stack_size is None and options.precision is None and not options.dry_run
     if not plain or (options.out is not None) != takes_out:
         form = "card DIR --out CARD" if takes_out else "report DIR"
         raise LabError(f"The form is `lrlab study {form}`, without other options.")
@@ -91,13 +91,15 @@ def run(options: argparse.Namespace, program: str) -> None:
     """
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
-    if options.precision not in PRECISIONS:
+    if options.precision not in (None, *PRECISIONS):
         raise LabError(f"There is no precision {options.precision!r}. Known: {', '.join(PRECISIONS)}.")
     if options.stack_size is not None and options.stack_size < 1:
         raise LabError(f"--stack_size {options.stack_size} is not allowed; use 1 or more.")
     from .reading import load_spec
 
-    spec = dataclasses.replace(load_spec(options.what), precision=options.precision)
+    spec = load_spec(options.what)
+    if options.precision is not None:
+        spec = dataclasses.replace(spec, precision=options.precision)
     if options.dry_run:
         from .forecast import describe_study
 
@@ -110,7 +112,7 @@ def run(options: argparse.Namespace, program: str) -> None:
         for name, value in (("executor", options.executor), ("stack_size", options.stack_size))
         if value is not None
     )
-    given += f" --precision {options.precision}" if options.precision != "fp32" else ""
+    given += f" --precision {spec.precision}" if spec.precision != "fp32" else ""
     command = f"{program} --out {shlex.quote(str(options.out))}{given}"
     page = run_study(spec, options.out, options.executor, options.stack_size, command)
     _say(f"Wrote {page}.")
