@@ -81,7 +81,7 @@ def test_flags_named_in_the_readme_exist():
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
         known |= {flag.lstrip("-") for action in parser._actions for flag in action.option_strings}
-    for flag in re.findall(r"--(\w+)", README):
+    for flag in re.findall(r"(?<!\w)--(\w+)", README):
         assert flag in known | accelerates | benchmarks | launcher | {"updates", "threads"}, flag
 
 
