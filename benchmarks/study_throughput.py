@@ -12,6 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,11 +22,12 @@ from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.study.bench import Bench
 from diffusers_lrlab.study.commands import PRECISIONS
 from diffusers_lrlab.study.expansion import expand
+from diffusers_lrlab.study.lanes import Lanes, side_by_side
 from diffusers_lrlab.study.matmuls import CANDIDATES, WAYS
 from diffusers_lrlab.study.probe import fastest_products
 from diffusers_lrlab.study.reading import read_spec
 from diffusers_lrlab.study.results import StudyFolder
-from diffusers_lrlab.study.stack import Member, Stack
+from diffusers_lrlab.study.stack import Member
 from diffusers_lrlab.training.arguments import read_yaml
 from diffusers_lrlab.training.environment import describe_environment
 from diffusers_lrlab.training.run import keep_freed_memory
@@ -38,8 +40,8 @@ BATCH, LAYERS = 256, ((384, 256), (256, 256), (256, 256), (256, 256), (256, 2))
 GEMM_FLOP = 2 * BATCH * sum((2 if index == 0 else 3) * a * b for index, (a, b) in enumerate(LAYERS))
 
 
-def make_stack(bench, size, num_updates, ways=None):
-    """Members of five schedules, on four data sets, with as many seeds as it takes."""
+def make_stacks(bench, size, num_updates, lanes, ways=None):
+    """Members of five schedules, on four data sets, with as many seeds as it takes, shared out among the cores."""
     base = {
         key: value
         for key, value in read_yaml(str(RECIPE), "the recipe").items()
@@ -57,56 +59,62 @@ def make_stack(bench, size, num_updates, ways=None):
     )
     runs = sorted(expand(spec), key=lambda run: (run.seed, run.dataset))[:size]
     members = [Member(*bench.plan(run), bench.device) for run in runs]
-    return Stack(members, bench.device, ways or fastest_products(members[0].model, BATCH, size))
+    return Lanes(members, bench.device, ways or fastest_products(members[0].model, BATCH, size), lanes if size > 1 else None)
 
 
-def products_alone(stack, repeats=3):
-    """Milliseconds of the matrix products of an update of one member, by the way that the stack computes them."""
+def products_alone(stacks, lanes, repeats=3):
+    """Milliseconds of the matrix products of an update of one member, by the way that its stack computes them."""
+    calls = [products_of(stack) for stack in stacks.stacks]
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        lanes.map(lambda some: [call() for call in some], calls)
+        times.append(1e3 * (time.perf_counter() - start) / sum(len(stack.members) for stack in stacks.stacks))
+    return statistics.median(times)
+
+
+def products_of(stack):
+    """All of them of an update, as functions."""
     size, calls = len(stack.members), []
     for index, (inputs, outputs) in enumerate(LAYERS):
         is_output = index == len(LAYERS) - 1
         product = {kind: WAYS["stock" if is_output else way](kind) for kind, way in stack.ways.items()}
         x, g = torch.randn(size, BATCH, inputs), torch.randn(size, BATCH, outputs)
         weight = torch.randn(size, outputs, inputs)
-        calls.append((product["forward"], x, weight, torch.empty_like(g)))
-        calls.append((product["weight_gradient"], g, x, torch.empty_like(weight)))
+        calls.append(partial(product["forward"], x, weight, torch.empty_like(g), False))
+        calls.append(partial(product["weight_gradient"], g, x, torch.empty_like(weight), False))
         if index:  # the embedding of points needs no gradient
-            calls.append((product["input_gradient"], g, weight, torch.empty_like(x)))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for product, first, second, out in calls:
-            product(first, second, out, False)
-        times.append(1e3 * (time.perf_counter() - start) / size)
-    return statistics.median(times)
+            calls.append(partial(product["input_gradient"], g, weight, torch.empty_like(x), False))
+    return calls
 
 
-def turns(loops, stacks, rounds, updates):
+def turns(loops, stacks, lanes, options):
     """Milliseconds per update of a run, and of the products of stacks alone, in turns: name -> one number a round."""
     times, alone = {name: [] for name in loops}, {name: [] for name in stacks}
-    members = {name: len(stacks[name].members) if name in stacks else 1 for name in loops}
-    for turn in range(rounds + 1):
+    members = {name: sum(len(s.members) for s in stacks[name].stacks) if name in stacks else 1 for name in loops}
+    for turn in range(options.rounds + 1):
         for name in loops if turn % 2 else reversed(loops):
-            steps = max(2, updates // members[name])
+            torch.set_num_threads(1 if members[name] > 1 else options.threads)  # one for each lane
+            steps = max(2, options.updates // members[name])
             start = time.perf_counter()
             for _ in range(steps):
                 next(loops[name])
             if turn:
                 times[name].append(1e3 * (time.perf_counter() - start) / steps / members[name])
                 if name in stacks:
-                    alone[name].append(products_alone(stacks[name]))
+                    alone[name].append(products_alone(stacks[name], lanes))
     return times, {name: statistics.median(values) for name, values in alone.items()}
 
 
-def evaluation_seconds(stack):
-    """Seconds of 10,000 samples in 100 steps and of their KL, of one run: as a study does it after training."""
-    member = stack.members[0]
-    real = member.data.all_in_memory().numpy()
+def evaluation_seconds(stacks, lanes):
+    """Seconds per run of 10,000 samples in 100 steps and of their KL: as a study does it after training, a run to a core."""
+    members = [stack.members[0] for stack in stacks.stacks]
+    real = members[0].data.all_in_memory().numpy()
     start = time.perf_counter()
-    samples = draw_samples(member, 10_000, "distances")
+    samples = lanes.map(lambda member: draw_samples(member, 10_000, "distances"), members)
     sampled = time.perf_counter()
-    knn_kl(real, samples)
-    return sampled - start, time.perf_counter() - sampled
+    lanes.map(lambda points: knn_kl(real, points), samples)
+    return (sampled - start) / len(members), (time.perf_counter() - sampled) / len(members)
 
 
 def main():
@@ -127,16 +135,19 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
         trainer = make_trainer(Path(folder) / "local", total)
-        stacks = {f"stacked, R = {size}": make_stack(bench, size, total) for size in sizes}
-        for name, ways in CANDIDATES.items():
-            stacks[f"stacked, R = 20, {name}"] = make_stack(bench, 20, total, ways)
         loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
-        loops |= {name: stack.updates() for name, stack in stacks.items()}
-        times, limits = turns(loops, stacks, options.rounds, options.updates)
-        # The plain loop and the trainer have the products of a stack of one.
-        single = limits[f"stacked, R = {min(sizes)}"]
-        limits |= {"plain loop": single, "local": single}
-        sampling, kl = evaluation_seconds(next(iter(stacks.values())))
+        torch.set_num_threads(options.threads)
+        with side_by_side(bench.device, max(sizes)) as lanes:
+            stacks = {f"stacked, R = {size}": make_stacks(bench, size, total, lanes) for size in sizes}
+            for name, ways in CANDIDATES.items():
+                stacks[f"stacked, R = 20, {name}"] = make_stacks(bench, 20, total, lanes, ways)
+            loops |= {name: stack.updates() for name, stack in stacks.items()}
+            times, limits = turns(loops, stacks, lanes, options)
+            torch.set_num_threads(1)
+            sampling, kl = evaluation_seconds(stacks["stacked, R = 20, stock"], lanes)
+    # The plain loop and the trainer have the products of a stack of one.
+    single = limits[f"stacked, R = {min(sizes)}"]
+    limits |= {"plain loop": single, "local": single}
 
     print("| | ms per update of a run | runs an hour | plain loop over this | products alone, ms (GFLOP/s) | their share |")
     print("|---|---|---|---|---|---|")
@@ -154,7 +165,7 @@ def main():
         f"KL {kl:.2f} s."
     )
     print(f"Samples and KL take {100 * (sampling + kl) / training:.0f} % of training.")
-    print(f"Products that the probe chose: {stacks[f'stacked, R = {sizes[-1]}'].ways}")
+    print(f"Products that the probe chose: {stacks[f'stacked, R = {sizes[-1]}'].stacks[0].ways}")
 
 
 if __name__ == "__main__":

@@ -438,7 +438,8 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
     if (executor, pattern) == ("stacked", "runs/[!.]*.json"):
         assert not updates
     else:
-        assert 0 < len(updates) < (150 if executor == "stacked" else 4 * 150)
+        in_full = 150 * (min(4, torch.get_num_threads()) if executor == "stacked" else 4)
+        assert 0 < len(updates) < in_full
     assert not list(out.rglob(".tmp*"))
 
 

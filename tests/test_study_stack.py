@@ -3,8 +3,10 @@
 import copy
 import functools
 import io
+import itertools
 import json
 import math
+import threading
 import time
 
 import numpy as np
@@ -15,6 +17,7 @@ from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
 from diffusers_lrlab.study.curves import Curves
+from diffusers_lrlab.study.lanes import Lanes, side_by_side
 from diffusers_lrlab.study.matmuls import CANDIDATES, KINDS, STOCK, WAYS
 from diffusers_lrlab.study.probe import fastest_products
 from diffusers_lrlab.study.stack import Member, Stack
@@ -209,7 +212,8 @@ def make_members():
 
 
 def train(stack, last=None):
-    for _ in stack.updates(last):
+    updates = stack.updates()
+    while (last is None or stack.update < last) and next(updates, None):
         pass
 
 
@@ -275,6 +279,60 @@ def test_the_ends_were_as_meant(without_a_stop):
     assert sampler.probabilities(0).std() > 0
 
 
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_lanes_compute_what_one_stack_does(without_a_stop, threads):
+    """Saved in three lanes, gone on with in two: on another machine, say."""
+    stopped, members = make_members(), make_members()
+    threads(3)
+    with side_by_side(CPU, 20) as lanes:
+        stacks = Lanes(list(stopped.values()), CPU, side_by_side=lanes)
+        assert [len(stack.members) for stack in stacks.stacks] == [
+            len(ARMS) * lane // 3 - len(ARMS) * (lane - 1) // 3 for lane in (1, 2, 3)
+        ]
+        numbers = list(itertools.islice(stacks.updates(), 7))
+        assert len(ARMS) >= numbers[0] >= numbers[-1] > 0
+        states = {name: member.state_dict(stacks.sums_of(member)) for name, member in stopped.items()}
+    threads(2)
+    for name, state in states.items():
+        members[name].update, members[name].error = state["update"], state["error"]
+    with side_by_side(CPU, 20) as lanes:
+        stacks = Lanes(list(members.values()), CPU, side_by_side=lanes)
+        stacks.load({members[name]: state for name, state in states.items()})
+        for _ in stacks.updates():
+            assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    for name, member in members.items():
+        assert stacks.sums_of(member).tolist() == [0, 0, 0]
+        assert_same_state(member.state_dict(torch.zeros(3)), without_a_stop[name].state_dict(torch.zeros(3)))
+
+
+def test_lanes_run_at_the_same_time(threads):
+    threads(3)
+    with side_by_side(CPU, 20) as lanes:
+        meeting = threading.Barrier(3)
+        assert sorted(lanes.map(lambda value: (value, meeting.wait(10))[0], [2, 0, 1])) == [0, 1, 2]
+        assert lanes.map(lambda _: torch.get_num_threads(), range(3)) == [1, 1, 1]
+
+
+def test_a_single_member_has_all_threads(threads):
+    threads(3)
+    with side_by_side(CPU, 1) as lanes:
+        assert (lanes.num_lanes, torch.get_num_threads()) == (1, 3)
+
+
+def test_an_error_in_a_lane_is_everyones(threads):
+    threads(2)
+    with pytest.raises(ZeroDivisionError), side_by_side(CPU, 20) as lanes:
+        lanes.map(lambda value: 1 / value, [1, 0, 1])
+    assert torch.get_num_threads() == 2
+
+
 @pytest.mark.parametrize("name", ARMS)
 def test_an_optimizer_works_in_the_stack(name):
     """Its parameters stay views of the stack, whatever it does to them, and the stack changes."""
@@ -317,13 +375,13 @@ def test_time_is_shared_out():
     assert wall / 2 < total <= wall
 
 
-def test_an_update_to_stop_at():
+def test_a_stack_goes_on_from_where_it_was_left():
     member = make_member()
     stack = Stack([member], CPU)
-    assert list(stack.updates(3)) == [1, 2, 3]
-    assert list(stack.updates(3)) == []
+    train(stack, 3)
+    assert stack.update == 3
     assert stack.sums_of(member)[2] == 3
-    assert list(stack.updates())[-1] == 24
+    assert list(stack.updates()) == [1] * 21
     assert stack.members == []
     assert stack.sums_of(member).tolist() == [0, 0, 0]
 

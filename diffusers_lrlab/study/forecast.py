@@ -19,12 +19,13 @@ from ..training.core import RunCore
 from .bench import Bench
 from .executors import check_stackable, share_out
 from .expansion import expand, expand_tuning
+from .lanes import Lanes, side_by_side
 from .measure import measure
 from .probe import fastest_products
 from .results import StudyFolder
 from .run import check_executor, use_all_cores
 from .spec import RunSpec, StudySpec
-from .stack import Member, Stack
+from .stack import Member
 from .stacks import cut
 
 _PROBED_UPDATES = 12
@@ -88,15 +89,22 @@ def _stacked_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
         plan, _ = bench.plan(stack_specs[0])
         key = (repr(plan.model_config), plan.layout.global_batch, len(stack_specs), stack_specs[0].metrics)
         if key not in probed:
-            members = [Member(*bench.plan(spec), bench.device) for spec in stack_specs]
-            ways = fastest_products(members[0].model, plan.layout.global_batch, len(members))
-            stack = Stack(members, bench.device, ways)
-            seconds = _seconds_per_update(stack.do_update, plan.num_updates)
-            evaluation = _evaluation_seconds(members[0], stack_specs[0])
-            probed[key] = _Cost(seconds, evaluation, sum(map(_bytes_of, members)))
+            probed[key] = _probe_stack(stack_specs, bench)
         cost = probed[key]
         total += _Cost(cost.training * plan.num_updates, cost.evaluation * len(stack_specs), cost.memory)
     return total
+
+
+def _probe_stack(specs: list[RunSpec], bench: Bench) -> _Cost:
+    """Of an update of the whole stack, and of the evaluation of one member, of which a core each does one."""
+    members = [Member(*bench.plan(spec), bench.device) for spec in specs]
+    plan = members[0].plan
+    with side_by_side(bench.device, len(specs)) as lanes:
+        ways = fastest_products(members[0].model, plan.layout.global_batch, len(members))
+        updates = Lanes(members, bench.device, ways, lanes).updates()
+        seconds = _seconds_per_update(partial(next, updates, 0), plan.num_updates)
+        evaluation = _evaluation_seconds(members[0], specs[0]) / lanes.num_lanes
+    return _Cost(seconds, evaluation, sum(map(_bytes_of, members)))
 
 
 def _evaluation_seconds(run: RunCore, spec: RunSpec) -> float:

@@ -144,7 +144,6 @@ class Stack:
     def __init__(self, members: list[Member], device: torch.device, ways: dict[str, str] | None = None):
         self.device, self.ways = device, ways
         self.update = next((member.update for member in members if not member.is_done), members[0].update)
-        self.num_advanced = 0
         self.sums = torch.zeros(3, len(members), device=device)
         self._gather(members)
         self._inputs_of: dict[int, _Inputs] = {}
@@ -224,13 +223,9 @@ class Stack:
             member.take_step()
         self.update += 1
 
-    def updates(self, last: int | None = None) -> Iterator[int]:
-        """
-        Trains until every member is done, or to update `last`, and yields the number of updates done after each.
-
-        Members that are done leave the stack.
-        """
-        while self.members and (last is None or self.update < last):
+    def updates(self) -> Iterator[int]:
+        """Trains until every member is done, and yields the number of members that were advanced after each update."""
+        while self.members:
             started = time.perf_counter()
             own = sum(member.training_seconds for member in self.members)
             self.do_update()
@@ -240,9 +235,9 @@ class Stack:
             for member in self.members:
                 member.training_seconds += share
             self._validate()
-            self.num_advanced = len(self.members)
-            self._let_go()
-            yield self.update
+            num_advanced = len(self.members)
+            self._let_go()  # of those that are done
+            yield num_advanced
 
     def _read_sums(self) -> None:
         """Losses into the curves at logging points, which is also when divergence is noticed."""

@@ -16,9 +16,10 @@ from ..files import atomic_file
 from ..training.interrupts import InterruptGuard, interrupts_raised
 from .bench import Bench
 from .executors import StudyInterrupted
+from .lanes import Lanes, SideBySide, side_by_side
 from .measure import diverged, make_record, measure
 from .spec import RunSpec
-from .stack import Member, Stack
+from .stack import Member
 
 _SAVE_SECONDS = 60.0
 
@@ -46,49 +47,49 @@ def cut(specs: list[RunSpec], bench: Bench) -> Iterator[list[RunSpec]]:
         some = sorted(some, key=lambda spec: (spec.seed, spec.dataset))
         num_stacks = -(-len(some) // bench.stack_size)
         size = -(-len(some) // num_stacks)
-        size = min(size + size % 2, bench.stack_size)  # threads share the members of a stack among them
+        num_lanes = torch.get_num_threads() if bench.device.type == "cpu" else 1
+        size = min(-(-size // num_lanes) * num_lanes, bench.stack_size)
         yield from (some[start : start + size] for start in range(0, len(some), size))
 
 
 def run_stack(specs: list[RunSpec], bench: Bench) -> None:
-    """Trains and measures the runs of a stack that have no result yet, and writes their results."""
-    file = bench.stacks / f"{_stack_id(specs)}.pt"
-    saved = _load(file)
-    started = saved.get("started", datetime.now(UTC).isoformat(timespec="seconds"))
-    states = saved.get("members", {})
-    wanted = bench.folder.missing(specs)
-    # A result that was there when the stack was saved, and is not now, has no state: its run is done after these.
-    wanted = [spec for spec in wanted if spec.id in states] or wanted
+    """Trains and measures runs of a stack that have no result yet: all of them, or those that were saved together."""
+    with side_by_side(bench.device, len(specs)) as lanes:
+        _run_stack(specs, bench, lanes)
+
+
+def _run_stack(specs: list[RunSpec], bench: Bench, lanes: SideBySide) -> None:
+    saved = _Saved(bench.stacks, bench.folder.missing(specs))
+    wanted, started = saved.together, saved.started
     members = {spec.id: Member(*bench.plan(spec), bench.device) for spec in wanted}
-    states = {run_id: state for run_id, state in states.items() if run_id in members}
-    for run_id, state in states.items():
+    for run_id, state in saved.states.items():
         members[run_id].update, members[run_id].error = state["update"], state["error"]
     first = next(iter(members.values()))
-    ways = saved.get("ways") or bench.products(first.model, first.plan.layout.global_batch, len(specs))
+    ways = saved.ways or bench.products(first.model, first.plan.layout.global_batch, len(specs))
     # All of them once, also those that are done: it makes their optimizers and averages.
-    stack = Stack(list(members.values()), bench.device, ways)
-    stack.load({members[run_id]: state for run_id, state in states.items()})
+    stacks = Lanes(list(members.values()), bench.device, ways, lanes)
+    stacks.load({members[run_id]: state for run_id, state in saved.states.items()})
     bench.advance(sum(member.update for member in members.values()))
+    file = bench.stacks / f"{_stack_id(wanted)}.pt"
 
     def save() -> None:
-        state = {run_id: member.state_dict(stack.sums_of(member)) for run_id, member in members.items()}
+        state = {run_id: member.state_dict(stacks.sums_of(member)) for run_id, member in members.items()}
         with atomic_file(file) as path:
             torch.save({"members": state, "ways": ways, "started": started}, path)
 
-    _train(stack, save, bench)
+    _train(stacks, save, bench)
     save()
     executor = {"name": "stacked", "members": len(specs), "products": ways}
     with interrupts_raised(lambda number: StudyInterrupted(number, bench.folder.path)):
-        for spec in wanted:
-            _finish(spec, members[spec.id], executor, started, bench)
-    file.unlink(missing_ok=True)
+        lanes.map(lambda spec: _finish(spec, members[spec.id], executor, started, bench), wanted)
+    file.unlink()
 
 
-def _train(stack: Stack, save: Any, bench: Bench) -> None:
+def _train(stacks: Lanes, save: Any, bench: Bench) -> None:
     last_save = time.monotonic()
     with InterruptGuard() as guard:
-        for _ in stack.updates():
-            bench.advance(stack.num_advanced)
+        for num_advanced in stacks.updates():
+            bench.advance(num_advanced)
             if signal_number := guard.received():
                 save()
                 raise StudyInterrupted(signal_number, bench.folder.path)
@@ -108,10 +109,31 @@ def _finish(spec: RunSpec, member: Member, executor: dict[str, Any], started: st
     bench.finished(spec)
 
 
+class _Saved:
+    """
+    What was saved of runs, whichever stacks they were in: these depend on the number of cores and on --stack_size.
+
+    Args:
+        folder (`Path`): Of the files.
+        specs (`list` of [`RunSpec`]): Runs to go on with.
+
+    `together` are the runs that are furthest, and at one update; the others are done after them.
+    """
+
+    def __init__(self, folder: Path, specs: list[RunSpec]):
+        self.together = specs
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.states: dict[str, dict[str, Any]] = {}
+        self.ways: dict[str, str] | None = None
+        wanted, furthest = {spec.id for spec in specs}, -1
+        for file in sorted(folder.glob("*.pt")):
+            saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+            states = {run_id: state for run_id, state in saved["members"].items() if run_id in wanted}
+            update = max((state["update"] for state in states.values()), default=-1)
+            if update > furthest:  # those of one file are at one update, or done
+                furthest, self.states, self.ways, self.started = update, states, saved["ways"], saved["started"]
+                self.together = [spec for spec in specs if spec.id in states]
+
+
 def _stack_id(specs: list[RunSpec]) -> str:
     return hashlib.blake2b(" ".join(spec.id for spec in specs).encode(), digest_size=8).hexdigest()
-
-
-def _load(file: Path) -> dict[str, Any]:
-    """What was saved of a stack; nothing if it is not there."""
-    return torch.load(file, weights_only=True, map_location="cpu") if file.exists() else {}

@@ -110,8 +110,8 @@ def run_stack(arms, last=None, dtype=torch.float32, ways=None):
         for member in members:
             member.inputs = []
         stack = Stack(members, CPU, ways)
-        updates = stack.updates(last)
-        while (there := list(stack.members)) and next(updates, None) is not None:
+        updates = stack.updates()
+        while (there := list(stack.members)) and stack.update != last and next(updates, None):
             parts = (part.view(len(there), -1, *part.shape[1:]) for part in drawn.pop())
             for member, *own in zip(there, *parts, strict=True):
                 member.inputs.append((*own, weights[member.objective, stack.update - 1]))

@@ -1,12 +1,10 @@
-"""`lrlab` for tests that stop studies: one thread, torch's own products, saves after every update, and no pictures.
+"""`lrlab` for tests that stop studies: torch's own products, saves after every update, and no pictures.
 
 After every result it waits a little, so that there is time to stop it before the next one.
 """
 
 import sys
 import time
-
-import torch
 
 import diffusers_lrlab.study.bench as bench
 import diffusers_lrlab.study.report
@@ -24,8 +22,6 @@ def write_and_wait(folder, record):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    torch.set_num_threads = lambda _: None
     bench.fastest_products = lambda *_: STOCK  # which of them is fastest is for the clock to say
     stacks._SAVE_SECONDS = 0.0
     StudyFolder.write = write_and_wait
