@@ -280,7 +280,7 @@ def test_findings_that_a_test_carries_come_first_and_the_rest_is_folded(tmp_path
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_papers_table_is_beside_ours(tmp_path):
-    results, summary = made_up_study(name="paper-lr-schedules")
+    results, summary = made_up_study(paper="table")
     over, head, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table, and this study's"]
     assert over == ["", *PAPER_DATASETS]
     assert head == ["schedule", "", *["paper", "this study"] * 4]
@@ -304,13 +304,11 @@ def test_the_papers_table_is_beside_ours(tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_only_the_papers_study_has_the_papers_table(tmp_path):
-    results, summary = made_up_study(
-        datasets=("moons", "spiral"), arms=("constant", "step"), name="paper-lr-schedules-tuned"
-    )
+    results, summary = made_up_study(datasets=("moons", "spiral"), arms=("constant", "step"), paper="table")
     over, _, *rows = Tables(page_of(tmp_path, results, summary)).found["The paper's table, and this study's"]
     assert over == ["", "moons"]
     assert len(rows) == 8
-    summary["study"]["name"] = "optimizers"
+    summary["study"]["paper"] = None
     assert "The paper's table" not in own_part(page_of(tmp_path, results, summary))
     assert not (tmp_path / "report/tables/paper.tex").exists()
 
@@ -599,7 +597,7 @@ def browser():
 def index(tmp_path_factory):
     results, summary = made_up_study(("a", "<b onclick=x>b</b>", "%{x}c"), ("dino", "moons"))
     summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
-    summary["study"] |= {"name": "paper-lr-schedules", "metrics": []}  # all that there are
+    summary["study"] |= {"paper": "table", "metrics": []}  # all that there are
     return write_report(tmp_path_factory.mktemp("browser"), results, summary)
 
 

@@ -190,6 +190,7 @@ REFUSED = {
     "half a seed": ({"seeds": [0.5]}, ["seeds: [0.5] is not allowed"]),
     "no evaluation": ({"evaluation_points": 0}, ["evaluation_points: 0", "1 or more"]),
     "evaluation or not": ({"evaluation_points": True}, ["evaluation_points: True", "1 or more"]),
+    "another paper": ({"paper": "arxiv"}, ["paper: 'arxiv' is not allowed", "table, nearest"]),
     "data folder that is not there": (
         {"datasets": {"mine": {"train_data_dir": "nowhere"}}},
         ["'mine'", "'nowhere' does not exist"],

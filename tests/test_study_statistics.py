@@ -566,6 +566,12 @@ def test_sentences_are_about_one_metric_and_may_call_it_by_another_name():
     assert "dino: KL divergence 0.34" in findings(rows, "kl", "constant", label="KL divergence")[0]
 
 
+def test_sharpness_is_no_merit():
+    values = {"a": {"dino": {0: 1.0, 1: 1.1, 2: 1.2}}, "b": {"dino": {0: 2.0, 1: 2.1, 2: 2.2001}}}
+    (sentence,) = findings(compare(values, "b", "sharpness"), "sharpness", "b")
+    assert sentence.startswith("a is lower than b on dino: ")
+
+
 @pytest.mark.parametrize(
     ("p", "text"),
     [(0.0499999, "p = 0.0499"), (0.05, "p = 0.05"), (0.0496, "p = 0.0499"), (0.049, "p = 0.049"), (0, "p < 0.0001")]

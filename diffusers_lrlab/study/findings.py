@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .statistics import LARGER_IS_BETTER, LEVEL
+from .statistics import LEVEL, word_for
 
 Row = Mapping[str, Any]
 
@@ -14,8 +14,8 @@ def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None 
     """
     One sentence, or two, for each arm on each data set.
 
-    "Better" and "worse" appear exactly where the adjusted p is below 0.05, in the metric's own direction. Everything else
-    "cannot be told".
+    "Better" and "worse" ("higher" and "lower" where that is no merit) appear exactly where the adjusted p is below 0.05, in
+    the metric's own direction. Everything else "cannot be told".
 
     Args:
         rows (`list[dict]`): Of `compare`, perhaps with the key "diverged"; those of other metrics are passed over.
@@ -29,7 +29,7 @@ def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None 
     chosen = [row for row in rows if row["metric"] == metric]
     references = {row["dataset"]: row for row in chosen if row["arm"] == baseline}
     return [
-        _sentence(row, references.get(row["dataset"], {}), baseline, label or metric, metric in LARGER_IS_BETTER)
+        _sentence(row, references.get(row["dataset"], {}), baseline, label or metric)
         + _diverged(row)
         + _diverged(references.get(row["dataset"], {}))
         for row in chosen
@@ -47,7 +47,7 @@ def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "final q
     return [_speedup_sentence(row, baseline, quality) for row in rows if row["arm"] != baseline]
 
 
-def _sentence(row: Row, reference: Row, baseline: str, label: str, larger_is_better: bool) -> str:
+def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
     arm, dataset, pairs = row["arm"], row["dataset"], row["pairs"]
     for name, of_arm in ((arm, row), (baseline, reference)):
         if not of_arm.get("n"):
@@ -66,7 +66,7 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str, larger_is_bet
     if row["diff_low"] is not None:
         interval = f"95 % interval {_range(row, 'diff_low', 'diff_high')}"
     if row["p_adjusted"] < LEVEL:
-        word = "better" if (diff > 0) == larger_is_better else "worse"
+        word = word_for(diff, row["metric"])
         return (
             f"{arm} is {word} than {baseline} on {dataset}: {label} {number(row['mean'])} instead of "
             f"{number(reference['mean'])} ({_difference_of(row, reference)} {signed(diff)}, {interval}, adjusted "

@@ -15,7 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from .results import RunResult
 
-PRESET_PREFIX = "paper-lr-schedules"
 DATASETS = ("circle", "dino", "line", "moons")
 
 
@@ -119,11 +118,6 @@ def nearest_arms(results: Iterable[RunResult]) -> list[dict[str, Any]]:
             found.append({**row, "on": ", ".join(by_dataset)})
         rows += sorted(found, key=lambda row: row["off_by"])
     return rows
-
-
-def is_paper_study(name: str) -> bool:
-    """Whether a study of this name is the paper's, so that its table belongs beside ours."""
-    return name.startswith(PRESET_PREFIX)
 
 
 def reported(arm: str, dataset: str) -> tuple[float, float, float, float] | None:

@@ -51,7 +51,7 @@ def load_spec(source: str) -> StudySpec:
 
 _KEYS = (
     *("title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"),
-    *("tune", "evaluation_points", "speedup_metric"),
+    *("tune", "evaluation_points", "speedup_metric", "paper"),
 )
 
 
@@ -83,9 +83,12 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     if not isinstance(points, int) or isinstance(points, bool) or points < 1:
         raise LabError(f"evaluation_points: {points!r} is not allowed; use a whole number, 1 or more.")
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
+    paper = options.get("paper")
+    if paper not in (None, "table", "nearest"):
+        raise LabError(f"paper: {paper!r} is not allowed; use table, nearest, or nothing.")
     return StudySpec(
         name, str(options.get("title", name)), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
-        _speedup_metric(options.get("speedup_metric")), folder=str(folder.resolve()),
+        _speedup_metric(options.get("speedup_metric")), folder=str(folder.resolve()), paper=paper,
     )  # fmt: skip
 
 

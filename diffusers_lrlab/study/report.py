@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from ..files import atomic_folder, write_text
 from . import interactive, plots, tables
-from .paper import is_paper_study
 from .report_data import FAMILIES, compared, courses, final_values, lines_left_out, looks, spans_decades
 from .table_formats import Table, markdown_text, probability, to_html, to_latex, to_markdown
 
@@ -68,7 +67,7 @@ class _Report:
         self.families = [family for family in FAMILIES if self.courses[family.name]]
         self.values = {metric: final_values(results, metric) for metric in self.metrics}
         self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
-        self.paper = tables.paper_table(summary, results) if is_paper_study(self.study["name"]) else None
+        self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None
         self.others = self._other_tables()
         self.pictures: dict[str, str] = {}  # file name -> what it shows
 

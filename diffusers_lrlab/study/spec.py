@@ -66,6 +66,8 @@ class StudySpec:
         speedup_metric (`str`, *optional*): The validation loss by whose course arms are said to be faster.
         precision (`str`): A name in `PRECISIONS`.
         folder (`str`): What paths in the fields start from; `PRESETS` for those of the package.
+        paper (`str`, *optional*): "table" to put the figures of the study paper beside those of arms of the same names,
+            "nearest" to tell which arms come nearest to them.
     """
 
     name: str
@@ -82,6 +84,7 @@ class StudySpec:
     speedup_metric: str | None = None
     precision: str = "fp32"
     folder: str = "."
+    paper: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As data."""

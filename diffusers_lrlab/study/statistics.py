@@ -15,6 +15,7 @@ from ..errors import LabError, did_you_mean
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # arm -> data set -> seed -> figure
 
 LARGER_IS_BETTER = frozenset({"density", "coverage", "speedup"})
+NEITHER_IS_BETTER = frozenset({"sharpness"})
 LEVEL = 0.05  # of every test, and one minus the confidence of every interval
 POWER = 0.8
 PERCENTS = (1, 5, 10)
@@ -22,6 +23,13 @@ PERCENTS = (1, 5, 10)
 _ROUNDING = 1e-12  # a spread or a difference below this share of the values is that of their last digits
 _SURE_WITH_THREE = 3.5  # d_z from which three seeds have the power; statsmodels' solver fails for large ones
 _HOPELESS = 1e-6  # d_z that would take 10^13 seeds, where the solver fails too
+
+
+def word_for(diff: float, metric: str) -> str:
+    """What a difference that is one is called: "better" or "worse", "higher" or "lower" where that is no merit."""
+    if metric in NEITHER_IS_BETTER:
+        return "higher" if diff > 0 else "lower"
+    return "better" if (diff > 0) == (metric in LARGER_IS_BETTER) else "worse"
 
 
 class Paired(NamedTuple):

@@ -62,7 +62,7 @@ def summarise(
         of_metric = compare(values, spec.baseline, metric)
         for row in of_metric:
             row["diverged"] = _num_diverged(results, row["arm"], row["dataset"])
-            row["floor"] = _floor(results, row["dataset"], metric)
+            row["floor"] = _floor(results, row["arm"], row["dataset"], metric)
         rows += of_metric
         told[metric] = findings(of_metric, metric, spec.baseline, metric_label(metric))
         ranked[metric] = ranks(values, metric)
@@ -78,7 +78,7 @@ def summarise(
         told["speedup"] = speedup_findings(faster, spec.baseline, metric_label(spec.speedup_metric))
     if spec.tune:
         summary["tuning"] = _tuning_rows(spec, results, tuning)
-    if spec.name == "paper-search":
+    if spec.paper == "nearest":
         summary["search"] = nearest_arms(results)
     if between := consistency(runs, results, bench):
         summary["consistency"] = between
@@ -142,11 +142,11 @@ def _num_diverged(results: list[RunResult], arm: str, dataset: str) -> int:
     return sum((result.arm, result.dataset, result.status) == (arm, dataset, "diverged") for result in results)
 
 
-def _floor(results: list[RunResult], dataset: str, metric: str) -> float | None:
-    """What held-out points, or training images, score in the place of samples."""
+def _floor(results: list[RunResult], arm: str, dataset: str, metric: str) -> float | None:
+    """What held-out points, or training images, score in the place of samples; as many as the arm holds out."""
     for key in (f"{metric}_of_held_out_points", f"{metric}_of_training_images"):
         for result in results:
-            if result.dataset == dataset and key in result.results:
+            if (result.arm, result.dataset) == (arm, dataset) and key in result.results:
                 return result.results[key]
     return None
 
@@ -172,6 +172,7 @@ def _study(spec: StudySpec, results: list[RunResult], tuning: list[RunResult], c
         "name": spec.name,
         "title": spec.title,
         "baseline": spec.baseline,
+        "paper": spec.paper,
         "arms": spec.arms,
         "datasets": list(spec.datasets),
         "seeds": list(spec.seeds),

@@ -10,7 +10,7 @@ import numpy as np
 from .metrics import metric_label
 from .paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from .report_data import compared
-from .statistics import LARGER_IS_BETTER, LEVEL, PERCENTS
+from .statistics import LARGER_IS_BETTER, LEVEL, NEITHER_IS_BETTER, PERCENTS, word_for
 from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def verdict(row: dict[str, Any], baseline: str | None) -> str:
         return NONE
     if row["p_adjusted"] >= LEVEL:
         return "cannot tell"
-    return "better" if (row["diff"] > 0) == (row["metric"] in LARGER_IS_BETTER) else "worse"
+    return word_for(row["diff"], row["metric"])
 
 
 def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
     rows, strong = [], set()
     for place, row in enumerate(rows_of(summary, metric)):
         said = verdict(row, baseline)
-        if said in ("better", "worse", "diverged"):
+        if said not in ("baseline", "cannot tell", NONE):
             strong.add((place, 2))
         runs = f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else "")
         needed = row["seeds_needed"] or {}
@@ -69,9 +69,11 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
             "held-out points",
         ),
     ]
-    better = "larger" if metric in LARGER_IS_BETTER else "smaller"
+    better = (
+        "" if metric in NEITHER_IS_BETTER else "Larger is better. " if metric in LARGER_IS_BETTER else "Smaller is better. "
+    )
     note = (
-        f"{better.capitalize()} is better. Differences are to {baseline}, paired by seed; p is adjusted by Holm over all "
+        f"{better}Differences are to {baseline}, paired by seed; p is adjusted by Holm over all "
         f"arms and data sets of this metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the "
         "paired differences over their standard deviation, with Hedges' correction for few seeds."
     )
