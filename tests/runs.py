@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import started
+
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 
 TINY_UNET = {
@@ -56,11 +58,15 @@ def command(*arguments, processes=1):
 
 def run(*arguments, processes=1, expect=0):
     """Runs to the end and returns stderr; another exit status than `expect` fails the test."""
-    result = subprocess.run(
-        command(*arguments, processes=processes), capture_output=True, text=True, timeout=300, env=environment()
-    )
-    assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
-    return result.stderr
+    if processes == 1:
+        status, stdout, stderr = started.run_script(SCRIPT, map(str, arguments), environment())
+    else:
+        result = subprocess.run(
+            command(*arguments, processes=processes), capture_output=True, text=True, timeout=300, env=environment()
+        )
+        status, stdout, stderr = result.returncode, result.stdout, result.stderr
+    assert status == expect, stdout[-2000:] + stderr[-4000:]
+    return stderr
 
 
 def environment():
