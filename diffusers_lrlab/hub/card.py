@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..schedules.spec import format_spec
 from ..training.checks import local_folder
 from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
 from ..training.kinds import kind_of
+from ..training.run_folder import FINDER_FILES
 from ..training.timestep_choices import describe_choices
 
 TEMPLATE = Path(__file__).parent / "model_card.md"
@@ -68,6 +70,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         num_floor=train["results"].get("distance_held_out_points"),
         num_held_out=train["num_held_out_images"],
         schedule_text=_schedule_text(config, train),
+        finder_text=_finder_text(folder),
         command=record["run"]["command"],
         facts=_facts(record),
         timestep_bins=config["log_timestep_bins"],
@@ -113,6 +116,21 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     deviation = train["schedule_audit"]["largest_lr_deviation"]
     exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} of the peak of this curve"
     return text + f"Checked at every update: the rate in the optimizer was {exact}."
+
+
+def _finder_text(folder: Path) -> str | None:
+    """What the learning-rate finder said, if it was asked."""
+    file = folder / "lrlab" / FINDER_FILES[0]
+    if not file.exists():
+        return None
+    found = json.loads(file.read_text(encoding="utf-8"))
+    rule = found["settings"]["rule"]
+    suggestion = found["suggestions"][rule]
+    rate = "no rate" if found["learning_rate"] is None else f"{found['learning_rate']:g}"
+    return (
+        f"The finder's test before the run (`{rule}`, {len(found['sweeps'])} times, {found['seconds']:.0f} s) names {rate}: "
+        f"{suggestion['reason']}."
+    )
 
 
 def _data_text(config: dict[str, Any]) -> str:

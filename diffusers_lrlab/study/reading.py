@@ -156,6 +156,8 @@ def _fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, An
                 f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
                 "training_scripts/train_ddpm.py; its --help explains them."
             )
+    if fields.get("learning_rate") == "auto":
+        raise LabError(f"{where} has learning_rate: auto, which would be another for each seed. Give a number, or use tune.")
     return dict(fields)
 
 

@@ -15,7 +15,7 @@ from ..training.config import OutputConfig, TrainingConfig
 NOT_IN_SPECS = frozenset(
     {field.name for field in dataclasses.fields(OutputConfig)}
     - {"logging_steps", "validation_steps", "distance_samples", "frechet_samples", "checkpointing_steps"}
-) | {"seed", "local_rank", "cpu_threads", "log_timestep_bins", "timestep_grad_every"}
+) | {"seed", "local_rank", "cpu_threads", "log_timestep_bins", "timestep_grad_every", "auto_learning_rate"}
 # Fields that say how a run is done, not what comes out of it.
 _NOT_IN_RESULT = NOT_IN_SPECS - {"seed", "eval_batch_size"} | {"checkpointing_steps", "in_memory_limit_mb"}
 # The same of fields that a specification may have; they count as these values.

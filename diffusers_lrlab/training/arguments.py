@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -31,9 +32,9 @@ class _Parser(HfArgumentParser):
         raise LabError(f"{message}. See --help.")
 
 
-def _make_parser(description: str) -> _Parser:
+def _make_parser(description: str, more_groups: Sequence[Any] = ()) -> _Parser:
     parser = _Parser(
-        list(CONFIG_GROUPS),
+        [*CONFIG_GROUPS, *more_groups],
         usage="%(prog)s [--option value ...]",
         description=description,
         formatter_class=_Formatter,
@@ -41,6 +42,8 @@ def _make_parser(description: str) -> _Parser:
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
+        if action.dest == "learning_rate":
+            action.type = _rate
         for key, names in (
             ("{lr_schedulers}", SCHEDULERS),
             ("{momentum_schedulers}", MOMENTUM_SCHEDULERS),
@@ -52,6 +55,10 @@ def _make_parser(description: str) -> _Parser:
         ):
             action.help = (action.help or "").replace(key, ", ".join(names))
     return parser
+
+
+def _rate(text: str) -> float | str:
+    return text if text == "auto" else float(text)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -126,7 +133,12 @@ def parse_arguments(arguments: Sequence[str], description: str) -> TrainingConfi
     Raises:
         LabError: for flags that do not exist, values of the wrong type, and files that cannot be read.
     """
-    parser = _make_parser(description)
+    return parse_with(arguments, description)[0]
+
+
+def parse_with(arguments: Sequence[str], description: str, *more_groups: Any) -> tuple[Any, ...]:
+    """The same with dataclasses of further options: the training configuration, and one of each of these."""
+    parser = _make_parser(description, more_groups)
     path = parser.parse_known_args(arguments)[0].config
     from_file = _as_arguments(read_yaml(path, "--config"), f"--config {path!r}") if path else []
     sources = [(f"--config {path}", from_file)] if path else []
@@ -134,7 +146,8 @@ def parse_arguments(arguments: Sequence[str], description: str) -> TrainingConfi
     # Launchers pass the rank as a flag or in the environment; accelerate reads only the latter.
     if options["local_rank"] == -1:
         options["local_rank"] = int(os.environ.get("LOCAL_RANK", -1))
-    return TrainingConfig(**options)
+    others = [group(**{field.name: options.pop(field.name) for field in dataclasses.fields(group)}) for group in more_groups]
+    return TrainingConfig(**options), *others
 
 
 def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, Any]:

@@ -142,7 +142,13 @@ def _resolve_data(config: TrainingConfig) -> None:
     defaults = GENERAL_DEFAULTS | EMBEDDED_DEFAULTS.get(config.dataset_name or "", {})
     if config.point_column is not None:
         defaults |= POINT_DEFAULTS
+    if config.auto_learning_rate and config.learning_rate is not None:
+        raise LabError(
+            f"--learning_rate {config.learning_rate:g} and --auto_learning_rate exclude each other. Give a number, or auto."
+        )
     scale = OPTIMIZERS[config.optimizer].facts
+    if config.auto_learning_rate and "learning_rate" in scale:
+        raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave --learning_rate out.")
     defaults["learning_rate"] = scale.get("learning_rate", defaults["learning_rate"] * scale.get("learning_rate_factor", 1))
     for name, value in defaults.items():
         if getattr(config, name) is None:

@@ -103,8 +103,9 @@ class ScheduleConfig:
     learning_rate: float = _option(
         None,
         "Peak learning rate; 1e-4, 1e-3 for digits and its small model, 3e-4 for points, with AdamW; other optimizers have "
-        "others.",
+        "others. auto lets the finder choose, by a test of about 600 updates before the run.",
     )
+    auto_learning_rate: bool = _option(False, "The same as --learning_rate auto.")
     lr_scheduler: str = _option(
         "cosine", "Name of the schedule, or a spec string NAME:key=value,key=value. Names: {lr_schedulers}."
     )
@@ -264,8 +265,13 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
     The whole configuration of a run. Fields left at `None` are filled in by [`resolve_config`] as their help says; those
     whose type does not name `None` have a value from then on.
 
-    Every field is a flag of `training_scripts/train_ddpm.py`, whose `--help` documents them.
+    Every field is a flag of `training_scripts/train_ddpm.py`, whose `--help` documents them. `learning_rate="auto"` is
+    `auto_learning_rate=True`.
     """
+
+    def __post_init__(self) -> None:
+        if isinstance(self.learning_rate, str) and self.learning_rate == "auto":
+            self.learning_rate, self.auto_learning_rate = None, True  # filled in when resolved
 
     @property
     def schedule(self) -> Schedule:

@@ -19,13 +19,14 @@ from .choices import check_schedule
 from .config import TrainingConfig
 from .environment import describe_environment, launch_command, peak_memory_mb
 from .kinds import kind_of
-from .run_folder import RunFolder, check_same_config, find_checkpoint
+from .run_folder import RunFolder, check_same_config, find_checkpoint, read_state
 from .timestep_choices import check_timesteps
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
+    from ..finder.find import FinderResult
     from .loop import Trainer
     from .plan import Plan
 
@@ -44,12 +45,14 @@ def train(config: TrainingConfig) -> Path | None:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
-    check_source(config)
-    config = resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
+    config = _resolve(config)
     # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
-    checkpoint, model_config = _look_before(config)
-    accelerator = make_accelerator(config)
-    plan, data = _make_plan(config, accelerator, model_config)
+    checkpoint = _look_at_output(config)
+    plan, data, accelerator = _prepare(config)
+    found = None
+    if config.auto_learning_rate and not config.dry_run:
+        plan, found = _with_found_rate(plan, data, accelerator)
+        config = plan.config
     accelerator.print(plan.describe())
     if config.dry_run:
         return None
@@ -59,6 +62,8 @@ def train(config: TrainingConfig) -> Path | None:
     if accelerator.is_main_process and not checkpoint and config.overwrite_output_dir:
         folder.clear()
     accelerator.wait_for_everyone()
+    if found is not None and accelerator.is_main_process:
+        found.save(folder.lab)
 
     from .loop import Trainer
 
@@ -89,33 +94,66 @@ def train(config: TrainingConfig) -> Path | None:
     return folder.path
 
 
-def _look_before(config: TrainingConfig) -> tuple[Path | None, dict[str, Any] | None]:
-    """The checks that need torch, the disk or the network, but no data and no model."""
+def _resolve(config: TrainingConfig) -> TrainingConfig:
+    check_source(config)
+    return resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
+
+
+def _look_at_output(config: TrainingConfig) -> Path | None:
+    """The checkpoint to go on from, if any, once it is known that the result can be put where it is to go."""
     check_launch()
     check_schedule(config)
     check_timesteps(config)
     checkpoint = find_checkpoint(config)
     if checkpoint:
+        if config.auto_learning_rate:  # it was found when the run began
+            config.learning_rate, config.auto_learning_rate = read_state(checkpoint)["config"]["learning_rate"], False
         check_same_config(config, checkpoint)
-    check_precision(config)
-    model_config = kind_of(config).load_model_config(config)
     if config.push_to_hub and int(os.environ.get("RANK", 0)) == 0:
         from ..hub.publish import check_can_push
 
         check_can_push(config)
-    return checkpoint, model_config
+    return checkpoint
 
 
-def _make_plan(
-    config: TrainingConfig, accelerator: Accelerator, model_config: dict[str, Any] | None
-) -> tuple[Plan, TrainingData]:
+def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
+    """
+    All of a run but its trainer and its folder, for what is to be known before it.
+
+    Raises:
+        LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
+    """
+    config = _resolve(config)
+    check_launch()
+    check_schedule(config)
+    check_timesteps(config)
+    return _prepare(config)
+
+
+def _prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
     from .plan import make_plan
 
+    check_precision(config)
+    model_config = kind_of(config).load_model_config(config)
+    accelerator = make_accelerator(config)
     with accelerator.main_process_first():
         data = kind_of(config).load_data(config, accelerator.num_processes)
     if data.skipped:
         accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
-    return make_plan(config, data, model_config, accelerator.num_processes, accelerator.process_index), data
+    plan = make_plan(config, data, model_config, accelerator.num_processes, accelerator.process_index)
+    return plan, data, accelerator
+
+
+def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
+    """The plan with the learning rate that the finder takes, which is told with the reason."""
+    from ..finder.find import find_rate_for
+    from .plan import make_plan
+
+    found = find_rate_for(plan, data, accelerator)
+    accelerator.print(f"Learning rate {found.lr:g}, as the finder has it:\n{found.describe()}\n")
+    config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
+    layout = plan.layout
+    return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
 
 
 def _push_in_between(config: TrainingConfig) -> Callable[[int], None]:

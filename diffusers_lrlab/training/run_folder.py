@@ -15,6 +15,8 @@ from ..files import append_line, write_text
 from .config import TrainingConfig
 
 # What a run writes into its folder besides checkpoints, and so what --overwrite_output_dir may remove.
+FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
+
 _OWN = ("model_index.json", "pipeline.py", "README.md", "lrlab", "unet", "denoiser", "scheduler", ".tmp-*")
 
 # A resumed run may change these; everything else decides the result. The global batch is compared as a whole, so
@@ -123,7 +125,7 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
     """
     folder = RunFolder(Path(config.output_dir))
     if config.resume_from_checkpoint is None:
-        _check_fresh(folder, config.overwrite_output_dir)
+        check_fresh(folder, config.overwrite_output_dir)
         return None
     checkpoints = folder.checkpoints()
     if config.resume_from_checkpoint == "latest":
@@ -149,7 +151,8 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
     return path
 
 
-def _check_fresh(folder: RunFolder, overwrite: bool) -> None:
+def check_fresh(folder: RunFolder, overwrite: bool) -> None:
+    """Raises a `LabError` if a new run cannot be put into a folder, or would replace something unasked."""
     path = folder.path
     if path.is_file():
         raise LabError(f"--output_dir {str(path)!r} is a file. Give the name of a folder.")
@@ -158,6 +161,10 @@ def _check_fresh(folder: RunFolder, overwrite: bool) -> None:
         raise LabError(f"--output_dir {str(path)!r} cannot be written: {str(existing)!r} is no folder you may write to.")
     if not path.is_dir() or next(path.iterdir(), None) is None:
         return
+    if {entry.name for entry in path.iterdir()} == {"lrlab"} and {entry.name for entry in folder.lab.iterdir()} <= {
+        *FINDER_FILES
+    }:
+        return  # what the learning-rate finder found for the run that begins
     holds_run = bool(folder.read_record()) or bool(folder.checkpoints()) or (path / "model_index.json").exists()
     if not holds_run:
         raise LabError(

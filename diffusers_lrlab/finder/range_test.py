@@ -1,0 +1,259 @@
+"""The test itself: updates at a rising rate, and the loss that is read between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list
+
+from ..data.batches import iterate_batches
+from ..errors import LabError
+from ..evaluation.validation_loss import ValidationLoss
+from ..streams import block_randn, stream_generator, stream_seed
+from ..training.averaging import averages_itself
+from ..training.objective import Objective
+from .snapshot import as_it_was
+
+if TYPE_CHECKING:
+    from ..training.loop import Trainer
+
+# Of a pass over the probe, forward alone, every 4 updates: about a sixth of what the updates take.
+_PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
+_NOISE_BINS = 4
+_EXTENSION = 2  # decades
+_RISEN = 0.1  # of the fall: then the least is in sight
+
+
+def _option(default: Any, help: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass(kw_only=True)
+class FinderConfig:
+    """Parameters that control the learning-rate finder."""
+
+    _argument_group_name = "learning-rate finder"
+
+    start_lr: float = _option(None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.")
+    end_lr: float = _option(None, "The highest rate; 1e-2, likewise.")
+    num_updates: int = _option(200, "Updates from the lowest rate to the highest.")
+    extend: bool = _option(
+        True,
+        "Go on beyond the highest rate, a hundredfold at most, while the loss does not rise: its least is not in sight.",
+    )
+    mode: Literal["probe", "classic"] = _option(
+        "probe",
+        "probe: timesteps that are spread evenly, noise in opposite pairs, and the loss of fixed images, timesteps and "
+        "noise; classic: the training loss of each batch, as drawn.",
+    )
+    repeats: int = _option(3, "Tests, each with other batches, timesteps and noise.")
+    stop_factor: float = _option(10.0, "A test ends where the smoothed loss is this many times the least so far.")
+    probe_size: int = _option(None, "Fixed images of the probe; two batches.")
+    rule: Literal["minimum_tenth", "steepest", "valley"] = _option("minimum_tenth", "The rule whose rate is taken.")
+
+    def check(self) -> None:
+        """Raises a `LabError` for what cannot be done."""
+        for name in ("start_lr", "end_lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise LabError(f"--{name} {value} is not allowed; it must be a number above 0, such as 1e-7.")
+        if self.start_lr is not None and self.end_lr is not None and self.start_lr >= self.end_lr:
+            raise LabError(
+                f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. The rate rises from one to the other."
+            )
+        for name, lowest in (("num_updates", 10), ("repeats", 1), ("probe_size", 8)):
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise LabError(f"--{name} {value} is not allowed; use {lowest} or more.")
+        if not 1 < self.stop_factor:
+            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10.")
+
+    def lrs(self) -> np.ndarray:
+        """The rate of each update, evenly spaced on a logarithmic scale: float64, of all updates that there may be."""
+        decades = math.log10(self.end_lr / self.start_lr) / (self.num_updates - 1)
+        most = self.num_updates + (math.floor(_EXTENSION / decades) if self.extend else 0)
+        return self.start_lr * 10 ** (decades * np.arange(most))
+
+
+class Sweep(NamedTuple):
+    """
+    What one test read.
+
+    Args:
+        lrs (`np.ndarray`): The rate of the last update before each reading, float64 `(num_readings,)`.
+        losses (`np.ndarray`): The loss there, float64 of the same shape.
+        bins (`np.ndarray`): The same by noise level, `(num_readings, num_bins)`, low noise first; without columns in the
+            mode "classic".
+        num_updates (`int`): Updates that were done.
+        ended (`str` or `None`): Why before the highest rate.
+    """
+
+    lrs: np.ndarray
+    losses: np.ndarray
+    bins: np.ndarray
+    num_updates: int
+    ended: str | None = None
+
+
+class StillObjective(Objective):
+    """
+    The objective of a trainer at one moment of its run, with draws of their own.
+
+    The density of timesteps and the weights of losses stay as they are at this moment, and nothing here learns from losses.
+
+    Args:
+        trainer ([`Trainer`]): Whose.
+        repeat (`int`): Which test.
+        spread (`bool`): Timesteps evenly spread over their density, and noise in opposite pairs.
+    """
+
+    def __init__(self, trainer: Trainer, repeat: int, spread: bool):
+        self.__dict__.update(trainer.objective.__dict__)
+        self.seed = stream_seed(trainer.config.seed, "finder", repeat)
+        self.at, self.spread = trainer.update, spread and self._noise.name == "gaussian"
+        self.is_spread = spread
+
+    def draw(self, update: int) -> torch.Tensor:
+        """See [`Objective`]."""
+        sampler, generator = self.sampler, stream_generator(self.seed, "timesteps", update, device=self.device)
+        asked, sampler.draw = sampler.draw, "stratified" if self.is_spread else sampler.draw
+        try:
+            return sampler.sample(self.layout.global_batch, self.at, generator)
+        finally:
+            sampler.draw = asked
+
+    def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
+        """See [`Objective`]."""
+        return super().weights(timesteps, self.at)
+
+    def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
+        """See [`Objective`]; the second half of a batch has the noise of the first with the other sign."""
+        if not self.spread:
+            yield from super().noise(update, images)
+            return
+        batch = self.layout.global_batch
+        half = block_randn(self.seed, "noise", update, range(batch - batch // 2), tuple(images.shape[1:]), self.device)
+        whole = torch.cat([half, -half[: batch // 2]])
+        for part in self.layout.positions():
+            yield whole[part.start : part.stop]
+
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Nothing."""
+
+
+def range_test(
+    trainer: Trainer, settings: FinderConfig, repeat: int = 0, batches: Iterable[torch.Tensor] | None = None
+) -> Sweep:
+    """
+    One test, from the state that a trainer is in; afterwards it is in this state again, to the bit, errors or not.
+
+    Args:
+        trainer ([`Trainer`]): Whose model, optimizer, data and way of learning are tested.
+        settings ([`FinderConfig`]): With both rates.
+        repeat (`int`, *optional*): Which of several tests; each has other batches, timesteps and noise.
+        batches (`Iterable[torch.Tensor]`, *optional*): What to learn from, instead of the trainer's data: this process's
+            share of an update each, `(micro_batch * accumulation, ...)`.
+    """
+    if not any(parameter.requires_grad for parameter in trainer.bare_model.parameters()):
+        raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
+    plan = trainer.plan
+    if batches is None:
+        seed = stream_seed(trainer.config.seed, "finder", repeat)
+        workers, skip = trainer.config.dataloader_num_workers, trainer.config.skip_corrupt_images
+        batches = iterate_batches(trainer.data, plan.layout, seed, range(len(settings.lrs())), workers, skip)
+    with as_it_was(trainer):
+        reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size)
+        trainer.objective = StillObjective(trainer, repeat, settings.mode == "probe")
+        trainer.observer = None  # its log is the run's
+        trainer.model.train()
+        if averages_itself(trainer.optimizer):
+            trainer.optimizer.train()
+        return _sweep(trainer, settings, iter(batches), reader)
+
+
+def _sweep(trainer: Trainer, settings: FinderConfig, batches: Iterator[torch.Tensor], reader: Any) -> Sweep:
+    lrs = settings.lrs()
+    readings: list[tuple[float, np.ndarray]] = [reader.read()] if reader.before_first else []
+    at, ended = [lrs[0] ** 2 / lrs[1]] * len(readings), None
+    smoothed, first, best, done = math.nan, math.nan, math.inf, 0
+    for update, lr in enumerate(lrs):
+        images = next(batches, None)
+        if images is None:
+            ended = f"the data ended after {update} of {settings.num_updates} updates, at a rate of {lr:.3g}"
+            break
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = float(lr)
+        trainer.update = update
+        trainer.do_update(images)  # one that fp16 skips is none, and the next scale is smaller
+        done = update + 1
+        if done % reader.every and done not in (settings.num_updates, len(lrs)):
+            continue
+        readings.append(_same_everywhere(reader.read()))
+        at.append(float(lr))
+        loss = readings[-1][0]
+        if not math.isfinite(loss):
+            ended = f"the loss was not finite at a rate of {lr:.3g}"
+            break
+        # What the classic test reads is smoothed, as single batches say little.
+        smoothed = loss if math.isnan(smoothed) else reader.memory * smoothed + (1 - reader.memory) * loss
+        first, best = smoothed if math.isnan(first) else first, min(best, smoothed)
+        if smoothed > settings.stop_factor * best:
+            ended = f"at a rate of {lr:.3g} the loss was {smoothed / best:.3g} times the least before"
+            break
+        if done >= settings.num_updates and smoothed > best + _RISEN * (first - best):
+            break
+    losses = np.array([loss for loss, _ in readings], np.float64)
+    bins = np.array([parts for _, parts in readings], np.float64).reshape(len(losses), -1)
+    return Sweep(np.array(at, np.float64), losses, bins, done, ended)
+
+
+def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
+    """The main process's: all must come to the same end."""
+    broadcast_object_list(values := [reading])
+    return values[0]
+
+
+class _Probe:
+    """Reads the loss of fixed images with fixed timesteps and noise."""
+
+    every, before_first, memory = _UPDATES_PER_READING, True, 0.0
+
+    def __init__(self, trainer: Trainer, size: int | None):
+        data, layout = trainer.data, trainer.plan.layout
+        size = size or _PROBE_BATCHES * layout.global_batch
+        images = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
+        batch = trainer.kind.evaluation_batch(layout)
+        self.trainer = trainer
+        self.loss = ValidationLoss(images, trainer.noise_scheduler, batch, trainer.accelerator.device)
+        timesteps = self.loss.timesteps.cpu().numpy()
+        num_bins = _NOISE_BINS if len(images) >= 2 * _NOISE_BINS else 1
+        place = timesteps * num_bins // trainer.noise_scheduler.config.num_train_timesteps
+        self._members = [place == index for index in range(num_bins)]
+
+    def read(self) -> tuple[float, np.ndarray]:
+        """The mean, and the means of images with low noise to high."""
+        with self.trainer.raw_weights():
+            losses = self.loss(self.trainer.bare_model)
+        return float(losses.mean()), np.array([losses[members].mean() for members in self._members])
+
+
+class _Classic:
+    """Reads the training loss of each batch."""
+
+    every, before_first, memory = 1, False, 0.9
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self._before = trainer, 0.0
+        trainer.sums = torch.zeros_like(trainer.sums)
+
+    def read(self) -> tuple[float, np.ndarray]:
+        """The loss of the last update."""
+        total = self.trainer.accelerator.gather(self.trainer.sums[None, :1].double()).mean().item()
+        loss, self._before = total - self._before, total
+        return loss, np.empty(0)

@@ -1,0 +1,77 @@
+"""A trainer as it was, to the bit, after something was tried with it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from ..training.loop import Trainer
+
+
+@contextmanager
+def as_it_was(trainer: Trainer) -> Iterator[None]:
+    """
+    Whatever updates are done inside this block, afterwards the trainer is what it was: weights, optimizer, loss scale,
+    random numbers, clock and sums; after an exception, too.
+
+    The copies of weights and optimizer lie on the CPU. What follows the losses is not shown any inside: see `range_test`.
+    """
+    model, optimizer, scaler = trainer.bare_model, trainer.optimizer.optimizer, trainer.accelerator.scaler
+    weights = {name: _on_cpu(value) for name, value in model.state_dict().items()}
+    groups, state = _of_optimizer(optimizer)
+    scale = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
+    numbers = _random_states()
+    own = {name: copy.deepcopy(getattr(trainer, name)) for name in ("update", "training_seconds", "sums")}
+    parts = {name: getattr(trainer, name) for name in ("objective", "observer")}
+    was_training, num_skipped = model.training, len(trainer.data.skipped)
+    try:
+        yield
+    finally:
+        model.load_state_dict(weights)
+        model.train(was_training)
+        for parameter in model.parameters():
+            parameter.grad = None
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if scaler is not None:
+            scaler.load_state_dict(scale)
+        for name, value in (own | parts).items():
+            setattr(trainer, name, value)
+        del trainer.data.skipped[num_skipped:]
+        _set_random_states(numbers)
+
+
+def _of_optimizer(optimizer: Any) -> tuple[Any, Any]:
+    state = optimizer.state_dict()
+    return copy.deepcopy(state["param_groups"]), _on_cpu(state["state"])
+
+
+def _on_cpu(value: Any) -> Any:
+    """A copy, with tensors on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _on_cpu(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_on_cpu, value))
+    return copy.deepcopy(value)
+
+
+def _random_states() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    python, numpy, cpu, cuda = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)

@@ -1,0 +1,210 @@
+"""From the losses of a range test to a learning rate: plain functions `(lrs, losses) -> Suggestion`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.ndimage import gaussian_filter1d, median_filter
+
+FEWEST = 5  # readings that anything can be said of
+_SMALLEST_FALL = 0.02  # of the loss at the start: less is no learning
+_DISAGREE = 3.0  # a factor
+# Factors between the readings' own noise and a fall that counts.
+_ABOVE_NOISE = 3.0
+
+
+class Suggestion(NamedTuple):
+    """
+    What a rule makes of a curve.
+
+    Args:
+        lr (`float` or `None`): The learning rate; `None` if the rule has none.
+        reason (`str`): Why this one, or why none.
+        interval (`tuple` of two `float` or `None`): Rates that the rule could as well have named.
+    """
+
+    lr: float | None
+    reason: str
+    interval: tuple[float, float] | None = None
+
+
+class _Curve(NamedTuple):
+    """A curve that something can be said of: log10 of the rates, the smoothed losses, and where these are least."""
+
+    x: np.ndarray
+    y: np.ndarray
+    best: int
+
+
+def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
+    """
+    Where the smoothed loss falls fastest per decade of the rate (arXiv 1506.01186; fastai's "steep").
+
+    Args:
+        lrs (`ArrayLike`): Rising rates above 0, `(num_readings,)`.
+        losses (`ArrayLike`): The loss read at each, of the same shape; from the first that is not finite on they do not
+            count.
+
+    Returns:
+        [`Suggestion`]: its interval is where the loss falls at half that pace at least.
+    """
+    curve = _prepare(lrs, losses)
+    if isinstance(curve, Suggestion):
+        return curve
+    slopes = -np.gradient(np.minimum.accumulate(curve.y), curve.x)[: curve.best + 1]
+    place = int(np.argmax(slopes))
+    low, high = _around(slopes >= slopes[place] / 2, place)
+    return Suggestion(
+        _rate(curve.x[place]),
+        f"the loss falls fastest here, by {slopes[place]:.3g} per decade of the rate",
+        (_rate(curve.x[low]), _rate(curve.x[high])),
+    )
+
+
+def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
+    """
+    A tenth of the rate at which the smoothed loss is least, the usual rule of thumb: of the middle of its flat bottom.
+
+    The bottom is where the loss is above the least by less than 5 % of the whole fall; its lowest point is left to chance.
+    Args and returns as [`steepest`]; the interval is a tenth of both ends of the bottom.
+    """
+    curve = _prepare(lrs, losses)
+    if isinstance(curve, Suggestion):
+        return curve
+    if curve.best == len(curve.y) - 1:
+        return Suggestion(
+            None,
+            f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}: the least is not in sight; go higher",
+        )
+    near = curve.y <= curve.y[curve.best] + 0.05 * (curve.y[0] - curve.y[curve.best])
+    low, high = _around(near, curve.best)
+    at = _rate((curve.x[low] + curve.x[high]) / 2)
+    interval = (_rate(curve.x[low]) / 10, _rate(curve.x[high]) / 10)
+    return Suggestion(at / 10, f"a tenth of {at:.3g}, the middle of where the loss is least", interval)
+
+
+def valley(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
+    """
+    The middle, on a logarithmic scale, of the longest stretch over which the smoothed loss falls (fastai's "valley").
+
+    Args and returns as [`steepest`]; its interval is the middle third of that stretch.
+    """
+    curve = _prepare(lrs, losses)
+    if isinstance(curve, Suggestion):
+        return curve
+    lowest = np.minimum.accumulate(curve.y)
+    # A fall within the first or the last percent of all of it is the flat before and behind the valley.
+    fall = curve.y[0] - curve.y[curve.best]
+    inside = (lowest < curve.y[0] - 0.01 * fall) & (lowest > curve.y[curve.best] + 0.01 * fall)
+    falling = np.diff(lowest, append=lowest[-1]) < 0
+    low, high = _longest(falling & (inside | np.roll(inside, -1)))
+    x = np.linspace(curve.x[low], curve.x[min(high + 1, len(curve.x) - 1)], 7)
+    return Suggestion(_rate(x[3]), "the middle of the longest fall", (_rate(x[2]), _rate(x[4])))
+
+
+RULES: dict[str, Callable[[ArrayLike, ArrayLike], Suggestion]] = {
+    "steepest": steepest,
+    "minimum_tenth": minimum_tenth,
+    "valley": valley,
+}
+
+
+def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
+    """
+    What a rule says over several repeats of a test.
+
+    Returns:
+        [`Suggestion`]: the median on a logarithmic scale of those that name a rate, with the range of these and of their
+        own intervals; no rate unless more than half of them do.
+    """
+    named = [suggestion for suggestion in suggestions if suggestion.lr is not None]
+    if 2 * len(named) <= len(suggestions):
+        reasons = [suggestion.reason for suggestion in suggestions if suggestion.lr is None]
+        return Suggestion(None, max(reasons, key=reasons.count) if reasons else "there is no test")
+    if len(named) == 1:
+        return named[0]
+    rates = np.log10([suggestion.lr or math.nan for suggestion in named])
+    ends = [end for suggestion in named for end in (suggestion.interval or ())] + [
+        suggestion.lr or 0 for suggestion in named
+    ]
+    return Suggestion(
+        _rate(float(np.median(rates))),
+        f"{named[0].reason.partition(',')[0]}; the median of {len(named)} tests",
+        (min(ends), max(ends)),
+    )
+
+
+def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
+    """What to say where rules name rates that differ by more than a factor of 3; `None` where they agree."""
+    rates = {name: suggestion.lr for name, suggestion in suggestions.items() if suggestion.lr is not None}
+    if len(rates) < 2:
+        return None
+    low, high = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+    ratio = rates[high] / rates[low]
+    if ratio <= _DISAGREE:
+        return None
+    return (
+        f"The rules disagree: {high} says {rates[high]:.3g}, {low} {rates[low]:.3g}, {ratio:.1f} times less. Look at the "
+        "curve, and try both."
+    )
+
+
+def smooth(losses: ArrayLike) -> np.ndarray:
+    """A curve without single spikes and its finest noise: a median of 3, and a Gaussian of a fiftieth of its length."""
+    values = np.asarray(losses, np.float64)
+    return gaussian_filter1d(median_filter(values, 3, mode="nearest"), max(0.5, len(values) / 50), mode="nearest")
+
+
+def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
+    """The curve, or the refusal that every rule begins with."""
+    rates, values = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
+    if rates.shape != values.shape or rates.ndim != 1:
+        raise ValueError(f"lrs and losses have the shapes {rates.shape} and {values.shape}; give two of (num_readings,).")
+    if not ((rates > 0).all() and (np.diff(rates) > 0).all()):
+        raise ValueError("lrs must be above 0 and rise from reading to reading.")
+    finite = np.isfinite(values)
+    end = len(values) if finite.all() else int(np.argmin(finite))
+    if end < FEWEST:
+        what = "not finite from the start" if end == 0 and len(values) else f"known at {end} rates only"
+        return Suggestion(None, f"the loss is {what}; {FEWEST} readings are the fewest that say something")
+    x, values = np.log10(rates[:end]), values[:end]
+    y = smooth(values)
+    best = int(np.argmin(y))
+    fall = y[0] - y[best]
+    # Of differences of neighbours, which a slow curve hardly changes.
+    noise = 1.4826 * float(np.median(np.abs(np.diff(values[: max(best, end // 2) + 1])))) / math.sqrt(2)
+    if fall <= max(_SMALLEST_FALL * abs(y[0]), _ABOVE_NOISE * noise):
+        rises = " and rises" if y[-1] > y[0] + max(_SMALLEST_FALL * abs(y[0]), _ABOVE_NOISE * noise) else ""
+        return Suggestion(
+            None,
+            f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[end - 1]:.3g}, as far as can be told from "
+            "noise; "
+            + ("go lower, or look at data and model" if rises else "go higher, use more updates, or look at data and model"),
+        )
+    return _Curve(x, y, best)
+
+
+def _rate(log10: float) -> float:
+    return float(10.0**log10)
+
+
+def _around(where: np.ndarray, place: int) -> tuple[int, int]:
+    """First and last index of the run of true values around one of them."""
+    low = high = place
+    while low > 0 and where[low - 1]:
+        low -= 1
+    while high < len(where) - 1 and where[high + 1]:
+        high += 1
+    return low, high
+
+
+def _longest(where: np.ndarray) -> tuple[int, int]:
+    """First and last index of the longest run of true values; the first one of several."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], where.astype(np.int8), [0]])))
+    starts, ends = edges[::2], edges[1::2]
+    longest = int(np.argmax(ends - starts))
+    return int(starts[longest]), int(ends[longest]) - 1

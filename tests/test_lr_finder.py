@@ -1,0 +1,519 @@
+"""The learning-rate finder: rules on made-up curves, state that comes back, the script, `--learning_rate auto`."""
+
+import copy
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import runs
+import started
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.finder.find import find_lr_of, settle
+from diffusers_lrlab.finder.range_test import range_test
+from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
+from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.run_folder import RunFolder
+
+FIND_LR = runs.SCRIPT.with_name("find_lr.py")
+# Optional optimizers' own.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+X = np.linspace(-7, -2, 101)
+LRS = 10**X
+
+
+def fall(middle, width=0.4):
+    """From 1 to 0, around a place on the logarithmic scale."""
+    return 1 / (1 + np.exp((X - middle) / (width / 4)))
+
+
+VALLEY = 0.2 + fall(-4.5) + np.maximum(X + 2.8, 0) ** 2 * 5  # falls at 10^-4.5, is least at up to 10^-2.8, rises
+
+
+def test_expected_rates():
+    assert steepest(LRS, VALLEY).lr == pytest.approx(10**-4.5, rel=0.1)
+    flat = (LRS > 10**-4.2) & (LRS < 10**-2.7)
+    middle = 10 ** np.mean(X[flat])
+    assert minimum_tenth(LRS, VALLEY).lr == pytest.approx(middle / 10, rel=0.25)
+    assert valley(LRS, VALLEY).lr == pytest.approx(10**-4.5, rel=0.4)
+    for rule in RULES.values():
+        suggestion = rule(LRS, VALLEY)
+        assert suggestion.interval[0] < suggestion.lr < suggestion.interval[1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_moves_them_little(rule, seed):
+    noisy = VALLEY + 0.01 * np.random.default_rng(seed).standard_normal(len(X))
+    assert 0.5 < RULES[rule](LRS, noisy).lr / RULES[rule](LRS, VALLEY).lr < 2
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_spike_before_the_valley_is_passed_over(rule):
+    for width in (1, 2, 8):
+        spiked = VALLEY.copy()
+        spiked[20 : 20 + width] += 2
+        assert 0.5 < RULES[rule](LRS, spiked).lr / RULES[rule](LRS, VALLEY).lr < 2
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_explosion_after_the_valley_changes_nothing(rule):
+    exploded = VALLEY.copy()
+    exploded[-5:] = [3, 10, math.inf, math.nan, 1]
+    assert RULES[rule](LRS, exploded).lr == pytest.approx(RULES[rule](LRS, VALLEY).lr, rel=0.3)
+
+
+REFUSED = {
+    "all NaN": (np.full(101, np.nan), "not finite from the start"),
+    "NaN after 3": (np.where(np.arange(101) < 3, 1.0, np.nan), "known at 3 rates only"),
+    "level": (np.ones(101), "does not fall between"),
+    "rises": (1 + fall(-4)[::-1], "does not fall and rises"),
+    "noise": (1 + 0.05 * np.random.default_rng(0).standard_normal(101), "does not fall"),
+    "a fall of a thousandth": (1 + 0.001 * fall(-4), "does not fall between"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(rule, name):
+    losses, reason = REFUSED[name]
+    suggestion = RULES[rule](LRS, losses)
+    assert suggestion.lr is None is suggestion.interval
+    assert reason in suggestion.reason
+
+
+def test_three_points_are_too_few():
+    assert steepest([1e-5, 1e-4, 1e-3], [1.0, 0.5, 0.7]).reason.startswith("the loss is known at 3 rates only")
+
+
+def test_a_least_that_is_not_in_sight_is_none():
+    suggestion = minimum_tenth(LRS, 0.2 + fall(-2, width=4))
+    assert suggestion.lr is None
+    assert "still falls at the highest rate, 0.01" in suggestion.reason
+    assert steepest(LRS, 0.2 + fall(-3)).lr == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("lrs", [LRS[::-1], np.zeros(101), np.ones(101), LRS[:50], np.ones((101, 1))])
+def test_curves_that_are_none(lrs):
+    with pytest.raises(ValueError, match="lrs"):
+        steepest(lrs, VALLEY)
+
+
+@given(st.lists(st.floats(0.01, 100) | st.just(math.nan), min_size=1, max_size=40), st.sampled_from(sorted(RULES)))
+def test_a_rule_names_a_rate_of_the_range_or_none(losses, rule):
+    lrs = np.geomspace(1e-6, 1e-1, len(losses))
+    suggestion = RULES[rule](lrs, losses)
+    assert suggestion.reason
+    if suggestion.lr is not None:
+        assert 1e-7 * 0.99 <= suggestion.interval[0] <= suggestion.lr * 1.0001
+        assert suggestion.lr <= suggestion.interval[1] * 1.0001 <= 1e-1 * 1.001
+
+
+@given(st.floats(0.1, 10), st.floats(1e-3, 1e3))
+def test_rules_have_no_unit(stretch, scale):
+    for rule in RULES.values():
+        assert rule(LRS * stretch, VALLEY * scale).lr == pytest.approx(stretch * rule(LRS, VALLEY).lr, rel=1e-6)
+
+
+def test_several_tests_are_combined():
+    some = [Suggestion(lr, "here", (lr / 2, lr * 2)) for lr in (1e-4, 1e-3, 1e-2)]
+    both = combine([*some, Suggestion(None, "none")])
+    assert both.lr == pytest.approx(1e-3)
+    assert both.interval == pytest.approx((5e-5, 2e-2))
+    assert combine(some[:1]) == some[0]
+    assert combine([some[0], Suggestion(None, "why not")]) == Suggestion(None, "why not")
+    assert combine([]).lr is None
+
+
+def test_rules_that_disagree_say_so():
+    near = {"steepest": Suggestion(1e-4, ""), "valley": Suggestion(2.9e-4, ""), "minimum_tenth": Suggestion(None, "")}
+    assert disagreement(near) is None
+    assert disagreement({"steepest": Suggestion(1e-4, "")}) is None
+    far = disagreement(near | {"minimum_tenth": Suggestion(1e-3, "")})
+    assert far.startswith("The rules disagree: minimum_tenth says 0.001, steepest 0.0001, 10.0 times less.")
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"start_lr": 1e-2, "end_lr": 1e-3}, ["--start_lr 0.01 is not below --end_lr 0.001"]),
+        ({"start_lr": 1e-3, "end_lr": 1e-3}, ["--start_lr 0.001 is not below"]),
+        ({"start_lr": 1.0}, ["--start_lr 1 is not below --end_lr 0.01"]),
+        ({"start_lr": 0.0}, ["--start_lr 0.0 is not allowed"]),
+        ({"end_lr": math.inf}, ["--end_lr inf is not allowed"]),
+        ({"num_updates": 9}, ["--num_updates 9 is not allowed; use 10 or more"]),
+        ({"repeats": 0}, ["--repeats 0", "1 or more"]),
+        ({"probe_size": 4}, ["--probe_size 4", "8 or more"]),
+        ({"stop_factor": 1.0}, ["--stop_factor 1.0", "above 1"]),
+        ({"stop_factor": math.nan}, ["--stop_factor nan"]),
+    ],
+)
+def test_settings_that_cannot_be(options, parts):
+    with pytest.raises(LabError) as told:
+        settle(FinderConfig(**options), "adamw")
+    for part in parts:
+        assert part in str(told.value)
+
+
+def test_the_range_follows_the_optimizer():
+    assert settle(FinderConfig(), "adamw").start_lr == 1e-7
+    assert settle(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
+    with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
+        settle(FinderConfig(), "prodigy")
+
+
+def test_rates_are_spaced_evenly():
+    lrs = FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=11, extend=False).lrs()
+    np.testing.assert_allclose(lrs, 10 ** np.linspace(-7, -2, 11))
+    assert FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=11).lrs()[-1] == pytest.approx(1.0)
+
+
+# --- trainers --------------------------------------------------------------------------------------------------------
+
+POINTS = {
+    **{"dataset_name": "moons", "max_train_steps": 30, "train_batch_size": 32, "num_validation_images": 64},
+    **{"ddpm_num_steps": 20, "output_dir": "run", "validation_steps": 10},
+}
+MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 1, "embedding_size": 16}
+QUICK = {"num_updates": 24, "repeats": 2, "probe_size": 32}
+DATA = {}
+
+
+def make_trainer(folder, model=None, **options):
+    config = resolve_config(TrainingConfig(**{**POINTS, **options}))
+    if config.dataset_name not in DATA:
+        DATA[config.dataset_name] = kind_of(config).load_data(config, 1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps)
+    plan = make_plan(config, DATA[config.dataset_name], model or MLP)
+    return Trainer(plan, DATA[config.dataset_name], accelerator, RunFolder(folder))
+
+
+def is_installed(name):
+    try:
+        check_installed(name)
+    except LabError:
+        return False
+    return "learning_rate" not in OPTIMIZERS[name].facts
+
+
+def state_of(trainer):
+    """All that an update depends on, as copies."""
+    return copy.deepcopy(
+        {
+            "model": trainer.bare_model.state_dict(),
+            "training": trainer.bare_model.training,
+            "optimizer": trainer.optimizer.state_dict(),
+            "ema": trainer.ema.state_dict() if trainer.ema else None,
+            "schedules": [scheduler.state_dict() for scheduler in trainer.schedulers],
+            "objective": trainer.objective.state_dict(),
+            "observer": trainer.observer.state_dict(),
+            "random": [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64)), random.getstate()[1]],
+            "clock": [trainer.update, trainer.sums, trainer.training_seconds],
+            "skipped": list(trainer.data.skipped),
+            "draw": trainer.objective.sampler.draw,
+        }
+    )
+
+
+def assert_same(found, expected):
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert found == expected
+
+
+CASES = {name: {"optimizer": name} for name in OPTIMIZERS if is_installed(name)}
+CASES["schedulefree_adamw"] = {**CASES.get("schedulefree_adamw", {}), "use_ema": False, "lr_scheduler": "constant"}
+CASES |= {
+    "accumulation": {"gradient_accumulation_steps": 2, "train_batch_size": 16},
+    "follows losses": {"timestep_sampler": "loss_second_moment:history=1", "loss_weighting": "learned_log_variance"},
+    "bands and momentum": {"timestep_lr": "banded:factors=[1|2]", "lr_scheduler": "mdlrc"},
+    "feedback": {"lr_scheduler": "reduce_lr_on_plateau:patience=0"},
+    "images with dropout": {"optimizer": "adamw", "noise": "offset", "dataset_name": "digits"},
+}
+DIGITS = runs.TINY_UNET | {"dropout": 0.2}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("mode", ["probe", "classic"])
+def test_everything_is_as_it_was(tmp_path, name, mode):
+    """In the middle of a run, too; and the run goes on as if nothing had been."""
+    options = dict(CASES[name])
+    model = None
+    if options.get("dataset_name") == "digits":
+        model = {key: value for key, value in DIGITS.items() if key != "_class_name"}
+        options |= {"frechet_samples": 0, "ddpm_num_steps": 20}
+    trainers = [make_trainer(tmp_path / str(number), model, **options) for number in range(2)]
+    for trainer in trainers:
+        torch.manual_seed(0)  # of dropout, which draws from the one generator of this process
+        updates = trainer.updates(show_progress=False)
+        for _ in range(12):
+            next(updates)
+        trainer.rest = updates
+    before = state_of(trainers[0])
+    result = find_lr_of(trainers[0], FinderConfig(mode=mode, **QUICK))
+    assert len(result.sweeps) == 2
+    assert np.isfinite(result.sweeps[0].losses[0])
+    assert_same(state_of(trainers[0]), before)
+    for trainer in trainers:
+        torch.manual_seed(1)
+        for _ in trainer.rest:
+            pass
+    assert_same(state_of(trainers[0])["model"], state_of(trainers[1])["model"])
+    assert_same(state_of(trainers[0])["optimizer"], state_of(trainers[1])["optimizer"])
+    ours, others = (runs.read_metrics(trainer.folder.path) for trainer in trainers)
+    assert ours == others
+
+
+def test_an_exception_changes_nothing_either(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path)
+    before, calls = state_of(trainer), []
+    do_update = trainer.do_update
+
+    def fails(images):
+        calls.append(1)
+        if len(calls) == 15:
+            raise KeyboardInterrupt
+        return do_update(images)
+
+    monkeypatch.setattr(trainer, "do_update", fails)
+    with pytest.raises(KeyboardInterrupt):
+        range_test(trainer, settle(FinderConfig(**QUICK), "adamw"))
+    assert_same(state_of(trainer), before)
+
+
+def test_a_rate_that_is_too_high_ends_the_test(tmp_path):
+    trainer = make_trainer(tmp_path, optimizer="sgd", max_grad_norm=0.0)
+    settings = settle(FinderConfig(start_lr=1e-3, end_lr=1e6, num_updates=60), "sgd")
+    sweep = range_test(trainer, settings)
+    assert sweep.num_updates < 60
+    assert "times the least before" in sweep.ended or "not finite" in sweep.ended
+    assert len(sweep.lrs) == len(sweep.losses) == len(sweep.bins)
+
+
+def test_it_goes_on_while_the_loss_falls(tmp_path):
+    trainer = make_trainer(tmp_path)
+    short = {"start_lr": 1e-6, "end_lr": 1e-4, "num_updates": 40, "probe_size": 32}
+    assert range_test(trainer, FinderConfig(**short, extend=False)).lrs[-1] == pytest.approx(1e-4)
+    longer = range_test(trainer, FinderConfig(**short))
+    assert 1e-4 < longer.lrs[-1] <= 1.01e-2
+
+
+def test_tests_repeat_and_differ(tmp_path):
+    trainer = make_trainer(tmp_path)
+    settings = settle(FinderConfig(**QUICK), "adamw")
+    one, again, other = (range_test(trainer, settings, repeat) for repeat in (0, 0, 1))
+    np.testing.assert_array_equal(one.losses, again.losses)
+    np.testing.assert_array_equal(one.bins, again.bins)
+    assert not np.array_equal(one.losses[1:], other.losses[1:])
+    assert one.losses[0] == other.losses[0]  # the probe is fixed, and the weights are those of the trainer
+    assert one.losses[0] == pytest.approx(one.bins[0].mean(), rel=0.05)
+
+
+def test_classic_reads_what_was_trained_on(tmp_path):
+    trainer = make_trainer(tmp_path)
+    settings = settle(FinderConfig(mode="classic", **QUICK), "adamw")
+    classic = range_test(trainer, settings)
+    assert len(classic.losses) >= 24
+    assert classic.bins.shape == (len(classic.losses), 0)
+    assert np.abs(np.diff(classic.losses[:8])).max() > 1e-3  # single batches, each with its own noise
+
+
+def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
+    trainer, seen = make_trainer(tmp_path), []
+    add_noise = trainer.noise_scheduler.add_noise
+    monkeypatch.setattr(
+        trainer.noise_scheduler,
+        "add_noise",
+        lambda images, noise, timesteps: seen.append((noise, timesteps)) or add_noise(images, noise, timesteps),
+    )
+    range_test(trainer, settle(FinderConfig(**QUICK), "adamw"))
+    batches = [pair for pair in seen if len(pair[1]) == 32 and pair[1].unique().numel() > 1][2:]
+    noise, timesteps = next((n, t) for n, t in batches if torch.equal(n[:16], -n[16:]))
+    assert sorted((timesteps.numpy() * 32 // 20 // 32).tolist()) == [0] * 32
+    np.testing.assert_array_equal(np.bincount(timesteps.numpy(), minlength=20) >= 1, True)
+    assert not torch.equal(noise[0], noise[1])
+
+
+def test_data_that_end_early_are_used_as_far_as_they_go(tmp_path):
+    trainer = make_trainer(tmp_path)
+    batches = [torch.randn(32, 2) for _ in range(13)]
+    result = find_lr_of(trainer, FinderConfig(num_updates=40, probe_size=32), batches)
+    (sweep,) = result.sweeps
+    assert sweep.num_updates == 13
+    assert sweep.ended.startswith("the data ended after 13 of 40 updates")
+    assert "The data ended after 13 of 40 updates" in result.describe()
+
+
+def test_a_loss_that_is_not_finite_from_the_start(tmp_path):
+    trainer = make_trainer(tmp_path)
+    with torch.no_grad():
+        trainer.bare_model.output.weight.fill_(math.nan)
+    before = state_of(trainer)
+    result = find_lr_of(trainer, FinderConfig(**QUICK))
+    assert "not finite" in result.suggestion.reason
+    with pytest.raises(LabError, match="The finder has no learning rate by 'minimum_tenth': the loss is not finite"):
+        _ = result.lr
+    assert_same(state_of(trainer), before)
+    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["learning_rate"] is None
+    result.save(tmp_path / "lrlab")
+
+
+def test_a_model_without_parameters_to_train(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.bare_model.requires_grad_(False)
+    with pytest.raises(LabError, match="no parameter that is trained"):
+        range_test(trainer, settle(FinderConfig(), "adamw"))
+
+
+def test_from_python(tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    result = find_lr(TrainingConfig(**POINTS), FinderConfig(**QUICK))
+    assert result.about["optimizer"] == "adamw"
+    assert list(result.suggestions) == list(RULES)
+    result.save(tmp_path)
+    found = json.loads((tmp_path / "lr_finder.json").read_text())
+    assert len(found["sweeps"]) == 2
+    assert len(found["sweeps"][0]["losses_by_noise"][0]) == 4
+    assert (tmp_path / "lr_finder.png").stat().st_size > 10_000
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def auto(tmp_path_factory):
+    """The finder by its script, a run that takes its rate by itself, and one that is given this rate."""
+    base = tmp_path_factory.mktemp("auto")
+    (base / "mlp").mkdir()
+    (base / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
+    options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp", "--cpu_threads=1"]
+    options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
+    options += ["--ddpm_num_inference_steps=20"]
+    status, shown, message = started.run_script(FIND_LR, [*options, f"--output_dir={base}/found"], runs.environment())
+    assert status == 0, message
+    train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
+    told = started.run_script(runs.SCRIPT, [*train, "--learning_rate=auto", f"--output_dir={base}/auto"], runs.environment())
+    assert told[0] == 0, told[2]
+    lr = runs.read_record(base / "auto")["config"]["learning_rate"]
+    runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/given")
+    runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/found")
+    runs.run(*train, "--learning_rate=auto", f"--output_dir={base}/auto", "--resume_from_checkpoint=checkpoint-10")
+    return base, shown, told[1], lr
+
+
+def test_the_script_says_what_it_found(auto):
+    base, shown, _, lr = auto
+    assert "minimum_tenth" in shown
+    found = json.loads((base / "found/lrlab/lr_finder.json").read_text())
+    assert found["learning_rate"] == lr
+    assert f"{lr:.2g}" in shown
+
+
+def test_auto_takes_what_the_script_finds_and_says_why(auto):
+    _, _, told, lr = auto
+    assert f"Learning rate {lr:g}, as the finder has it:" in told
+    assert "a tenth of" in told
+
+
+def test_a_run_after_the_finder_is_one_without_it(auto):
+    base, *_ = auto
+    weights = "denoiser/diffusion_pytorch_model.safetensors"
+    auto, given, found = ((base / name / weights).read_bytes() for name in ("auto", "given", "found"))
+    assert auto == given == found
+    rows = [runs.read_metrics(base / name)[0] for name in ("auto", "given")]
+    assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
+
+
+def test_the_cards_mention_it(auto):
+    base, *_ = auto
+    for name in ("auto", "found"):
+        card = (base / name / "README.md").read_text()
+        assert "The finder's test before the run (`minimum_tenth`, 3 times" in card
+        assert "lrlab/lr_finder.png" in card
+        assert (base / name / "lrlab/lr_finder.png").exists()
+    assert "finder" not in (base / "given/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "parts"),
+    [
+        (runs.SCRIPT, ["--learning_rate=quick"], ["argument --learning_rate", "'quick'"]),
+        (runs.SCRIPT, ["--learning_rate=1e-3", "--auto_learning_rate"], ["exclude each other"]),
+        (runs.SCRIPT, ["--learning_rate=auto", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
+        (FIND_LR, ["--learning_rate=auto"], ["Leave it out"]),
+        (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
+        (FIND_LR, ["--mode=quick"], ["invalid choice: 'quick'"]),
+        (FIND_LR, ["--num_update=3"], ["Unknown argument '--num_update=3'", "--num_updates"]),
+    ],
+)
+def test_wrong_input(tmp_path, monkeypatch, script, arguments, parts):
+    monkeypatch.chdir(tmp_path)
+    status, _, told = started.run_script(script, arguments, runs.environment())
+    assert status == 2
+    assert "Traceback" not in told
+    for part in parts:
+        assert part in told
+
+
+def test_the_finder_leaves_a_run_alone(auto):
+    base, *_ = auto
+    arguments = ["--dataset_name=moons", f"--output_dir={base}/given"]
+    status, _, told = started.run_script(FIND_LR, arguments, runs.environment())
+    assert status == 2
+    assert "already holds a run" in told
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_two_processes_find_what_one_finds(tmp_path, accumulation):
+    (tmp_path / "mlp").mkdir()
+    (tmp_path / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
+    found = []
+    for processes in (1, 2):
+        batch = 64 // processes // accumulation
+        out = tmp_path / f"of-{processes}"
+        arguments = [
+            *("--dataset_name=moons", f"--train_batch_size={batch}", f"--gradient_accumulation_steps={accumulation}"),
+            *(f"--model_config_name_or_path={tmp_path}/mlp", "--cpu_threads=1", "--num_validation_images=100"),
+            *("--repeats=1", "--num_updates=40", f"--output_dir={out}"),
+        ]
+        if processes == 1:
+            status, _, told = started.run_script(FIND_LR, arguments, runs.environment())
+            assert status == 0, told
+        else:
+            import subprocess
+
+            command = [part if part != str(runs.SCRIPT) else str(FIND_LR) for part in runs.command(*arguments, processes=2)]
+            subprocess.run(command, check=True, capture_output=True, timeout=120, env=runs.environment())
+        found.append(json.loads((out / "lrlab/lr_finder.json").read_text()))
+    one, two = (np.array(result["sweeps"][0]["losses"]) for result in found)
+    np.testing.assert_allclose(one[:20], two[:20], rtol=1e-3)
+    assert found[0]["learning_rate"] == pytest.approx(found[1]["learning_rate"], rel=0.3)
