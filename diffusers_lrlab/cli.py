@@ -291,6 +291,34 @@ def _data(options: argparse.Namespace) -> None:
     _say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
 
 
+# --- scale -----------------------------------------------------------------------------------------------------------
+
+
+def _scale_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--learning_rate", type=float, required=True, metavar="LR", help="the rate that is known to be good")
+    add("--base_batch_size", type=int, default=64, metavar="B", help="images of an update there; default: %(default)s")
+    add("--train_batch_size", type=int, metavar="B", help="images per process and micro-batch of the run to come")
+    add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="its micro-batches")
+    add("--num_processes", type=int, default=1, metavar="n", help="its processes")
+
+
+def _scale(options: argparse.Namespace) -> None:
+    from .scaling import scaling_table
+
+    sizes = (options.train_batch_size or 1, options.gradient_accumulation_steps, options.num_processes)
+    for size in (*sizes, options.base_batch_size):
+        if size < 1:
+            raise LabError(f"A batch cannot have {size} parts or images. Give whole numbers, 1 or more.")
+    if options.train_batch_size is None and sizes != (1, 1, 1):
+        raise LabError(
+            "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."
+        )
+    _say(
+        scaling_table(options.learning_rate, options.base_batch_size, math.prod(sizes) if options.train_batch_size else None)
+    )
+
+
 # --- study -----------------------------------------------------------------------------------------------------------
 
 
@@ -321,6 +349,12 @@ COMMANDS = {
         "lrlab data export dino dino-points --n 100000 --seed 42",
         _data_arguments,
         _data,
+    ),
+    "scale": Command(
+        "shows learning rates for other batch sizes",
+        "lrlab scale --learning_rate 1e-4 --base_batch_size 64 --train_batch_size 128 --num_processes 8",
+        _scale_arguments,
+        _scale,
     ),
     "study": Command(
         "compares schedules, optimizers and whatever else a run is made of, over data sets and seeds",

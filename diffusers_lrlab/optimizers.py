@@ -18,9 +18,10 @@ OPTIMIZERS = Registry("optimizer", shown_facts={"state_bytes": "state, bytes per
 """
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
-Traits: `"adam"` takes the script's `--adam_*` options; `"averages"` averages the weights itself and has `train()` and
-`eval()`. Facts: `state_bytes`, per parameter in float32; `package`, that must be installed; `learning_rate`, the default
-where an optimizer has a scale of its own, or `learning_rate_factor`, on the default for AdamW.
+Traits: `"adam"` takes the script's `--adam_*` options; `"sgd"` moves in proportion to the gradient; `"averages"` averages
+the weights itself and has `train()` and `eval()`. Facts: `state_bytes`, per parameter in float32; `package`, that must be
+installed; `learning_rate`, the default where an optimizer has a scale of its own, or `learning_rate_factor`, on the default
+for AdamW.
 """
 
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
@@ -126,6 +127,7 @@ _MOMENTUM = Parameter("momentum", float, 0.9, "decay of the sum of gradients", "
     description="SGD with momentum; needs a schedule and a much larger rate than Adam",
     source=f"{_TORCH}.SGD",
     parameters=(_MOMENTUM, _weight_decay(decoupled=False)),
+    traits=("sgd",),
     facts={"state_bytes": 4, "learning_rate_factor": 100},
 )
 def sgd(params: list[Any], lr: float, momentum: float, weight_decay: float, nesterov: bool = False) -> Optimizer:
@@ -145,6 +147,7 @@ def sgd(params: list[Any], lr: float, momentum: float, weight_decay: float, nest
         Parameter("momentum", float, 0.9, "decay of the sum of gradients", "(0, 1)"),
         _weight_decay(decoupled=False),
     ),
+    traits=("sgd",),
     facts={"state_bytes": 4, "learning_rate_factor": 100},
 )
 def nesterov(params: list[Any], lr: float, momentum: float, weight_decay: float) -> Optimizer:

@@ -107,7 +107,7 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
         config["momentum_scheduler_kwargs"],
     )
     text = (
-        f"`{describe_schedule(schedule)}`, with a peak of {config['learning_rate']:g} after {train['warmup_updates']} "
+        f"`{describe_schedule(schedule)}`, with a peak of {_peak(config, train):g} after {train['warmup_updates']} "
         "updates of warm-up, "
         f"{train['num_updates']} updates in all. "
     )
@@ -116,6 +116,11 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     deviation = train["schedule_audit"]["largest_lr_deviation"]
     exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} of the peak of this curve"
     return text + f"Checked at every update: the rate in the optimizer was {exact}."
+
+
+def _peak(config: dict[str, Any], train: dict[str, Any]) -> float:
+    """The learning rate as scaled; runs of earlier versions had nothing to scale."""
+    return train.get("peak_learning_rate", config["learning_rate"])
 
 
 def _finder_text(folder: Path) -> str | None:

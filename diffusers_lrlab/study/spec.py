@@ -20,6 +20,8 @@ NOT_IN_SPECS = frozenset(
 _NOT_IN_RESULT = NOT_IN_SPECS - {"seed", "eval_batch_size"} | {"checkpointing_steps", "in_memory_limit_mb"}
 # The same of fields that a specification may have; they count as these values.
 _WITHOUT_EFFECT = {"cache_dir": None, "dataloader_num_workers": 0}
+# Fields that are younger than results that are kept: at these values they count for nothing, so that those keep their names.
+_YOUNGER = {"scale_lr": "none", "base_batch_size": 64}
 PRESETS = "(presets)"  # the folder of those of the package
 _FORMAT = 1  # of result files; part of the identity of a run
 
@@ -120,6 +122,7 @@ class RunSpec:
     def digest(self) -> str:
         """Changes with everything that decides the result."""
         fields = {key: value for key, value in self.config.to_dict().items() if key not in _NOT_IN_RESULT} | _WITHOUT_EFFECT
+        fields = {key: value for key, value in fields.items() if key not in _YOUNGER or value != _YOUNGER[key]}
         if self.model is not None:  # what is in the file counts, not where it is
             fields["model_config_name_or_path"] = self.model
         stage = [] if self.stage == "compare" else [self.stage]

@@ -23,7 +23,7 @@ _AT_LEAST_ONE = (
     "resolution", "train_batch_size", "gradient_accumulation_steps", "num_epochs", "max_train_steps", "ddpm_num_steps",
     "ddpm_num_inference_steps", "logging_steps", "validation_steps", "save_images_epochs", "save_model_epochs",
     "eval_batch_size", "checkpointing_steps", "stream_shuffle_buffer", "timestep_grad_every",
-    "ema_update_every",
+    "ema_update_every", "base_batch_size",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "num_validation_images", "dataloader_num_workers", "checkpoints_total_limit", "in_memory_limit_mb", "cpu_threads",
@@ -40,6 +40,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...
         "--use_ema",
         lambda config: config.use_ema,
     ),
+    (("base_batch_size",), "--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none"),
     (("logging_dir",), "--logger tensorboard or wandb", lambda config: config.logger != "none"),
     (("stream_shuffle_buffer",), "--streaming", lambda config: config.streaming),
     (("in_memory_limit_mb", "dataloader_num_workers"), "no --streaming", lambda config: not config.streaming),
@@ -147,6 +148,11 @@ def _resolve_data(config: TrainingConfig) -> None:
             f"--learning_rate {config.learning_rate:g} and --auto_learning_rate exclude each other. Give a number, or auto."
         )
     scale = OPTIMIZERS[config.optimizer].facts
+    if config.auto_learning_rate and config.scale_lr != "none":
+        raise LabError(
+            f"--learning_rate auto finds the rate of the batch that is trained with: --scale_lr {config.scale_lr} has no "
+            "place beside it. Leave one of them out."
+        )
     if config.auto_learning_rate and "learning_rate" in scale:
         raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave --learning_rate out.")
     defaults["learning_rate"] = scale.get("learning_rate", defaults["learning_rate"] * scale.get("learning_rate_factor", 1))

@@ -106,6 +106,12 @@ class ScheduleConfig:
         "others. auto lets the finder choose, by a test of about 600 updates before the run.",
     )
     auto_learning_rate: bool = _option(False, "The same as --learning_rate auto.")
+    scale_lr: Literal["none", "linear", "sqrt", "guide"] = _option(
+        "none",
+        "How the learning rate grows with the images of an update, over all micro-batches and processes; `lrlab scale` "
+        "shows the rules.",
+    )
+    base_batch_size: int = _option(64, "Images of an update that --learning_rate is meant for, with --scale_lr.")
     lr_scheduler: str = _option(
         "cosine", "Name of the schedule, or a spec string NAME:key=value,key=value. Names: {lr_schedulers}."
     )

@@ -49,7 +49,7 @@ class RunCore:
         """Optimizer, schedules, EMA and validation, once the model's parameters are where they stay."""
         config, plan = self.config, self.plan
         parameters = self.model.parameters()
-        self.optimizer: Any = get_optimizer(config.optimizer, parameters, config.learning_rate, **config.optimizer_arguments)
+        self.optimizer: Any = get_optimizer(config.optimizer, parameters, plan.learning_rate, **config.optimizer_arguments)
         # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
         self.ema = make_ema(self.model, config, device) if config.use_ema else None
@@ -86,7 +86,7 @@ class RunCore:
             self.update,
             [(self.current_lr, self.current_momentum)],
             [(promised_lr, promised_momentum)],
-            [self.config.learning_rate],
+            [self.plan.learning_rate],
         )
 
     @property

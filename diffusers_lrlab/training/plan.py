@@ -13,6 +13,7 @@ from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
 from ..errors import LabError
 from ..progress import resolve_warmup_updates
+from ..scaling import scaled_learning_rate, scaling_warning
 from ..schedules.catalogue import SCHEDULERS
 from ..schedules.frame import Schedule
 from ..schedules.promise import schedule_curves
@@ -58,6 +59,12 @@ class Plan:
     momenta: np.ndarray
     lr_factors: np.ndarray | None = None
     data_warnings: tuple[str, ...] = ()
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak: what was asked for, scaled to this batch."""
+        config = self.config
+        return scaled_learning_rate(config.learning_rate, config.scale_lr, self.layout.global_batch, config.base_batch_size)
 
     @property
     def promised_lrs(self) -> np.ndarray:
@@ -126,7 +133,7 @@ class Plan:
             + f", {self.num_updates * layout.global_batch:,} {things} seen",
             "schedule": f"{self.schedule_spec}, {self.warmup_updates} updates of warm-up"
             + (", then as the validation loss says" if self.follows_metric else ""),
-            "learning rate": lrs,
+            "learning rate": lrs + self._scaling_in_words(),
             "timesteps": self._timesteps_in_words(),
             "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
             **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),
@@ -139,9 +146,11 @@ class Plan:
     def _warnings(self) -> list[str]:
         config = self.config
         warnings = [*self.data_warnings, *timestep_warnings(config, self)]
+        if scaling := scaling_warning(config.scale_lr, config.optimizer):
+            warnings.append(scaling)
         if not self.follows_metric:
             start = config.start_momentum
-            decay = double_decay(self.schedule, config.learning_rate, start, self.warmup_updates, self.num_updates)
+            decay = double_decay(self.schedule, self.learning_rate, start, self.warmup_updates, self.num_updates)
             warnings += [decay] if decay else []
         return warnings
 
@@ -153,6 +162,15 @@ class Plan:
             "noise": "noise",
         }
         return ", ".join(f"{labels[option]} {spec}" for option, spec in describe_choices(self.config))
+
+    def _scaling_in_words(self) -> str:
+        config = self.config
+        if config.scale_lr == "none":
+            return ""
+        return (
+            f"; the peak is {self.learning_rate:.3g}: {config.learning_rate:g} for {config.base_batch_size}, scaled by "
+            f"{config.scale_lr} to {self.layout.global_batch}"
+        )
 
     def _momentum_in_words(self, marks: list[tuple[int, int]]) -> str:
         if not self.schedule.sets_momentum:
@@ -189,9 +207,8 @@ def make_plan(
         assert num_images is not None
         num_updates = math.ceil(config.num_epochs * num_images / layout.global_batch)
     schedule = with_batch(config.schedule, layout.global_batch)
-    lrs, momenta = schedule_curves(
-        schedule, config.learning_rate, config.start_momentum, config.lr_warmup_steps, num_updates
-    )
+    peak = scaled_learning_rate(config.learning_rate, config.scale_lr, layout.global_batch, config.base_batch_size)
+    lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
     lr_form, lr_factors = config.timestep_lr_form, None
     if lr_form is not None:
         lr_factors = lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps)

@@ -224,6 +224,7 @@ def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]
             "num_updates": plan.num_updates,
             "num_epochs": plan.num_epochs,
             "warmup_updates": plan.warmup_updates,
+            "peak_learning_rate": plan.learning_rate,
             "global_batch": plan.layout.global_batch,
             "num_processes": accelerator.num_processes,
             "num_training_images": plan.num_images,

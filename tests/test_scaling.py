@@ -1,0 +1,103 @@
+"""Learning rates for other batches: the rules, the calculator, and what a run makes of them."""
+
+import pytest
+import runs
+
+from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.cli import main
+from diffusers_lrlab.scaling import SCALING_RULES, scaled_learning_rate, scaling_warning
+from diffusers_lrlab.training.checks import resolve_config
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "base", "factor"),
+    [
+        ("none", 4096, 64, 1),
+        ("linear", 256, 64, 4),
+        ("linear", 32, 64, 0.5),
+        ("sqrt", 256, 64, 2),
+        ("sqrt", 16, 64, 0.5),
+        ("guide", 32, 64, 0.5),
+        ("guide", 64, 64, 1),
+        ("guide", 512, 64, 8),
+        ("guide", 2048, 64, 16),
+        ("guide", 4096, 1024, 2),
+        ("guide", 512, 1024, 0.5),
+    ],
+)
+def test_factors(rule, batch, base, factor):
+    assert scaled_learning_rate(1e-4, rule, batch, base) == pytest.approx(1e-4 * factor)
+
+
+@pytest.mark.parametrize("rule", SCALING_RULES)
+def test_rules_rise_without_a_jump(rule):
+    rates = [scaled_learning_rate(1.0, rule, batch, 64) for batch in range(1, 3000)]
+    assert all(low <= high <= 2 * low for low, high in zip(rates, rates[1:], strict=False))
+    assert rates[63] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ((1e-4, "root", 64, 64), "no rule 'root'"),
+        ((0.0, "sqrt", 64, 64), "learning_rate 0.0"),
+        ((1, "sqrt", 0, 64), "batch 0"),
+    ],
+)
+def test_wrong_numbers(arguments, part):
+    with pytest.raises(LabError, match=part):
+        scaled_learning_rate(*arguments)
+
+
+def test_who_is_warned():
+    assert "sqrt is the derived rule" in scaling_warning("linear", "adamw")
+    assert scaling_warning("linear", "sgd") is scaling_warning("sqrt", "adamw") is scaling_warning("none", "adam") is None
+
+
+def test_the_calculator(capsys):
+    assert main("scale --learning_rate 1e-4 --train_batch_size 96 --num_processes 2".split()) == 0
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "this batch" in line).split()
+    assert row[:4] == ["192", "0.0003", "0.000173", "0.0003"]
+    assert "64      0.0001      0.0001      0.0001  base" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("--learning_rate 1e-4 --num_processes 2", "no effect without --train_batch_size"),
+        ("--learning_rate 1e-4 --train_batch_size 0 --num_processes 0", "cannot have 0"),
+        ("--learning_rate -1", "learning_rate -1.0 is not allowed"),
+        ("", "--learning_rate"),
+    ],
+)
+def test_the_calculator_refuses(arguments, part, capsys):
+    assert main(["scale", *arguments.split()]) == 2
+    assert part in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"base_batch_size": 128}, "--base_batch_size has no effect here; it needs --scale_lr"),
+        ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0 is not allowed"),
+        ({"scale_lr": "root"}, "scale_lr='root' is not allowed"),
+        ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no place beside it"),
+    ],
+)
+def test_options_that_cannot_be(options, part):
+    with pytest.raises(LabError, match=part):
+        resolve_config(TrainingConfig(**options))
+
+
+def test_a_run_has_the_scaled_rate(tmp_path):
+    """Over micro-batches; it is told, recorded, audited and on the card."""
+    options = [*runs.tiny_arguments(tmp_path), "--max_train_steps=4", "--train_batch_size=8", "--lr_scheduler=constant"]
+    options += ["--gradient_accumulation_steps=2", "--scale_lr=sqrt", "--learning_rate=1e-3", f"--output_dir={tmp_path}/run"]
+    runs.run(*options, "--lr_warmup_steps=0")
+    rows, _ = runs.read_metrics(tmp_path / "run")
+    assert {row["lr"] for row in rows} == {5e-4}
+    record = runs.read_record(tmp_path / "run")
+    assert record["train"]["peak_learning_rate"] == 5e-4
+    assert record["train"]["schedule_audit"]["largest_lr_deviation"] == 0
+    assert "with a peak of 0.0005 after" in (tmp_path / "run/README.md").read_text()
