@@ -262,6 +262,10 @@ class OutputConfig:
     hub_token: str | None = _option(None, "Token for the Hub; the one of `hf auth login` if not given.")
     hub_model_id: str | None = _option(None, "Repository on the Hub; the name of output_dir in your namespace.")
     hub_private_repo: bool = _option(False, "Make the repository private if it is new.")
+    preflight: bool = _option(True, "Check data, settings and model before training, and say what looks like a mistake.")
+    sanity: bool = _option(
+        False, "Before training, learn a single batch by heart, in 150 updates, and stop if the loss does not fall to half."
+    )
     dry_run: bool = _option(False, "Print the plan of the run and stop.")
 
 

@@ -73,6 +73,8 @@ def train(config: TrainingConfig) -> Path | None:
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
     record = _start_record(plan, accelerator, previous)
+    if not checkpoint:
+        record["train"]["preflight"] = _look_at_run(trainer)
     folder.write_record(record)
     if config.logger != "none" and accelerator.is_main_process:
         (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
@@ -154,6 +156,24 @@ def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -
     config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
     layout = plan.layout
     return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
+
+
+def _look_at_run(trainer: Trainer) -> dict[str, str]:
+    """The checks before training, and what they say."""
+    from ..preflight.model_checks import overfit_one_batch
+    from ..preflight.run import run_checks
+    from ..preflight.subject import Subject
+
+    config, accelerator = trainer.config, trainer.accelerator
+    found: dict[str, str] = {}
+    if config.preflight and accelerator.is_main_process:
+        found = run_checks(trainer)
+        for name, message in found.items():
+            print(f"warning: {message} [{name}]", file=sys.stderr)  # noqa: T201
+    accelerator.wait_for_everyone()
+    if config.sanity:
+        accelerator.print(overfit_one_batch(Subject(trainer)))
+    return found
 
 
 def _push_in_between(config: TrainingConfig) -> Callable[[int], None]:

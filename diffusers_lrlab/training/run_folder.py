@@ -26,7 +26,7 @@ _FREE_ON_RESUME = frozenset(
     "train_batch_size gradient_accumulation_steps checkpointing_steps checkpoints_total_limit resume_from_checkpoint "
     "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run eval_batch_size "
     "save_images_epochs save_model_epochs frechet_samples skip_corrupt_images "
-    "model_config_name_or_path mixed_precision".split()
+    "model_config_name_or_path mixed_precision preflight sanity".split()
 )
 
 

@@ -1,0 +1,96 @@
+"""Are the data what one thinks?"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .subject import Subject
+
+_LEVEL = 2 / 255  # between neighbours of 256 levels in [-1, 1]
+
+
+def value_range(subject: Subject) -> str | None:
+    """Images that use a part of [-1, 1] only, as if they were not scaled; channels that hold nothing."""
+    if not subject.is_about_images or not len(subject.sample):
+        return None
+    images = subject.sample
+    low, high = float(images.min()), float(images.max())
+    if low < -1 - _LEVEL or high > 1 + _LEVEL:
+        return (
+            f"The images have values from {low:.3g} to {high:.3g}; the noise and the sampler expect [-1, 1]. Rescale them."
+        )
+    if high < -0.9:
+        return (
+            f"The images are nearly black: of 255 levels they use the first {round((high + 1) * 127.5) + 1}. If they hold "
+            "labels, or "
+            "values from 0 to 1, stretch them to the whole range first."
+        )
+    if low > -_LEVEL:
+        return (
+            f"The images have values from {low:.3g} to {high:.3g}, half of [-1, 1], as if they were scaled to [0, 1] "
+            "twice. Stretch "
+            "them to the whole range, unless they are that bright."
+        )
+    spreads = images.std(dim=(0, 2, 3))
+    if len(spreads) > 1 and float(spreads.min()) < 0.02 * float(spreads.max()):
+        return f"Channel {int(spreads.argmin())} of the images is nearly constant. Look at it, or use --image_channels 1."
+    if float(spreads.max()) < 0.05:
+        return (
+            f"The images hardly have contrast: their standard deviation is {float(spreads.max()):.2g} where about 0.5 is "
+            "usual."
+        )
+    return None
+
+
+def constant_images(subject: Subject) -> str | None:
+    """Images of one colour."""
+    if not subject.is_about_images or not len(subject.sample):
+        return None
+    constant = int((subject.sample.flatten(2).std(dim=2).amax(dim=1) < _LEVEL).sum())
+    if constant < max(1, 0.01 * len(subject.sample)):
+        return None
+    return f"{constant} of {len(subject.sample)} images that were looked at have one colour all over. Remove them."
+
+
+def near_duplicates(subject: Subject) -> str | None:
+    """Images that look alike, or points that are equal: the model learns these by heart."""
+    values = subject.sample
+    if len(values) < 10:
+        return None
+    if subject.is_about_images:
+        small = F.adaptive_avg_pool2d(values, min(8, values.shape[-1])).flatten(1)
+        values = torch.round(8 * (small - small.mean()) / (small.std() + 1e-6))
+    _, counts = torch.unique(values.flatten(1), dim=0, return_counts=True)
+    alike = int(counts[counts > 1].sum())
+    if alike < 0.1 * len(values):
+        return None
+    things = subject.plan.kind.things
+    return (
+        f"{alike} of {len(values)} {things} that were looked at are nearly the same as another of them. Duplicates are "
+        "learned by "
+        "heart, and held-out losses flatter. Remove them, unless the data are so."
+    )
+
+
+def image_sizes(subject: Subject) -> str | None:
+    """Images that are enlarged, or of which much is cut off."""
+    sizes, resolution = subject.sizes, subject.config.resolution
+    if not sizes:
+        return None
+    small = sum(min(size) < resolution for size in sizes)
+    if small > 0.1 * len(sizes):
+        smallest = min(min(size) for size in sizes)
+        return (
+            f"{small} of {len(sizes)} images are smaller than --resolution {resolution} (down to {smallest}) and are "
+            "enlarged, "
+            "which the model learns as blur. Lower --resolution, or use larger images."
+        )
+    oblong = sum(max(size) > 2 * min(size) for size in sizes)
+    if oblong > 0.1 * len(sizes):
+        return (
+            f"{oblong} of {len(sizes)} images are more than twice as long as wide; they are cropped to squares, so less "
+            "than half "
+            "of each is seen at a time."
+        )
+    return None

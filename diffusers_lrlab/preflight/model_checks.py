@@ -1,0 +1,113 @@
+"""Does the model learn at all?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ..data.batches import iterate_batches
+from ..errors import LabError
+from ..finder.range_test import StillObjective
+from ..finder.snapshot import as_it_was
+from ..loss import denoising_losses
+from .subject import Subject
+
+_SANITY_UPDATES, _SANITY_FALL = 150, 0.5
+_PROBED = 16  # images
+
+
+def dead_parameters(subject: Subject) -> str | None:
+    """Parameters that no gradient reaches, or one that is no number; by one batch, and a second one after a small step."""
+    trainer = subject.trainer
+    model = trainer.bare_model
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    frozen = sum(1 for _ in model.parameters()) - len(named)
+    if not named:
+        return "The model has no parameter that is trained."
+    images = subject.sample[:_PROBED].to(trainer.accelerator.device)
+    if not len(images):
+        return None
+    with as_it_was(trainer):
+        model.train()
+        dead: set[str] = set()
+        for step in range(2):
+            model.zero_grad()
+            loss = _probe_loss(subject, images, step)
+            loss.backward()
+            if not torch.isfinite(loss) or not all(p.grad is None or p.grad.isfinite().all() for _, p in named):
+                return (
+                    "The loss or a gradient of the untrained model is not finite. Look at the data and the model's "
+                    "configuration."
+                )
+            now = {name for name, parameter in named if parameter.grad is None or not parameter.grad.any()}
+            dead = now if step == 0 else dead & now
+            if not dead:
+                break
+            # Behind a layer that begins at zero, gradients come with the second step.
+            with torch.no_grad():
+                for _, parameter in named:
+                    if parameter.grad is not None:
+                        parameter -= 1e-3 * parameter.grad / (parameter.grad.norm() + 1e-12)
+    if not dead:
+        return f"{frozen} parameters of the model are frozen." if frozen else None
+    shown = ", ".join(sorted(dead)[:3]) + (", ..." if len(dead) > 3 else "")
+    return f"No gradient reaches {len(dead)} of {len(named)} parameters: {shown}. They will stay as they were initialised."
+
+
+def _probe_loss(subject: Subject, images: torch.Tensor, step: int) -> torch.Tensor:
+    trainer, num_steps = subject.trainer, subject.config.ddpm_num_steps
+    generator = torch.Generator(device=images.device).manual_seed(step)
+    noise = torch.randn(images.shape, generator=generator, device=images.device)
+    timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
+    with trainer.accelerator.autocast():
+        return denoising_losses(trainer.bare_model, trainer.noise_scheduler, images, noise, timesteps).mean()
+
+
+class _OneBatch(StillObjective):
+    """The same timesteps and the same noise at every update."""
+
+    def draw(self, update: int) -> torch.Tensor:
+        """See [`Objective`]."""
+        return super().draw(0)
+
+    def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
+        """See [`Objective`]."""
+        return super().noise(0, images)
+
+
+def overfit_one_batch(subject: Subject) -> str:
+    """
+    Trains on a single batch, with the same timesteps and noise each time; afterwards the trainer is as it was.
+
+    All processes call this.
+
+    Returns:
+        `str`: what the loss did.
+
+    Raises:
+        LabError: if it did not fall to half: then something is wrong that more data will not mend.
+    """
+    trainer, plan = subject.trainer, subject.plan
+    images = next(iterate_batches(subject.data, plan.layout, subject.config.seed, range(1)))
+    losses = []
+    with as_it_was(trainer):
+        trainer.objective, trainer.observer = _OneBatch(trainer, 0, spread=True), None
+        trainer.model.train()
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = plan.learning_rate
+        for update in range(_SANITY_UPDATES):
+            trainer.update, trainer.sums = update, torch.zeros_like(trainer.sums)
+            trainer.do_update(images)
+            if update in (0, _SANITY_UPDATES - 1):
+                losses.append(float(trainer.accelerator.gather(trainer.sums[None, :1]).mean()))
+    first, last = losses
+    times = f"seen {_SANITY_UPDATES} times at a learning rate of {plan.learning_rate:.3g}"
+    text = f"one batch, {times}: loss {first:.3g}, then {last:.3g}"
+    if not last < _SANITY_FALL * first:
+        raise LabError(
+            f"The sanity run failed: {text}. A model that cannot learn one batch learns nothing else. Look at the "
+            "learning rate "
+            "(training_scripts/find_lr.py), the data and the model."
+        )
+    return f"Sanity run: {text}."

@@ -1,0 +1,154 @@
+"""Do the settings of a run fit each other?"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..optimizers import OPTIMIZERS
+from ..streams import stream_generator
+from ..timesteps.frame import noise_levels
+from ..training.config import TrainingConfig
+from ..training.run_folder import FINDER_FILES
+from .subject import Subject
+
+_SMALL_MODEL = 5_000_000  # parameters
+# Rates for AdamW that are within a factor of 10 of what is usual for models of either size.
+_USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}
+
+
+def timesteps(subject: Subject) -> str | None:
+    """Timesteps that are no whole numbers, or outside the process."""
+    sampler, last = subject.trainer.objective.sampler, subject.config.ddpm_num_steps - 1
+    for update in (0, subject.plan.num_updates // 2, subject.plan.num_updates - 1):
+        device = subject.trainer.accelerator.device
+        drawn = sampler.sample(1000, update, stream_generator(0, "preflight", update, device=device))
+        if drawn.dtype != torch.int64 or not 0 <= int(drawn.min()) <= int(drawn.max()) <= last:
+            return (
+                f"The sampler {subject.config.timestep_sampler!r} draws timesteps of {drawn.dtype} from {drawn.min()} to "
+                f"{drawn.max()} at update {update}; whole numbers from 0 to {last} are needed."
+            )
+    return None
+
+
+def terminal_snr(subject: Subject) -> str | None:
+    """A process that does not end in noise, though samples start from it (arXiv 2305.08891)."""
+    snr = float(noise_levels(subject.trainer.noise_scheduler).snr[-1])
+    if snr <= 0.01:
+        return None
+    config = subject.config
+    return (
+        f"The last of {config.ddpm_num_steps} timesteps keeps a signal-to-noise ratio of {snr:.2g}, but samples start "
+        "from noise "
+        "alone, which the model never sees: they will miss the outskirts of the data. Raise --ddpm_num_steps, or use "
+        "--ddpm_beta_schedule squaredcos_cap_v2."
+    )
+
+
+def model_and_scheduler(subject: Subject) -> str | None:
+    """The scheduler that lies beside the model whose configuration is used, where it was trained otherwise."""
+    config = subject.config
+    if config.model_config_name_or_path is None:
+        return None
+    folder = Path(config.model_config_name_or_path).expanduser()
+    beside = (folder.parent if folder.is_file() else folder).parent / "scheduler" / "scheduler_config.json"
+    try:
+        saved = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    for key, option in (
+        ("prediction_type", "prediction_type"),
+        ("num_train_timesteps", "ddpm_num_steps"),
+        ("beta_schedule", "ddpm_beta_schedule"),
+    ):
+        asked = getattr(config, option)
+        if key in saved and saved[key] != asked:
+            return (
+                f"The scheduler beside the model {config.model_config_name_or_path!r} has {key}={saved[key]!r}, this run "
+                "has "
+                f"--{option} {asked}. If the model is to stay comparable, give --{option} {saved[key]}."
+            )
+    return None
+
+
+def ema_memory(subject: Subject) -> str | None:
+    """An EMA that at the end still holds the beginning of the run."""
+    config, num_updates = subject.config, subject.plan.num_updates
+    if not config.use_ema or num_updates < 20:
+        return None
+    early = num_updates // 10
+    weight = float(np.prod(ema_decays(config, num_updates)[early:]))
+    if weight < 0.2:
+        return None
+    proposed = math.exp(math.log(0.02) / (0.9 * num_updates))
+    return (
+        f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of the {num_updates} "
+        "updates: the "
+        f"EMA's memory is longer than the run. Use --ema_max_decay {proposed:.4g}, or the usual --ema_power and "
+        "--ema_inv_gamma."
+    )
+
+
+def ema_decays(config: TrainingConfig, num_updates: int) -> np.ndarray:
+    """The decay of the EMA after each update, as diffusers' EMAModel has it, 1 without one: float64 `(num_updates,)`."""
+    update = np.arange(num_updates)
+    since = np.maximum(update - config.ema_start_update, 0)
+    decays = 1 - (1 + since / config.ema_inv_gamma) ** -config.ema_power
+    decays = np.where(since == 0, 0.0, np.clip(decays, 0.0, config.ema_max_decay))
+    return np.where((update + 1) % config.ema_update_every == 0, decays, 1.0)
+
+
+def warmup_share(subject: Subject) -> str | None:
+    """Warm-up that takes much of the run."""
+    warmup, num_updates = subject.plan.warmup_updates, subject.plan.num_updates
+    if warmup <= num_updates / 4:
+        return None
+    return (
+        f"Warm-up takes {warmup} of {num_updates} updates; about 5 % is usual. Give --lr_warmup_steps as a fraction, such "
+        "as 0.05."
+    )
+
+
+def learning_rate(subject: Subject) -> str | None:
+    """A rate far from what the finder found, or from what is usual for the size of the model."""
+    rate, config = subject.plan.learning_rate, subject.config
+    file = Path(config.output_dir) / "lrlab" / FINDER_FILES[0]
+    if file.exists():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        best = found["learning_rate"]
+        if best is None or best / 10 <= rate <= best * 10:
+            return None
+        return f"The learning rate {rate:.3g} is {_times(rate, best)} the {best:g} that the finder named."
+    facts = OPTIMIZERS[config.optimizer].facts
+    if "learning_rate" in facts:
+        return None
+    size = subject.plan.num_parameters
+    low, high = (end * facts.get("learning_rate_factor", 1) for end in _USUAL[size < _SMALL_MODEL])
+    if low / 10 <= rate <= high * 10:
+        return None
+    return (
+        f"The learning rate {rate:.3g} is {_times(rate, low if rate < low else high)} what is usual for "
+        f"{config.optimizer} and a "
+        f"model of {size:,} parameters, {low:g} to {high:g}. training_scripts/find_lr.py tests it."
+    )
+
+
+def _times(rate: float, other: float) -> str:
+    return f"{rate / other:.3g} times" if rate > other else f"1/{other / rate:.3g} of"
+
+
+def times_seen(subject: Subject) -> str | None:
+    """Runs that see each image thousands of times."""
+    epochs = subject.plan.num_epochs
+    if epochs is None or epochs <= 1000:
+        return None
+    things = subject.plan.kind.things
+    return (
+        f"Each of the {subject.plan.num_images} {things} will be seen {epochs:,.0f} times: expect the model to repeat "
+        "them. Use fewer "
+        "updates or more data, or watch the held-out loss for where it turns."
+    )

@@ -1,0 +1,66 @@
+"""What is checked before training."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..streams import stream_generator
+
+if TYPE_CHECKING:
+    from ..training.loop import Trainer
+
+_MOST = 512  # images or points that are looked at
+
+
+class Subject:
+    """
+    A run that is about to begin.
+
+    Args:
+        trainer ([`Trainer`]): Its trainer. Checks leave it as it is, to the bit.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.plan, self.data, self.config = trainer, trainer.plan, trainer.data, trainer.config
+
+    @property
+    def is_about_images(self) -> bool:
+        """Rather than points."""
+        return self.config.point_column is None
+
+    @cached_property
+    def sample(self) -> torch.Tensor:
+        """Some of the training data as they are learned from: float32 `(num, ...)`; the first ones of a stream."""
+        data = self.data
+        if data.in_memory is not None and data.num_images is not None:
+            chosen = torch.randperm(data.num_images, generator=stream_generator(0, "preflight"))[:_MOST]
+            return data.transform.fixed(data.in_memory[chosen])
+        if data.num_images is None:
+            return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
+        rows = torch.linspace(0, data.num_images - 1, min(_MOST // 4, data.num_images)).long().tolist()
+        return torch.stack([data.transform.fixed(data.transform.read(data.train[row][data.column])) for row in rows])
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Width and height of some of the images as they are stored; none of streams and points."""
+        if not self.is_about_images or self.data.num_images is None:
+            return []
+        train: Any = self.data.train
+        rows = torch.linspace(0, len(train) - 1, min(64, len(train))).long().tolist()
+        return [size for row in rows if (size := _size(train[row][self.data.column])) is not None]
+
+
+def _size(cell: Any) -> tuple[int, int] | None:
+    import io
+
+    from PIL import Image
+
+    source = io.BytesIO(cell["bytes"]) if cell.get("bytes") else cell.get("path")
+    try:
+        with Image.open(source) as image:
+            return image.size
+    except (OSError, TypeError, AttributeError):
+        return None  # what cannot be opened is told when it is read

@@ -1,0 +1,282 @@
+"""The checks before training: each fires on what deserves it and is silent on what is good, and none leaves a trace."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+import runs
+import started
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from helpers import image_folder
+from PIL import Image
+from test_lr_finder import assert_same, state_of
+
+from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.preflight.model_checks import overfit_one_batch
+from diffusers_lrlab.preflight.run import CHECKS, run_checks
+from diffusers_lrlab.preflight.setting_checks import ema_decays
+from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.training.averaging import make_ema
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.run_folder import RunFolder
+
+UNET = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"}
+
+
+def make_trainer(tmp_path, model=None, **options):
+    options = {"max_train_steps": 200, "output_dir": str(tmp_path / "run"), **options}
+    config = resolve_config(TrainingConfig(**options))
+    kind = kind_of(config)
+    data = kind.load_data(config, 1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    if model is None and config.point_column is None:
+        model = UNET | {"sample_size": config.resolution, "in_channels": config.image_channels}
+        model["out_channels"] = config.image_channels
+    plan = make_plan(config, data, model)
+    return Trainer(plan, data, Accelerator(cpu=True), RunFolder(tmp_path / "run"))
+
+
+def with_images(tmp_path, draw, count=40, size=(8, 8), mode="L"):
+    """Options for a folder of images that `draw(number)` makes the pixels of."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(count):
+        pixels = np.broadcast_to(draw(number), (size[1], size[0], *([3] if mode == "RGB" else []))).astype(np.uint8)
+        Image.fromarray(pixels, mode=mode).save(folder / f"{number:03}.png")
+    channels = 3 if mode == "RGB" else 1
+    options = {"train_data_dir": str(folder), "resolution": 8, "image_channels": channels, "train_batch_size": 4}
+    return options | {"cache_dir": str(tmp_path / "cache"), "num_validation_images": 4, "learning_rate": 1e-3}
+
+
+def noise(number):
+    return np.random.default_rng(number).integers(0, 256, (8, 8))
+
+
+# name of a check -> (options of a run, or what makes them in a folder; what the message says)
+DESERVED = {
+    "value_range": [
+        (lambda path: with_images(path, lambda n: noise(n) % 2), "of 255 levels they use the first 2"),
+        (lambda path: with_images(path, lambda n: 128 + noise(n) // 2), "half of [-1, 1]"),
+        (lambda path: with_images(path, lambda n: 120 + noise(n) % 4), "hardly have contrast"),
+        (
+            lambda path: with_images(path, lambda n: np.stack([noise(n), noise(n + 99), 0 * noise(n)], -1), mode="RGB"),
+            "Channel 2 of the images is nearly constant",
+        ),
+    ],
+    "constant_images": [
+        (lambda path: with_images(path, lambda n: 6 * n if n % 4 == 0 else noise(n)), "one colour all over"),
+    ],
+    "near_duplicates": [
+        (lambda path: with_images(path, lambda n: noise(n % 20)), "are nearly the same as another"),
+    ],
+    "image_sizes": [
+        (lambda path: with_images(path, noise) | {"resolution": 16}, "smaller than --resolution 16 (down to 8)"),
+        (
+            lambda path: with_images(path, lambda n: np.tile(noise(n), 3), size=(24, 8)),
+            "more than twice as long as wide",
+        ),
+    ],
+    "terminal_snr": [({"dataset_name": "moons"}, "signal-to-noise ratio of 0.57")],
+    "ema_memory": [
+        ({"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3}, "Use --ema_max_decay 0.9957"),
+    ],
+    "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
+    "learning_rate": [
+        ({"learning_rate": 0.5}, "0.5 is 500 times what is usual for adamw"),
+        ({"learning_rate": 1e-7}, "1/1e+03 of what is usual"),
+        ({"optimizer": "sgd", "learning_rate": 1e-4}, "usual for sgd"),
+    ],
+    "times_seen": [({"max_train_steps": 30_000}, "will be seen 1,246 times")],
+}
+CASES = [(name, case) for name, cases in DESERVED.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "case"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_check_fires(tmp_path, name, case):
+    options, part = case
+    trainer = make_trainer(tmp_path, **(options(tmp_path) if callable(options) else options))
+    found = run_checks(trainer)
+    assert part in found[name]
+    assert found.keys() <= {name, "terminal_snr", "constant_images", "value_range"}
+
+
+GOOD = {
+    "digits": {},
+    "digits by sgd": {"optimizer": "sgd"},
+    "digits under a curriculum": {"timestep_sampler": "clts", "lr_scheduler": "mdlrc"},
+    "moons": {"dataset_name": "moons", "ddpm_num_steps": 1000},
+    "dino": {"dataset_name": "dino", "ddpm_num_steps": 1000, "max_train_steps": 10_000},
+    "a minute's run": {"max_train_steps": 60},
+    "EMA of the study": {"ema_update_every": 10, "ema_start_update": 100, "ema_power": 2 / 3, "max_train_steps": 10_000},
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_all_are_silent_on_what_is_good(tmp_path, name):
+    assert run_checks(make_trainer(tmp_path, **GOOD[name])) == {}
+
+
+def test_all_are_silent_on_good_images(tmp_path):
+    assert run_checks(make_trainer(tmp_path, **with_images(tmp_path, noise))) == {}
+
+
+def test_a_folder_of_flat_images_deserves_several(tmp_path):
+    folder = image_folder(tmp_path / "flat", 40)
+    options = {"train_data_dir": str(folder), "resolution": 4, "image_channels": 1, "train_batch_size": 4}
+    trainer = make_trainer(tmp_path, **options, num_validation_images=0, cache_dir=str(tmp_path / "cache"))
+    assert "one colour all over" in run_checks(trainer)["constant_images"]
+
+
+def test_every_check_was_made_to_fire():
+    assert set(CHECKS) == {*DESERVED, "timesteps", "model_and_scheduler", "dead_parameters"}
+
+
+def test_timesteps_outside_the_process(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path)
+    sampler = trainer.objective.sampler
+    monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.arange(size) + 1)
+    assert "from 1 to 1000 at update 0; whole numbers from 0 to 999" in run_checks(trainer)["timesteps"]
+    monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.rand(size))
+    assert "torch.float32" in run_checks(trainer)["timesteps"]
+
+
+def test_a_model_from_a_pipeline_that_was_trained_otherwise(tmp_path):
+    (tmp_path / "pipeline" / "unet").mkdir(parents=True)
+    (tmp_path / "pipeline" / "scheduler").mkdir()
+    (tmp_path / "pipeline" / "unet" / "config.json").write_text(json.dumps(runs.TINY_UNET))
+    saved = tmp_path / "pipeline" / "scheduler" / "scheduler_config.json"
+    options = {"model_config_name_or_path": str(tmp_path / "pipeline" / "unet")}
+    saved.write_text(json.dumps({"prediction_type": "epsilon", "num_train_timesteps": 1000, "beta_schedule": "linear"}))
+    assert run_checks(make_trainer(tmp_path, **options)) == {}
+    saved.write_text(json.dumps({"prediction_type": "v_prediction", "num_train_timesteps": 1000}))
+    message = run_checks(make_trainer(tmp_path, **options))["model_and_scheduler"]
+    assert "has prediction_type='v_prediction', this run has --prediction_type epsilon" in message
+
+
+def test_parameters_that_no_gradient_reaches(tmp_path):
+    trainer = make_trainer(tmp_path)
+    model = trainer.bare_model
+    model.register_parameter("spare", torch.nn.Parameter(torch.zeros(3)))
+    assert "No gradient reaches 1 of" in run_checks(trainer)["dead_parameters"]
+    assert "spare" in run_checks(trainer)["dead_parameters"]
+
+
+def test_layers_that_begin_at_zero_are_not_dead(tmp_path):
+    trainer = make_trainer(tmp_path)
+    torch.nn.init.zeros_(trainer.bare_model.conv_out.weight)
+    assert run_checks(trainer) == {}
+
+
+def test_frozen_and_broken_models(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.bare_model.conv_in.requires_grad_(False)
+    assert run_checks(trainer)["dead_parameters"] == "2 parameters of the model are frozen."
+    trainer.bare_model.requires_grad_(False)
+    assert "no parameter that is trained" in run_checks(trainer)["dead_parameters"]
+    trainer.bare_model.requires_grad_(True)
+    with torch.no_grad():
+        trainer.bare_model.conv_in.weight.fill_(float("nan"))
+    assert "is not finite" in run_checks(trainer)["dead_parameters"]
+
+
+def test_a_rate_far_from_what_the_finder_found(tmp_path):
+    (tmp_path / "run" / "lrlab").mkdir(parents=True)
+    file = tmp_path / "run" / "lrlab" / "lr_finder.json"
+    file.write_text(json.dumps({"learning_rate": 3e-5}))
+    assert "is 33.3 times the 3e-05 that the finder named" in run_checks(make_trainer(tmp_path))["learning_rate"]
+    file.write_text(json.dumps({"learning_rate": 3e-4}))
+    assert run_checks(make_trainer(tmp_path)) == {}
+    file.write_text(json.dumps({"learning_rate": None}))
+    assert run_checks(make_trainer(tmp_path)) == {}
+
+
+def test_streams_are_checked_by_what_is_held_out(tmp_path):
+    options = with_images(tmp_path, lambda n: noise(n) % 2) | {"streaming": True, "num_validation_images": 12}
+    assert "nearly black" in run_checks(make_trainer(tmp_path, **options))["value_range"]
+
+
+@pytest.mark.parametrize("power", [0.75, 2 / 3, 3.0])
+@pytest.mark.parametrize(("every", "start"), [(1, 0), (10, 100), (3, 7)])
+def test_decays_are_diffusers_own(power, every, start):
+    config = resolve_config(
+        TrainingConfig(ema_power=power, ema_update_every=every, ema_start_update=start, ema_max_decay=0.99)
+    )
+    model = torch.nn.Linear(1, 1)
+    model.config = {}
+    ema = make_ema(model, config, torch.device("cpu"))
+    expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
+    np.testing.assert_allclose(ema_decays(config, 300), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}])
+def test_nothing_is_left_behind(tmp_path, options):
+    trainer = make_trainer(tmp_path, **options)
+    before = state_of(trainer)
+    run_checks(trainer)
+    overfit_one_batch(Subject(trainer))
+    assert_same(state_of(trainer), before)
+
+
+def test_one_batch_is_learned_by_heart(tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert overfit_one_batch(Subject(trainer)).startswith(
+        "Sanity run: one batch, seen 150 times at a learning rate of 0.001"
+    )
+    with pytest.raises(LabError, match="The sanity run failed: one batch.*find_lr.py"):
+        overfit_one_batch(Subject(make_trainer(tmp_path, learning_rate=1e-9)))
+
+
+# --- as a user sees it -----------------------------------------------------------------------------------------------
+
+
+def start(tmp_path, name, *arguments):
+    options = [*runs.tiny_arguments(tmp_path, 0.1), "--max_train_steps=4", "--train_batch_size=8"]
+    return started.run_script(runs.SCRIPT, [*options, f"--output_dir={tmp_path / name}", *arguments], runs.environment())
+
+
+def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
+    high = "--lr_warmup_steps=2"
+    status, _, told = start(tmp_path, "checked", high)
+    assert status == 0
+    assert "warning: Warm-up takes 2 of 4 updates" in told
+    assert "[warmup_share]" in told
+    assert list(runs.read_record(tmp_path / "checked")["train"]["preflight"]) == ["warmup_share"]
+    status, _, told = start(tmp_path, "unchecked", high, "--no_preflight")
+    assert status == 0
+    assert "warning" not in told
+    assert runs.read_record(tmp_path / "unchecked")["train"]["preflight"] == {}
+    weights = [
+        (tmp_path / name / "unet/diffusion_pytorch_model.safetensors").read_bytes() for name in ("checked", "unchecked")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_sanity_stops_a_run_that_cannot_learn(tmp_path):
+    status, shown, _ = start(tmp_path, "sane", "--sanity", "--learning_rate=3e-3")
+    assert status == 0
+    assert "Sanity run: one batch" in shown
+    status, _, told = start(tmp_path, "mad", "--sanity", "--learning_rate=1e-8")
+    assert status == 2
+    assert "error: The sanity run failed" in told
+    assert "warning: The learning rate 1e-08 is" in told
+
+
+def test_two_processes_check_once(tmp_path):
+    options = [
+        *runs.tiny_arguments(tmp_path),
+        "--max_train_steps=4",
+        "--train_batch_size=4",
+        "--lr_warmup_steps=2",
+        "--sanity",
+    ]
+    command = runs.command(*options, "--learning_rate=3e-3", f"--output_dir={tmp_path / 'run'}", processes=2)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=runs.environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: Warm-up takes") == 1
+    assert done.stdout.count("Sanity run: one batch") == 1
