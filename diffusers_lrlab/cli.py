@@ -291,6 +291,22 @@ def _data(options: argparse.Namespace) -> None:
     _say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
 
 
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="OPTION ...", help="those of train_ddpm.py")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from .training.arguments import parse_arguments
+
+    config = parse_arguments([*options.options, "--dry_run"], "The plan of a training run.")
+    from .training.run import train
+
+    train(config)
+
+
 # --- scale -----------------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +365,12 @@ COMMANDS = {
         "lrlab data export dino dino-points --n 100000 --seed 42",
         _data_arguments,
         _data,
+    ),
+    "plan": Command(
+        "shows what a training run is going to do and to take",
+        "lrlab plan --dataset_name dino --optimizer sgd",
+        _plan_arguments,
+        _plan,
     ),
     "scale": Command(
         "shows learning rates for other batch sizes",

@@ -1,6 +1,7 @@
 """What the README and --help say is what the code does."""
 
 import argparse
+import dataclasses
 import importlib
 import re
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS
 from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
@@ -71,7 +73,8 @@ def test_tables_are_the_registries(name):
 def test_flags_named_in_the_readme_exist():
     from diffusers_lrlab.cli import COMMANDS
 
-    known = set(vars(parse_arguments([], ""))) | {"config", "help"}
+    known = set(vars(parse_arguments([], ""))) | {"config", "help", "no_preflight"}
+    known |= {field.name for field in dataclasses.fields(FinderConfig)}
     accelerates, benchmarks = (
         {"multi_gpu", "num_processes", "cpu"},
         {"upstream", "rounds", "epochs", "inference_steps", "seeds"},

@@ -71,6 +71,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         num_held_out=train["num_held_out_images"],
         schedule_text=_schedule_text(config, train),
         finder_text=_finder_text(folder),
+        signs=train.get("signs", {}),
         command=record["run"]["command"],
         facts=_facts(record),
         timestep_bins=config["log_timestep_bins"],

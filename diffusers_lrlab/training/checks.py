@@ -60,6 +60,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...
         (
             *("resolution", "image_channels", "center_crop", "random_flip", "preserve_input_precision"),
             *("skip_corrupt_images", "image_column", "enable_xformers_memory_efficient_attention"),
+            "gradient_checkpointing",
         ),
         "a data set of images",
         lambda config: config.point_column is None,

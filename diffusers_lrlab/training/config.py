@@ -89,6 +89,9 @@ class ModelConfig:
     ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] = _option(
         None, "Noise schedule; linear."
     )
+    gradient_checkpointing: bool = _option(
+        False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
+    )
     enable_xformers_memory_efficient_attention: bool = _option(
         False, "Attention by xformers, which must be installed; torch's own is used otherwise."
     )
@@ -266,7 +269,7 @@ class OutputConfig:
     sanity: bool = _option(
         False, "Before training, learn a single batch by heart, in 150 updates, and stop if the loss does not fall to half."
     )
-    dry_run: bool = _option(False, "Print the plan of the run and stop.")
+    dry_run: bool = _option(False, "Print the plan of the run, with the memory, time and disk that it will take, and stop.")
 
 
 @dataclass(kw_only=True)

@@ -42,6 +42,8 @@ class RunCore:
         self.model: Any = self.kind.model_class()(**plan.model_config)
         if self.config.enable_xformers_memory_efficient_attention:
             self.model.enable_xformers_memory_efficient_attention()
+        if self.config.gradient_checkpointing:
+            self.model.enable_gradient_checkpointing()
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(self.config.seed, "dropout", process_index) % 2**32)
 

@@ -31,6 +31,7 @@ from .observer import TimestepObserver
 from .plan import Plan
 from .run_folder import RunFolder
 from .samples import draw_samples, save_pipeline, save_preview
+from .signs import signs_of
 from .state import resume_trainer, save_trainer
 from .stepping import Stepper
 
@@ -73,6 +74,7 @@ class Trainer(RunCore):
         # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
         # points only.
         self.sums = torch.zeros(4, device=device)
+        self._told: set[str] = set()
 
     def _make_observer(self) -> TimestepObserver:
         config = self.config
@@ -223,6 +225,7 @@ class Trainer(RunCore):
             self.observer.measure_gradients(self.update, self.bare_model)
         if self.validation and (self.update % plan.validation_updates == 0 or self.update == plan.num_updates):
             self.validate()
+            self._tell_signs()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
         if plan.due(config.save_images_epochs, self.update, default_times=4) and self.accelerator.is_main_process:
@@ -233,6 +236,20 @@ class Trainer(RunCore):
             self.save_result()
             if self.on_saved and self.accelerator.is_main_process:
                 self.on_saved(self.update)
+
+    def signs(self) -> dict[str, str]:
+        """Signs of a bad learning rate so far."""
+        config, plan = self.config, self.plan
+        return signs_of(self.folder.read_metrics(), plan.warmup_updates, plan.num_updates, config.max_grad_norm)
+
+    def _tell_signs(self) -> None:
+        """Each of them once."""
+        if not self.accelerator.is_main_process:
+            return
+        for name, message in self.signs().items():
+            if name not in self._told:
+                self._told.add(name)
+                tqdm.write(f"sign of a bad learning rate: {message}", file=sys.stderr)
 
     def keep_samples(self, samples: np.ndarray) -> None:
         """Keeps samples of this moment for the plots, and shows them to the tracker."""

@@ -55,6 +55,9 @@ def train(config: TrainingConfig) -> Path | None:
         config = plan.config
     accelerator.print(plan.describe())
     if config.dry_run:
+        from ..forecast.describe import describe_forecast
+
+        accelerator.print(describe_forecast(plan, data, accelerator))
         return None
 
     folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)

@@ -1,0 +1,127 @@
+"""The forecast of memory beside what a process really takes: its high-water mark, or CUDA's own count on a GPU.
+
+    python benchmarks/memory_forecast.py
+    python benchmarks/memory_forecast.py --quick
+
+Each case is a process of its own that loads data, makes the trainer and does a few updates. What is forecast is the growth
+from just before the model is made. On a CPU a case is measured twice: with an allocator that gives every large tensor its
+own pages and takes them back, which shows what tensors take, and with glibc's as it is, whose heap keeps gaps between them.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+CASES = {
+    "UNet 8x8, adamw": [],
+    "sgd": ["--optimizer=sgd"],
+    "rmsprop": ["--optimizer=rmsprop"],
+    "adafactor": ["--optimizer=adafactor"],
+    "no EMA": ["--no_use_ema"],
+    "accumulation of 2": ["--gradient_accumulation_steps=2"],
+    "gradient checkpointing": ["--gradient_checkpointing"],
+    "bf16": ["--mixed_precision=bf16"],
+    "UNet 32x32": ["--train_data_dir={images}", "--resolution=32", "--train_batch_size=32"],
+    "UNet 32x32, sgd": ["--train_data_dir={images}", "--resolution=32", "--train_batch_size=32", "--optimizer=sgd"],
+    "UNet 32x32, checkpointing": [
+        *("--train_data_dir={images}", "--resolution=32", "--train_batch_size=32", "--gradient_checkpointing"),
+    ],
+    "UNet 64x64": ["--train_data_dir={images}", "--resolution=64", "--train_batch_size=8"],
+    "points": ["--dataset_name=dino", "--train_batch_size=20000"],
+}
+LARGE = ["--train_batch_size=512"]  # of digits: small batches drown in what a process takes anyway
+_UPDATES = 4
+
+
+def memory_now(peak):
+    """Bytes in RAM of this process, now or at most since [`forget_peak`]."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        key = "VmHWM" if peak else "VmRSS"
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith(key))
+
+
+def forget_peak():
+    """Lets the high-water mark begin anew."""
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def measure(arguments):
+    """Forecast and measured bytes of one case, in this process."""
+    import tempfile
+    from pathlib import Path
+
+    import torch
+
+    from diffusers_lrlab.data.batches import iterate_batches
+    from diffusers_lrlab.forecast.memory import forecast_memory
+    from diffusers_lrlab.training import run
+    from diffusers_lrlab.training.arguments import parse_arguments
+    from diffusers_lrlab.training.loop import Trainer
+    from diffusers_lrlab.training.run_folder import RunFolder
+
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        run.keep_freed_memory = lambda: None  # it would set the threshold anew
+    plan, data, accelerator = run.prepare(parse_arguments(arguments, ""))
+    on_gpu = accelerator.device.type == "cuda"
+    torch.randn(64, 64) @ torch.randn(64, 64)  # libraries set up their own
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        forget_peak()
+    before = torch.cuda.memory_allocated() if on_gpu else memory_now(peak=False)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
+        batches = iterate_batches(data, plan.layout, 0, range(_UPDATES))
+        trainer.model.train()
+        for images in batches:
+            trainer.do_update(images)
+            trainer.advance()
+    after = torch.cuda.max_memory_allocated() if on_gpu else memory_now(peak=True)
+    forecast = forecast_memory(plan)
+    return {"before": before, "measured": after - before, "forecast": forecast.total, **forecast._asdict()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the first five cases")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options, rest = parser.parse_known_args()
+    if options.case:
+        print(json.dumps(measure(rest)))
+        return
+    import tempfile
+
+    import numpy as np
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as images:
+        rng = np.random.default_rng(0)
+        for number in range(80):
+            Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(f"{images}/{number}.png")
+        print("| case | forecast, MiB | tensors, MiB | forecast is off by | with glibc's heap, MiB | forecast is off by |")
+        print("|---|---|---|---|---|---|")
+        for name, arguments in list(CASES.items())[: 5 if options.quick else None]:
+            given = [argument.format(images=images) for argument in arguments]
+            if not any("batch_size" in argument for argument in given):
+                given += LARGE if "accumulation" not in name else ["--train_batch_size=256"]
+            command = [sys.executable, __file__, "--case", name, *given, f"--output_dir={images}/run"]
+            exact, usual = (run_case(command, allocator) for allocator in ({"MALLOC_MMAP_THRESHOLD_": "65536"}, {}))
+            cells = [f"{exact['forecast'] / 2**20:.1f}"]
+            for case in (exact, usual):
+                cells += [f"{case['measured'] / 2**20:.1f}", f"{case['forecast'] / case['measured'] - 1:+.1%}"]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def run_case(command, allocator):
+    """What a process prints that measures a case."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **allocator})
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()

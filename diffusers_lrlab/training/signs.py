@@ -1,0 +1,85 @@
+"""Signs of a bad learning rate in the log of a run: what is seen, and what may be done. Nothing is changed by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_WINDOW = 20  # rows of the log that are looked at together
+_NOT_FALLEN, _RISEN, _SWINGS, _SWING_GROWTH = 0.95, 1.25, 0.1, 3.0
+_CLIPPED, _SPIKES = 0.9, 5
+
+
+def signs_of(rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: int, max_grad_norm: float) -> dict[str, str]:
+    """
+    What the rows so far say of the learning rate.
+
+    All of it is from medians and median deviations of rows, which single batches do not move.
+
+    Args:
+        rows (`Sequence[dict]`): Of `metrics.jsonl`, with `update`, `loss`, `lr`, `grad_norm` and perhaps `loss_spike_bins`;
+            others are passed over.
+        warmup_updates (`int`): Of the run.
+        num_updates (`int`): Of the run.
+        max_grad_norm (`float`): What gradients are clipped to; 0 for nothing.
+
+    Returns:
+        `dict`: from the names of signs ("not_falling", "rising", "swinging", "clipped", "spikes") to messages. Empty before
+            40 rows, and before a fifth of the run.
+    """
+    rows = [row for row in rows if "loss" in row]
+    if len(rows) < 2 * _WINDOW or rows[-1]["update"] < max(num_updates / 5, 2 * warmup_updates):
+        return {}
+    losses = np.array([row["loss"] for row in rows])
+    windows = np.lib.stride_tricks.sliding_window_view(losses, _WINDOW)
+    medians = np.median(windows, axis=1)
+    now, last = medians[-1], rows[-1]
+    at = f"at update {last['update']}, learning rate {last['lr']:.3g}"
+    signs = {}
+    start = float(np.median(losses[:3]))
+    best = int(np.argmin(medians))
+    if now > _NOT_FALLEN * start:
+        signs["not_falling"] = (
+            f"The loss has not fallen: {start:.3g} in the first rows, {now:.3g} {at}. The rate may be far too low, or so "
+            "high that "
+            "nothing is learned; training_scripts/find_lr.py tells."
+        )
+    elif now > _RISEN * medians[best]:
+        signs["rising"] = (
+            f"The loss has risen from {medians[best]:.3g} around update {rows[best + _WINDOW // 2]['update']} to "
+            f"{now:.3g} {at}. "
+            "Lower --learning_rate, or use a schedule that falls earlier."
+        )
+    if swings := _swings(windows, medians):
+        signs["swinging"] = (
+            f"The loss swings by {100 * swings[0]:.0f} % from row to row {at}, {swings[1]:.1f} times as much as it did "
+            "when it was calm. Lower --learning_rate or --max_grad_norm, or use larger batches."
+        )
+    norms = np.array([row["grad_norm"] for row in rows[-_WINDOW:]])
+    share = float(np.mean(norms > max_grad_norm)) if max_grad_norm else 0.0
+    if share >= _CLIPPED:
+        signs["clipped"] = (
+            f"Nearly all gradients are clipped (their norm is {np.median(norms):.3g}, --max_grad_norm {max_grad_norm:g}) "
+            f"{at}: the "
+            "rate acts on their direction only. Raise --max_grad_norm, or lower --learning_rate."
+        )
+    spikes = [place for row in rows for place in row.get("loss_spike_bins", [])]
+    if len(spikes) >= _SPIKES:
+        most = max(set(spikes), key=spikes.count)
+        signs["spikes"] = (
+            f"{len(spikes)} spikes of the loss so far, most of them in part {most} of the noise levels (0 has least "
+            f"noise), {at}. "
+            "Lower --learning_rate, or weigh these levels less (--timestep_lr weight:...)."
+        )
+    return signs
+
+
+def _swings(windows: np.ndarray, medians: np.ndarray) -> tuple[float, float] | None:
+    """The scatter of the last rows as a share of their median, and its growth since calmer ones; `None` if it is small."""
+    steps = np.abs(np.diff(windows, axis=1))
+    scatter = np.median(steps, axis=1) / np.maximum(np.abs(medians), 1e-12)
+    # The calmest ones of many are so by chance; a quarter of them is not.
+    growth = scatter[-1] / max(float(np.quantile(scatter, 0.25)), 1e-12)
+    return (float(scatter[-1]), growth) if scatter[-1] > _SWINGS and growth > _SWING_GROWTH else None

@@ -1,0 +1,88 @@
+"""Signs of a bad learning rate: each in a log made to show it, none in good ones."""
+
+import numpy as np
+import pytest
+import runs
+import started
+
+from diffusers_lrlab.training.signs import signs_of
+
+NUM = 100
+
+
+def log(losses, norms=0.3, spikes=()):
+    """A row every 10 updates."""
+    norms = np.broadcast_to(norms, len(losses))
+    rows = [
+        {"update": 10 * (index + 1), "loss": float(loss), "lr": 1e-3, "grad_norm": float(norm)}
+        for index, (loss, norm) in enumerate(zip(losses, norms, strict=True))
+    ]
+    for index, place in spikes:
+        rows[index]["loss_spike_bins"] = [place]
+    return rows
+
+
+def signs(losses, **options):
+    return signs_of(log(losses, **options), 50, 10 * NUM, 1.0)
+
+
+X = np.arange(NUM)
+RNG = np.random.default_rng(0)
+GOOD = 0.1 + np.exp(-X / 10)
+NOISY = GOOD * (1 + 0.1 * RNG.standard_normal(NUM))
+
+
+@pytest.mark.parametrize("losses", [GOOD, NOISY, GOOD[:45], np.where(X % 17 == 3, 5, GOOD)])
+def test_good_logs_have_none(losses):
+    assert signs(losses) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_alone_is_no_sign(seed):
+    noise = np.random.default_rng(seed)
+    for scale in (0.02, 0.1, 0.2):
+        assert signs(GOOD * (1 + scale * noise.standard_normal(NUM))) == {}
+
+
+@pytest.mark.parametrize(
+    ("losses", "name", "part"),
+    [
+        (np.full(NUM, 1.0), "not_falling", "has not fallen: 1 in the first rows, 1 at update 1000, learning rate 0.001"),
+        (1.2 - 0.002 * X[::-1] / NUM, "not_falling", "has not fallen"),
+        (np.where(X < 50, GOOD, 0.3), "rising", "has risen from 0.1"),
+        (GOOD * (1 + np.where(X > 70, 0.3, 0.01) * (-1.0) ** X), "swinging", "swings by"),
+    ],
+)
+def test_bad_logs_have_theirs(losses, name, part):
+    found = signs(losses)
+    assert list(found) == [name]
+    assert part in found[name]
+
+
+def test_clipping_and_spikes():
+    assert "their norm is 3, --max_grad_norm 1" in signs(GOOD, norms=3.0)["clipped"]
+    assert signs(GOOD, norms=np.where(X % 2, 3.0, 0.5)) == {}
+    assert signs_of(log(GOOD, norms=3.0), 50, 1000, 0.0) == {}
+    found = signs(GOOD, spikes=[(30, 2), (40, 0), (50, 2), (60, 2), (70, 1)])["spikes"]
+    assert "5 spikes of the loss so far, most of them in part 2" in found
+    assert signs(GOOD, spikes=[(30, 2)]) == {}
+
+
+def test_too_early_to_say():
+    level = log(np.full(NUM, 1.0))
+    assert signs_of(level[:39], 50, 1000, 1.0) == {}
+    assert signs_of(level[:45], 300, 1000, 1.0) == {}
+    assert signs_of(level[:45], 50, 10_000, 1.0) == {}
+    assert signs_of([{"update": 10, "validation_loss": 1.0}] * 100, 0, 1000, 1.0) == {}
+
+
+def test_a_run_tells_records_and_prints_them(tmp_path):
+    arguments = [
+        *(*runs.tiny_arguments(tmp_path), "--max_train_steps=60", "--train_batch_size=8", "--learning_rate=1e-9"),
+        *("--lr_scheduler=constant", "--no_preflight", f"--output_dir={tmp_path / 'run'}"),
+    ]
+    status, _, told = started.run_script(runs.SCRIPT, arguments, runs.environment())
+    assert status == 0
+    assert told.count("sign of a bad learning rate: The loss has not fallen") == 1
+    assert "not_falling" in runs.read_record(tmp_path / "run")["train"]["signs"]
+    assert "Sign of a bad learning rate: The loss has not fallen" in (tmp_path / "run/README.md").read_text()
