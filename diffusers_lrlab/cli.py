@@ -295,13 +295,14 @@ def _data(options: argparse.Namespace) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="OPTION ...", help="those of train_ddpm.py")
+    parser.usage = "lrlab plan [--option value ...]"
+    parser.add_argument_group("options of training_scripts/train_ddpm.py", "All of them; its --help explains them.")
 
 
 def _plan(options: argparse.Namespace) -> None:
     from .training.arguments import parse_arguments
 
-    config = parse_arguments([*options.options, "--dry_run"], "The plan of a training run.")
+    config = parse_arguments([*options.rest, "--dry_run"], "The plan of a training run.")
     from .training.run import train
 
     train(config)
@@ -411,7 +412,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             f"Unknown command {arguments[0]!r}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
         )
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:
+    if options.command == "plan":
+        options.rest = unknown  # the training script's parser knows them
+    elif unknown:
         flags = [f"--{name}" for name in vars(options) if name != "command"]
         hint = did_you_mean(unknown[0].split("=")[0], flags)
         raise LabError(f"Unknown argument {unknown[0]!r}.{hint} See lrlab {options.command} --help.")

@@ -1,0 +1,158 @@
+"""What a run is going to take: memory against torch's own count, time, and how it is told."""
+
+import dataclasses
+import json
+
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from test_lr_finder import assert_same, state_of
+
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.cli import main
+from diffusers_lrlab.forecast.memory import batches_that_fit, forecast_memory, optimizer_bytes
+from diffusers_lrlab.forecast.timing import forecast_time
+from diffusers_lrlab.optimizers import OPTIMIZERS, optimizer_state_bytes
+from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.run_folder import RunFolder
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # optional optimizers' own
+UNET = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"}
+
+
+def make_trainer(folder, **options):
+    config = resolve_config(TrainingConfig(**{"max_train_steps": 100, "output_dir": "run", **options}))
+    data = kind_of(config).load_data(config, 1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps)
+    plan = make_plan(config, data, UNET if config.point_column is None else None)
+    return Trainer(plan, data, accelerator, RunFolder(folder))
+
+
+def measured_peak(trainer):
+    """What torch's allocator hands out at most during an update, beside what is there before it: bytes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from diffusers_lrlab.data.batches import iterate_batches
+
+    trainer.model.train()
+    trainer.observer = None
+    batches = iterate_batches(trainer.data, trainer.plan.layout, 0, range(2))
+    trainer.do_update(next(batches))
+    images = next(batches)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        trainer.do_update(images)
+    path = trainer.folder.path / "trace.json"
+    path.parent.mkdir(exist_ok=True)
+    measured.export_chrome_trace(str(path))
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("name") == "[memory]"]
+    events.sort(key=lambda event: event["ts"])
+    before = events[0]["args"]["Total Allocated"] - events[0]["args"]["Bytes"]
+    return max(event["args"]["Total Allocated"] for event in events) - before
+
+
+CASES = {
+    "adamw": {},
+    "sgd": {"optimizer": "sgd"},
+    "rmsprop": {"optimizer": "rmsprop"},
+    "adafactor": {"optimizer": "adafactor"},
+    "accumulation": {"gradient_accumulation_steps": 2, "train_batch_size": 32},
+    "checkpointing": {"gradient_checkpointing": True, "train_batch_size": 128},
+    "points": {"dataset_name": "moons", "train_batch_size": 2000},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_is_what_torch_hands_out(tmp_path, name):
+    trainer = make_trainer(tmp_path / "run", **{"train_batch_size": 256, **CASES[name]})
+    forecast = forecast_memory(trainer.plan)
+    assert forecast.gradients + forecast.activations == pytest.approx(measured_peak(trainer), rel=0.1)
+    assert forecast.parameters == 4 * trainer.plan.num_parameters == forecast.ema
+    assert forecast.optimizer == pytest.approx(optimizer_state_bytes(trainer.optimizer), rel=0.05, abs=4096)
+    assert forecast.total == sum(forecast)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_has_a_forecast(tmp_path, name):
+    """Also those that cannot be traced."""
+    facts = OPTIMIZERS[name].facts
+    if facts.get("package"):
+        pytest.importorskip(facts["package"].replace("-", "_"))
+    own = {"use_ema": False, "lr_scheduler": "constant"} if "averages" in OPTIMIZERS[name].traits else {}
+    trainer = make_trainer(tmp_path, optimizer=name, **own)
+    plan = trainer.plan
+    assert forecast_memory(plan).optimizer == pytest.approx(optimizer_bytes(plan, name), rel=0.1, abs=4096)
+    if name != "adafactor":  # whose state depends on shapes
+        assert optimizer_bytes(plan, name) == pytest.approx(facts["state_bytes"] * plan.num_parameters, rel=0.35, abs=4096)
+
+
+def test_what_changes_the_memory(tmp_path):
+    plan = make_trainer(tmp_path, train_batch_size=64).plan
+    usual = forecast_memory(plan)
+    twice = forecast_memory(plan, micro_batch=128)
+    assert twice.activations == pytest.approx(2 * usual.activations, rel=0.1)
+    assert twice._replace(activations=0) == usual._replace(activations=0)
+    assert forecast_memory(plan, gradient_checkpointing=True).activations < 0.9 * usual.activations
+    assert forecast_memory(plan, mixed_precision="bf16").activations < 0.8 * usual.activations
+    without = dataclasses.replace(plan, config=dataclasses.replace(plan.config, use_ema=False))
+    assert forecast_memory(without) == usual._replace(ema=0)
+
+
+def test_batches_that_fit(tmp_path):
+    plan = make_trainer(tmp_path).plan
+    available = 64 * 2**20
+    most, forecast = batches_that_fit(plan, available)
+    assert most & (most - 1) == 0
+    assert forecast.total == pytest.approx(forecast_memory(plan, micro_batch=most).total, rel=0.05)
+    assert forecast.total <= available < forecast_memory(plan, micro_batch=2 * most).total * 1.05
+    assert batches_that_fit(plan, 1000) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"dataset_name": "moons"}])
+def test_time_leaves_no_trace(tmp_path, options):
+    trainer = make_trainer(tmp_path, **options)
+    before = state_of(trainer)
+    seconds = forecast_time(trainer)
+    assert_same(state_of(trainer), before)
+    assert 0 < seconds.update_low <= seconds.update <= seconds.update_high
+    assert seconds.training == pytest.approx(100 * seconds.update)
+    assert seconds.total > seconds.training
+    assert seconds.validation > 0 < seconds.sampling
+    assert not torch.is_grad_enabled() or trainer.bare_model.training == before["training"]
+
+
+def test_the_command_tells_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert main(["plan", "--dataset_name", "moons", "--max_train_steps", "50"]) == 0
+    shown = capsys.readouterr().out
+    parts = [
+        *(" memory  ", " on the cpu: parameters 1.1 MiB", "are free there; --train_batch_size up to", "time  "),
+        *("ms an update", "disk  1.1 MiB: the pipeline 1.1 MiB, 0 checkpoints", "memory with", "--optimizer adafactor"),
+    ]
+    for part in parts:
+        assert part in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [(["--dataset_nam", "moons"], "Unknown argument '--dataset_nam'"), (["--optimizer", "adamax"], "'adamax'")],
+)
+def test_the_command_refuses(arguments, part, capsys):
+    assert main(["plan", *arguments]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_checkpointing_changes_no_bit(tmp_path):
+    weights = []
+    for flags in ([], ["--gradient_checkpointing"]):
+        arguments = [*runs.tiny_arguments(tmp_path, 0.2), "--max_train_steps=3", "--train_batch_size=8", *flags]
+        runs.run(*arguments, f"--output_dir={tmp_path / str(len(flags))}")
+        weights.append((tmp_path / str(len(flags)) / "unet/diffusion_pytorch_model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
