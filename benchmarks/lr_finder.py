@@ -1,0 +1,171 @@
+"""How far the learning-rate finder can be trusted: the spread of what it suggests, and what comes of training with it.
+
+    python benchmarks/lr_finder.py --out lr-finder
+    python benchmarks/lr_finder.py --out lr-finder --part spread
+
+`spread`: one test for each of five seeds (weights, batches, timesteps and noise), on digits and four sets of points, by the
+probe and by the classic test; spread is the ratio of the 90 % to the 10 % quantile of the suggested rates.
+`training`: held-out loss (EMA weights) after training at the suggestion (median over these seeds), at a third and three times
+of it, and at a grid of rates, by a study in OUT/training-DATASET that goes on where it was stopped.
+`cost`: 200 updates of the finder beside 200 plain updates, in turns.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from diffusers_lrlab.finder.find import find_lr, settle
+from diffusers_lrlab.finder.range_test import FinderConfig, range_test
+from diffusers_lrlab.finder.suggestions import RULES
+from diffusers_lrlab.training.config import TrainingConfig
+
+DATASETS = ("digits", "circle", "dino", "line", "moons")
+GRID = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+SEEDS = 5
+
+
+def suggestions_of(out):
+    """dataset -> mode -> rule -> rates of all seeds (None where there is none); from OUT/spread.json if it is there."""
+    file = out / "spread.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for dataset in DATASETS:
+        for mode in ("probe", "classic"):
+            if mode in found.setdefault(dataset, {}):
+                continue
+            rates = {rule: [] for rule in RULES}
+            for seed in range(SEEDS):
+                config = TrainingConfig(dataset_name=dataset, seed=seed, max_train_steps=1000)
+                result = find_lr(config, FinderConfig(mode=mode, repeats=1))
+                for rule, suggestion in result.suggestions.items():
+                    rates[rule].append(suggestion.lr)
+                if seed == 0:
+                    result.save(out / f"{dataset}-{mode}")
+            found[dataset][mode] = rates
+            file.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def spread(rates):
+    """Ratio of the 90 % to the 10 % quantile, the median, and how many seeds have no rate."""
+    named = [rate for rate in rates if rate is not None]
+    if len(named) < 2:
+        return None, None, len(rates) - len(named)
+    low, middle, high = 10 ** np.quantile(np.log10(named), [0.1, 0.5, 0.9])
+    return high / low, middle, len(rates) - len(named)
+
+
+def tell_spread(found):
+    print("| data | rule | probe: median (spread) | classic: median (spread) | spread, classic over probe |")
+    print("|---|---|---|---|---|")
+    for dataset, modes in found.items():
+        for rule in RULES:
+            cells, ratios = [], []
+            for mode in ("probe", "classic"):
+                ratio, median, none = spread(modes[mode][rule])
+                ratios.append(ratio)
+                without = f", none from {none} of {SEEDS}" if none else ""
+                cells.append("none" + without if ratio is None else f"{median:.2g} ({ratio:.2f}{without})")
+            times = "" if None in ratios else f"{ratios[1] / ratios[0]:.1f}"
+            print(f"| {dataset} | {rule} | {' | '.join(cells)} | {times} |")
+
+
+def train(out, found, options):
+    """dataset -> rate -> (mean of the held-out loss, standard deviation)."""
+    from diffusers_lrlab.study.reading import read_spec
+    from diffusers_lrlab.study.run import run_study
+
+    losses = {}
+    for dataset in DATASETS:
+        _, suggested, _ = spread(found[dataset]["probe"][options.rule])
+        rates = sorted({*GRID, *(float(f"{suggested * factor:.2g}") for factor in (1 / 3, 1, 3))})
+        updates = options.image_updates if dataset == "digits" else options.point_updates
+        spec = read_spec(
+            {
+                "title": f"Learning rates on {dataset}",
+                "base": {"lr_scheduler": "cosine", "max_train_steps": updates},
+                "arms": {"cosine": {"learning_rates": rates}},
+                "datasets": [dataset],
+                "seeds": options.seeds,
+                "metrics": ["validation_loss_ema"],
+            },
+            f"training-{dataset}",
+        )
+        run_study(spec, out / f"training-{dataset}")
+        rows = json.loads((out / f"training-{dataset}" / "summary.json").read_text())["rows"]
+        losses[dataset] = {float(row["arm"].partition("@")[2]): (row["mean"], row["std"]) for row in rows}
+        losses[dataset]["suggested"] = float(f"{suggested:.2g}")
+    return losses
+
+
+def tell_training(losses):
+    print("| data | suggested | loss there | at a third | at three times | best of the grid | loss there | off by |")
+    print("|---|---|---|---|---|---|---|---|")
+    for dataset, found in losses.items():
+        suggested = found.pop("suggested")
+        best = min((rate for rate in GRID if found[rate][0] is not None), key=lambda rate: found[rate][0])
+        near = [min(found, key=lambda rate: abs(np.log(rate / suggested / factor))) for factor in (1, 1 / 3, 3)]
+        cells = ["diverged" if found[rate][0] is None else "{:.4f} ± {:.4f}".format(*found[rate]) for rate in (*near, best)]
+        off = "" if found[near[0]][0] is None else f"{found[near[0]][0] / found[best][0] - 1:+.1%}"
+        print(f"| {dataset} | {suggested:.2g} | {' | '.join(cells[:3])} | {best:g} | {cells[3]} | {off} |")
+
+
+def tell_cost(rounds):
+    """The finder's 200 updates beside 200 plain ones, in turns, on digits and on points."""
+    import tempfile
+
+    from diffusers_lrlab.data.batches import iterate_batches
+    from diffusers_lrlab.training.loop import Trainer
+    from diffusers_lrlab.training.run import prepare
+    from diffusers_lrlab.training.run_folder import RunFolder
+
+    print("| data | 200 plain updates, s | the finder's, s | ratio (quartiles) |")
+    print("|---|---|---|---|")
+    for dataset in ("digits", "dino"):
+        plan, data, accelerator = prepare(TrainingConfig(dataset_name=dataset, max_train_steps=1000))
+        settings = settle(FinderConfig(extend=False, stop_factor=1e9), "adamw")
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
+            trainer.model.train()
+            times = {"plain": [], "finder": []}
+            for turn in range(rounds + 1):
+                started = time.perf_counter()
+                for images in iterate_batches(data, plan.layout, 0, range(200)):
+                    trainer.do_update(images)
+                middle = time.perf_counter()
+                range_test(trainer, settings)
+                if turn:
+                    times["plain"].append(middle - started)
+                    times["finder"].append(time.perf_counter() - middle)
+        ratios = [test / plain for test, plain in zip(times["finder"], times["plain"], strict=True)]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        plain, finder = (statistics.median(values) for values in times.values())
+        print(f"| {dataset} | {plain:.2f} | {finder:.2f} | {median:.2f} ({low:.2f} to {high:.2f}) |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of results; what is there is not done again")
+    parser.add_argument("--part", choices=("spread", "training", "cost"), help="all of them if not given")
+    parser.add_argument("--rule", default="minimum_tenth", choices=list(RULES))
+    parser.add_argument("--seeds", type=int, default=3, help="of training")
+    parser.add_argument("--image_updates", type=int, default=1000)
+    parser.add_argument("--point_updates", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=8, help="of the cost")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.part in (None, "cost"):
+        tell_cost(options.rounds)
+    if options.part == "cost":
+        return
+    found = suggestions_of(options.out)
+    tell_spread(found)
+    if options.part in (None, "training"):
+        tell_training(train(options.out, found, options))
+
+
+if __name__ == "__main__":
+    main()
