@@ -5,8 +5,8 @@
 
 `spread`: one test for each of five seeds (weights, batches, timesteps and noise), on digits and four sets of points, by the
 probe and by the classic test; spread is the ratio of the 90 % to the 10 % quantile of the suggested rates.
-`training`: held-out loss (EMA weights) after training at the suggestion (median over these seeds), at a third and three times
-of it, and at a grid of rates, by a study in OUT/training-DATASET that goes on where it was stopped.
+`training`: held-out loss (EMA weights) after training at the suggestion (median over these seeds), at a third and three
+times of it, and at a grid of rates, by a study in OUT/training-DATASET that goes on where it was stopped.
 `cost`: 200 updates of the finder beside 200 plain updates, in turns.
 """
 
@@ -29,7 +29,7 @@ SEEDS = 5
 
 
 def suggestions_of(out):
-    """dataset -> mode -> rule -> rates of all seeds (None where there is none); from OUT/spread.json if it is there."""
+    """Rates by data set, mode, rule and seed (`None` where there is none); from OUT/spread.json if they are there."""
     file = out / "spread.json"
     found = json.loads(file.read_text()) if file.exists() else {}
     for dataset in DATASETS:
@@ -74,7 +74,7 @@ def tell_spread(found):
 
 
 def train(out, found, options):
-    """dataset -> rate -> (mean of the held-out loss, standard deviation)."""
+    """Mean and standard deviation of the held-out loss, by data set and rate."""
     from diffusers_lrlab.study.reading import read_spec
     from diffusers_lrlab.study.run import run_study
 
