@@ -495,12 +495,12 @@ def sentence(figures, baseline, metric="kl", **counts):
     [
         (
             FIGURES, BASELINE, {},
-            "cosine is better than constant on dino: kl 0.34 instead of 0.41 (difference -0.07, 95 % interval -0.0852 to "
+            "cosine is better than constant on dino in kl: 0.34 instead of 0.41 (difference -0.07, 95 % interval -0.0852 to "
             "-0.0548, adjusted p = 0.00022, 5 seeds).",
         ),
         (
             BASELINE, FIGURES, {},
-            "cosine is worse than constant on dino: kl 0.41 instead of 0.34 (difference +0.07, 95 % interval +0.0548 to "
+            "cosine is worse than constant on dino in kl: 0.41 instead of 0.34 (difference +0.07, 95 % interval +0.0548 to "
             "+0.0852, adjusted p = 0.00022, 5 seeds).",
         ),
         (
@@ -534,17 +534,17 @@ def sentence(figures, baseline, metric="kl", **counts):
         ),
         (
             [2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6], {},
-            "cosine is worse than constant on dino: kl 4.5 instead of 3.5 (difference +1, the same each time, adjusted "
+            "cosine is worse than constant on dino in kl: 4.5 instead of 3.5 (difference +1, the same each time, adjusted "
             "p = 0.031, 6 seeds).",
         ),
         (
             [None, *FIGURES], [0.9, *BASELINE], {"cosine": 1},
-            "cosine is better than constant on dino: kl 0.34 instead of 0.492 (difference over shared seeds -0.07, 95 % "
+            "cosine is better than constant on dino in kl: 0.34 instead of 0.492 (difference over shared seeds -0.07, 95 % "
             "interval -0.0852 to -0.0548, adjusted p = 0.00022, 5 seeds). 1 of 6 runs of cosine diverged.",
         ),
         (
             FIGURES, BASELINE, {"cosine": 2, "constant": 1},
-            "cosine is better than constant on dino: kl 0.34 instead of 0.41 (difference -0.07, 95 % interval -0.0852 to "
+            "cosine is better than constant on dino in kl: 0.34 instead of 0.41 (difference -0.07, 95 % interval -0.0852 to "
             "-0.0548, adjusted p = 0.00022, 5 seeds). 2 of 7 runs of cosine diverged. 1 of 6 runs of constant diverged.",
         ),
     ],
@@ -556,20 +556,20 @@ def test_sentences(figures, baseline, counts, text):
 @pytest.mark.parametrize("metric", ["kl", "energy_distance", "validation_loss", *sorted(LARGER_IS_BETTER)])
 def test_better_follows_the_direction_of_the_metric(metric):
     word = "worse" if metric in LARGER_IS_BETTER else "better"
-    assert sentence(FIGURES, BASELINE, metric).startswith(f"cosine is {word} than constant on dino: {metric} 0.34")
+    assert sentence(FIGURES, BASELINE, metric).startswith(f"cosine is {word} than constant on dino in {metric}: 0.34")
 
 
 def test_sentences_are_about_one_metric_and_may_call_it_by_another_name():
     values = {"cosine": {"dino": by_seed(*FIGURES)}, "constant": {"dino": by_seed(*BASELINE)}}
     rows = compare(values, "constant", "kl") + compare(values, "constant", "coverage")
     assert len(findings(rows, "kl", "constant")) == len(findings(rows, "coverage", "constant")) == 1
-    assert "dino: KL divergence 0.34" in findings(rows, "kl", "constant", label="KL divergence")[0]
+    assert "dino in KL divergence: 0.34" in findings(rows, "kl", "constant", label="KL divergence")[0]
 
 
 def test_sharpness_is_no_merit():
     values = {"a": {"dino": {0: 1.0, 1: 1.1, 2: 1.2}}, "b": {"dino": {0: 2.0, 1: 2.1, 2: 2.2001}}}
     (sentence,) = findings(compare(values, "b", "sharpness"), "sharpness", "b")
-    assert sentence.startswith("a is lower than b on dino: ")
+    assert sentence.startswith("a is lower than b on dino in sharpness: ")
 
 
 @pytest.mark.parametrize(

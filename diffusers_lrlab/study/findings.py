@@ -68,7 +68,7 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
     if row["p_adjusted"] < LEVEL:
         word = word_for(diff, row["metric"])
         return (
-            f"{arm} is {word} than {baseline} on {dataset}: {label} {number(row['mean'])} instead of "
+            f"{arm} is {word} than {baseline} on {dataset} in {label}: {number(row['mean'])} instead of "
             f"{number(reference['mean'])} ({_difference_of(row, reference)} {signed(diff)}, {interval}, adjusted "
             f"{p_value(row['p_adjusted'])}, {_seeds(pairs)})."
         )
