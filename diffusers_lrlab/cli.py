@@ -323,7 +323,11 @@ def _scale_arguments(parser: argparse.ArgumentParser) -> None:
 def _scale(options: argparse.Namespace) -> None:
     from .scaling import scaling_table
 
-    sizes = (options.train_batch_size or 1, options.gradient_accumulation_steps, options.num_processes)
+    sizes = (
+        1 if options.train_batch_size is None else options.train_batch_size,
+        options.gradient_accumulation_steps,
+        options.num_processes,
+    )
     for size in (*sizes, options.base_batch_size):
         if size < 1:
             raise LabError(f"A batch cannot have {size} parts or images. Give whole numbers, 1 or more.")

@@ -5,15 +5,13 @@ import json
 
 import pytest
 import runs
-import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from test_lr_finder import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli import main
 from diffusers_lrlab.forecast.memory import batches_that_fit, forecast_memory, optimizer_bytes
-from diffusers_lrlab.forecast.timing import forecast_time
+from diffusers_lrlab.forecast.timing import forecast_time, num_pictures
 from diffusers_lrlab.optimizers import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.kinds import kind_of
@@ -114,16 +112,18 @@ def test_batches_that_fit(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"dataset_name": "moons"}])
-def test_time_leaves_no_trace(tmp_path, options):
-    trainer = make_trainer(tmp_path, **options)
-    before = state_of(trainer)
-    seconds = forecast_time(trainer)
-    assert_same(state_of(trainer), before)
+def test_time(tmp_path, options):
+    seconds = forecast_time(make_trainer(tmp_path, **options))
     assert 0 < seconds.update_low <= seconds.update <= seconds.update_high
     assert seconds.training == pytest.approx(100 * seconds.update)
     assert seconds.total > seconds.training
     assert seconds.validation > 0 < seconds.sampling
-    assert not torch.is_grad_enabled() or trainer.bare_model.training == before["training"]
+
+
+@pytest.mark.parametrize("epochs", [None, 1, 2, 100])
+def test_pictures_are_counted_as_they_are_drawn(tmp_path, epochs):
+    plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).plan
+    assert num_pictures(plan) == sum(plan.due(epochs, update, 4) for update in range(1, 201))
 
 
 def test_the_command_tells_it(tmp_path, monkeypatch, capsys):
@@ -133,7 +133,7 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     parts = [
         *(" memory  ", " on the cpu: parameters 1.1 MiB", "are free there; --train_batch_size up to", "time  "),
-        *("ms an update", "disk  1.1 MiB: the pipeline 1.1 MiB, 0 checkpoints", "memory with", "--optimizer adafactor"),
+        *("ms an update", "disk  1.1 MiB: the pipeline 1.1 MiB, 1 checkpoint of", "memory with", "--optimizer adafactor"),
     ]
     for part in parts:
         assert part in shown

@@ -1,6 +1,7 @@
 """The learning-rate finder: rules on made-up curves, state that comes back, the script, `--learning_rate auto`."""
 
 import copy
+import itertools
 import json
 import math
 import random
@@ -106,6 +107,13 @@ def test_a_least_that_is_not_in_sight_is_none():
     assert suggestion.lr is None
     assert "still falls at the highest rate, 0.01" in suggestion.reason
     assert steepest(LRS, 0.2 + fall(-3)).lr == pytest.approx(1e-3, rel=0.1)
+
+
+def test_a_loss_that_falls_until_it_is_no_number():
+    cut = np.where(LRS < 1e-3, 0.2 + fall(-3.5, width=1), np.nan)
+    suggestion = minimum_tenth(LRS, cut)
+    assert suggestion.lr == pytest.approx(1e-4, rel=0.15)
+    assert "the last rate with a finite loss" in suggestion.reason
 
 
 @pytest.mark.parametrize("lrs", [LRS[::-1], np.zeros(101), np.ones(101), LRS[:50], np.ones((101, 1))])
@@ -363,6 +371,55 @@ def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
     assert not torch.equal(noise[0], noise[1])
 
 
+@pytest.mark.parametrize("mode", ["probe", "classic"])
+def test_no_data_at_all(tmp_path, mode):
+    result = find_lr_of(make_trainer(tmp_path), FinderConfig(mode=mode, probe_size=32), [])
+    assert result.suggestion.lr is None
+    assert "The data ended after 0 of 200 updates" in result.describe()
+    result.save(tmp_path / "lrlab")
+
+
+def test_an_update_that_is_cut_short_leaves_no_count_of_micro_batches(tmp_path):
+    trainer = make_trainer(tmp_path, gradient_accumulation_steps=2, train_batch_size=16)
+    with pytest.raises(RuntimeError):
+        find_lr_of(trainer, FinderConfig(probe_size=32), [torch.randn(16, 2)])
+    other = make_trainer(tmp_path / "other", gradient_accumulation_steps=2, train_batch_size=16)
+    for one in (trainer, other):
+        for _ in itertools.islice(one.updates(show_progress=False), 3):
+            pass
+    assert_same(state_of(trainer)["model"], state_of(other)["model"])
+
+
+def test_bands_take_turns_at_their_own_rates(tmp_path, monkeypatch):
+    trainer, seen = make_trainer(tmp_path, timestep_lr="banded:factors=[1|3]"), []
+    do_update = trainer.do_update
+
+    def watched(images):
+        seen.append((trainer.objective.draw(trainer.update), trainer.optimizer.param_groups[0]["lr"]))
+        return do_update(images)
+
+    monkeypatch.setattr(trainer, "do_update", watched)
+    settings = FinderConfig(start_lr=1e-4, end_lr=1.0001e-4, num_updates=10, probe_size=32, extend=False)
+    range_test(trainer, settings)
+    (one, one_lr), (other, other_lr) = sorted(seen[:2], key=lambda pair: pair[1])
+    assert (one < 10).all() != (other < 10).all()
+    assert other_lr == pytest.approx(3 * one_lr, rel=1e-3)
+
+
+def test_skipped_fp16_updates_are_done_again(tmp_path, monkeypatch):
+    trainer, calls = make_trainer(tmp_path), []
+    do_update = trainer.do_update
+    monkeypatch.setattr(trainer, "do_update", lambda images: calls.append(1) or (len(calls) % 3 == 0 and do_update(images)))
+    sweep = range_test(trainer, settle(FinderConfig(mode="classic", num_updates=10, extend=False), "adamw"))
+    assert len(calls) == 30
+    assert (sweep.losses > 0).all()
+
+
+def test_the_shortest_test_has_readings_enough(tmp_path):
+    short = FinderConfig(start_lr=1e-6, end_lr=1e-2, num_updates=10, probe_size=32, extend=False)
+    assert len(range_test(make_trainer(tmp_path), short).losses) >= 8
+
+
 def test_data_that_end_early_are_used_as_far_as_they_go(tmp_path):
     trainer = make_trainer(tmp_path)
     batches = [torch.randn(32, 2) for _ in range(13)]
@@ -440,7 +497,7 @@ def test_the_script_says_what_it_found(auto):
 
 def test_auto_takes_what_the_script_finds_and_says_why(auto):
     _, _, told, lr = auto
-    assert f"Learning rate {lr:g}, as the finder has it:" in told
+    assert f"Learning rate {lr:g}, as the finder has it." in told
     assert "a tenth of" in told
 
 
@@ -466,10 +523,13 @@ def test_the_cards_mention_it(auto):
 @pytest.mark.parametrize(
     ("script", "arguments", "parts"),
     [
-        (runs.SCRIPT, ["--learning_rate=quick"], ["argument --learning_rate", "'quick'"]),
+        (runs.SCRIPT, ["--learning_rate=quick"], ["argument --learning_rate", "invalid number_or_auto value: 'quick'"]),
         (runs.SCRIPT, ["--learning_rate=1e-3", "--auto_learning_rate"], ["exclude each other"]),
         (runs.SCRIPT, ["--learning_rate=auto", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
-        (FIND_LR, ["--learning_rate=auto"], ["Leave it out"]),
+        (FIND_LR, ["--learning_rate=auto"], ["--auto_learning_rate is for training", "Leave it out"]),
+        (FIND_LR, ["--overwrite_output_dir"], ["--overwrite_output_dir is for training"]),
+        (FIND_LR, ["--scale_lr=sqrt"], ["--scale_lr is for training"]),
+        (runs.SCRIPT, ["--sanity", "--dry_run"], ["--sanity has no effect here"]),
         (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
         (FIND_LR, ["--mode=quick"], ["invalid choice: 'quick'"]),
         (FIND_LR, ["--num_update=3"], ["Unknown argument '--num_update=3'", "--num_updates"]),

@@ -74,6 +74,10 @@ DESERVED = {
     ],
     "near_duplicates": [
         (lambda path: with_images(path, lambda n: noise(n % 20)), "are nearly the same as another"),
+        (
+            lambda path: with_images(path, lambda n: np.minimum(noise(n % 20) + n // 20, 255)),
+            "are nearly the same as another",
+        ),
     ],
     "image_sizes": [
         (lambda path: with_images(path, noise) | {"resolution": 16}, "smaller than --resolution 16 (down to 8)"),
@@ -85,6 +89,10 @@ DESERVED = {
     "terminal_snr": [({"dataset_name": "moons"}, "signal-to-noise ratio of 0.57")],
     "ema_memory": [
         ({"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3}, "Use --ema_max_decay 0.9957"),
+        (
+            {"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3, "ema_update_every": 10},
+            "Use --ema_max_decay 0.9575",
+        ),
     ],
     "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
     "learning_rate": [
@@ -188,12 +196,35 @@ def test_frozen_and_broken_models(tmp_path):
 def test_a_rate_far_from_what_the_finder_found(tmp_path):
     (tmp_path / "run" / "lrlab").mkdir(parents=True)
     file = tmp_path / "run" / "lrlab" / "lr_finder.json"
-    file.write_text(json.dumps({"learning_rate": 3e-5}))
-    assert "is 33.3 times the 3e-05 that the finder named" in run_checks(make_trainer(tmp_path))["learning_rate"]
-    file.write_text(json.dumps({"learning_rate": 3e-4}))
-    assert run_checks(make_trainer(tmp_path)) == {}
-    file.write_text(json.dumps({"learning_rate": None}))
-    assert run_checks(make_trainer(tmp_path)) == {}
+    trainer = make_trainer(tmp_path)
+    about = {"optimizer": "adamw", "global_batch": 64, "num_parameters": trainer.plan.num_parameters}
+    found = {"learning_rate": 3e-5, "about": about} | dict.fromkeys(("settings", "suggestions", "sweeps", "seconds"))
+    file.write_text(json.dumps(found))
+    assert "is 33.3 times the 3e-05 that the finder named" in run_checks(trainer)["learning_rate"]
+    for other in (
+        found | {"learning_rate": 3e-4},
+        found | {"learning_rate": None},
+        found | {"about": about | {"optimizer": "sgd"}},  # of another run
+        {"learning_rate": 3e-5},
+        [],
+    ):
+        file.write_text(json.dumps(other))
+        assert run_checks(trainer) == {}
+    file.write_text("{")
+    assert run_checks(trainer) == {}
+
+
+def test_an_image_that_cannot_be_read_ends_no_check(tmp_path):
+    options = with_images(tmp_path, noise) | {"in_memory_limit_mb": 0}
+    (tmp_path / "images" / "000.png").write_bytes(b"no image")
+    trainer = make_trainer(tmp_path, **options, skip_corrupt_images=True)
+    assert run_checks(trainer) == {}
+    assert "Sanity run" in overfit_one_batch(Subject(trainer))
+
+
+def test_a_proposed_decay_is_silent(tmp_path):
+    options = {"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3, "ema_update_every": 10}
+    assert run_checks(make_trainer(tmp_path, **options, ema_max_decay=0.9575)) == {}
 
 
 def test_streams_are_checked_by_what_is_held_out(tmp_path):

@@ -68,6 +68,16 @@ def test_clipping_and_spikes():
     assert signs(GOOD, spikes=[(30, 2)]) == {}
 
 
+def test_a_curriculum_may_rise():
+    rising = np.where(X < 50, GOOD, 0.3)
+    assert signs_of(log(rising), 50, 1000, 1.0, still=False) == {}
+
+
+def test_what_was_not_logged_may_have_fallen_before():
+    late = [row | {"update": 1000 * row["update"]} for row in log(np.full(NUM, 0.1))]
+    assert signs_of(late, 50, 1_000_000, 1.0) == {}
+
+
 def test_too_early_to_say():
     level = log(np.full(NUM, 1.0))
     assert signs_of(level[:39], 50, 1000, 1.0) == {}

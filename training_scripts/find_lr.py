@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.errors import Interrupted, LabError
+from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.arguments import parse_with
 
@@ -25,8 +25,6 @@ def main() -> int:
         result, folder = find_lr_for_folder(config, settings)
         if is_main:
             print(f"{result.describe()}\nWrote {Path(folder) / 'lrlab'}/lr_finder.json and .png.")
-    except Interrupted as interruption:
-        return 128 + interruption.signal_number
     except KeyboardInterrupt:
         return 130
     except LabError as error:

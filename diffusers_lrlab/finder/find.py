@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from ..training.plan import Plan
 
 _RANGE = (1e-7, 1e-2)  # for AdamW
+# Options of the training script that mean nothing here, and their values when they are not given.
+_OF_TRAINING = {
+    **{"auto_learning_rate": False, "scale_lr": "none", "dry_run": False, "sanity": False, "push_to_hub": False},
+    **{"overwrite_output_dir": False, "resume_from_checkpoint": None},
+}
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,13 @@ class FinderResult:
 
     def describe(self) -> str:
         """In words, a line for each rule."""
-        settings, first = self.settings, self.sweeps[0]
-        reached = max(float(sweep.lrs[-1]) for sweep in self.sweeps if len(sweep.lrs))
+        settings, losses = self.settings, self.sweeps[0].losses
+        reached = max((float(sweep.lrs[-1]) for sweep in self.sweeps if len(sweep.lrs)), default=0.0)
+        start = f"; loss {losses[0]:.3g} at the start" if len(losses) else ""
         beyond = f", then on to {reached:.3g}" if reached > 1.01 * settings.end_lr else ""
         lines = [
             f"{len(self.sweeps)} tests from {settings.start_lr:.3g} to {settings.end_lr:.3g} in {settings.num_updates} "
-            f"updates{beyond}, {self.seconds:.1f} s; loss {first.losses[0]:.3g} at the start"
+            f"updates{beyond}, {self.seconds:.1f} s{start}"
         ]
         for name, suggestion in self.suggestions.items():
             interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
@@ -153,14 +159,16 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     Raises:
         LabError: also if that folder holds something else.
     """
-    from ..training.run import prepare
+    from ..training.run import prepare, settled
 
     settings = settle(settings or FinderConfig(), config.optimizer)
-    if config.auto_learning_rate:
-        raise LabError("--learning_rate auto is for training: what it would take is what is looked for here. Leave it out.")
+    config = settled(config)
+    for name, value in _OF_TRAINING.items():
+        if getattr(config, name) != value:
+            raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
+    check_fresh(RunFolder(Path(config.output_dir)), overwrite=False)
     plan, data, accelerator = prepare(config)
     folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
-    check_fresh(folder, overwrite=False)
     result = find_rate_for(plan, data, accelerator, settings)
     if accelerator.is_main_process:
         result.save(folder.lab)
@@ -176,8 +184,7 @@ def find_rate_for(
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
         result = find_lr_of(trainer, settings)
-    del trainer
-    accelerator.free_memory()
+        trainer.release()
     return result
 
 

@@ -16,6 +16,7 @@ from ..data.batches import iterate_batches
 from ..errors import LabError
 from ..evaluation.validation_loss import ValidationLoss
 from ..streams import block_randn, stream_generator, stream_seed
+from ..timesteps.bands import scaled_lr
 from ..training.averaging import averages_itself
 from ..training.objective import Objective
 from .snapshot import as_it_was
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
 _NOISE_BINS = 4
 _EXTENSION = 2  # decades
+_MOST_OVERFLOWS = 30
 _RISEN = 0.1  # of the fall: then the least is in sight
 
 
@@ -105,36 +107,47 @@ class StillObjective(Objective):
     """
     The objective of a trainer at one moment of its run, with draws of their own.
 
-    The density of timesteps and the weights of losses stay as they are at this moment, and nothing here learns from losses.
+    The density of timesteps and the weights of losses stay as they are at this moment, but for bands, which take turns;
+    nothing here learns from losses.
 
     Args:
         trainer ([`Trainer`]): Whose.
         repeat (`int`): Which test.
-        spread (`bool`): Timesteps evenly spread over their density, and noise in opposite pairs.
+        evenly (`bool`): Timesteps evenly spread over their density, and noise in opposite pairs.
     """
 
-    def __init__(self, trainer: Trainer, repeat: int, spread: bool):
+    def __init__(self, trainer: Trainer, repeat: int, evenly: bool):
         self.__dict__.update(trainer.objective.__dict__)
-        self.seed = stream_seed(trainer.config.seed, "finder", repeat)
-        self.at, self.spread = trainer.update, spread and self._noise.name == "gaussian"
-        self.is_spread = spread
+        self.seed, self.at = stream_seed(trainer.config.seed, "finder", repeat), trainer.update
+        self.stratified, self.paired_noise = evenly, evenly and self._noise.name == "gaussian"
+        self._bands = trainer.config.timestep_lr_form if self.sampler.name == "banded" else None
+
+    def _moment(self, update: int) -> int:
+        return self.at if self._bands is None else self.at + update
+
+    def lr_factor(self, update: int) -> float | None:
+        """What the band of an update makes of its learning rate."""
+        if self._bands is None:
+            return None
+        factors = self._bands.lr_factors(np.array([self._moment(update)]), self.sampler.num_train_timesteps)
+        return None if factors is None else float(factors[0])
 
     def draw(self, update: int) -> torch.Tensor:
         """See [`Objective`]."""
         sampler, generator = self.sampler, stream_generator(self.seed, "timesteps", update, device=self.device)
-        asked, sampler.draw = sampler.draw, "stratified" if self.is_spread else sampler.draw
+        asked, sampler.draw = sampler.draw, "stratified" if self.stratified else sampler.draw
         try:
-            return sampler.sample(self.layout.global_batch, self.at, generator)
+            return sampler.sample(self.layout.global_batch, self._moment(update), generator)
         finally:
             sampler.draw = asked
 
     def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
         """See [`Objective`]."""
-        return super().weights(timesteps, self.at)
+        return super().weights(timesteps, self._moment(update))
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
         """See [`Objective`]; the second half of a batch has the noise of the first with the other sign."""
-        if not self.spread:
+        if not self.paired_noise:
             yield from super().noise(update, images)
             return
         batch = self.layout.global_batch
@@ -168,18 +181,23 @@ def range_test(
         workers, skip = trainer.config.dataloader_num_workers, trainer.config.skip_corrupt_images
         batches = iterate_batches(trainer.data, plan.layout, seed, range(len(settings.lrs())), workers, skip)
     with as_it_was(trainer):
-        reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size)
-        trainer.objective = StillObjective(trainer, repeat, settings.mode == "probe")
+        # Of a short test, more often: rules want some readings.
+        every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
+        reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size, every)
+        objective = StillObjective(trainer, repeat, settings.mode == "probe")
+        trainer.objective = objective
         trainer.observer = None  # its log is the run's
         trainer.model.train()
         if averages_itself(trainer.optimizer):
             trainer.optimizer.train()
-        return _sweep(trainer, settings, iter(batches), reader)
+        return _sweep(trainer, objective, settings, iter(batches), reader)
 
 
-def _sweep(trainer: Trainer, settings: FinderConfig, batches: Iterator[torch.Tensor], reader: Any) -> Sweep:
+def _sweep(
+    trainer: Trainer, objective: StillObjective, settings: FinderConfig, batches: Iterator[torch.Tensor], reader: Any
+) -> Sweep:
     lrs = settings.lrs()
-    readings: list[tuple[float, np.ndarray]] = [reader.read()] if reader.before_first else []
+    readings: list[tuple[float, np.ndarray]] = [_same_everywhere(reader.read())] if reader.before_first else []
     at, ended = [lrs[0] ** 2 / lrs[1]] * len(readings), None
     smoothed, first, best, done = math.nan, math.nan, math.inf, 0
     for update, lr in enumerate(lrs):
@@ -190,7 +208,8 @@ def _sweep(trainer: Trainer, settings: FinderConfig, batches: Iterator[torch.Ten
         for group in trainer.optimizer.param_groups:
             group["lr"] = float(lr)
         trainer.update = update
-        trainer.do_update(images)  # one that fp16 skips is none, and the next scale is smaller
+        with scaled_lr(trainer.optimizer, objective.lr_factor(update)):
+            do_one_update(trainer, images)
         done = update + 1
         if done % reader.every and done not in (settings.num_updates, len(lrs)):
             continue
@@ -209,8 +228,15 @@ def _sweep(trainer: Trainer, settings: FinderConfig, batches: Iterator[torch.Ten
         if done >= settings.num_updates and smoothed > best + _RISEN * (first - best):
             break
     losses = np.array([loss for loss, _ in readings], np.float64)
-    bins = np.array([parts for _, parts in readings], np.float64).reshape(len(losses), -1)
+    bins = np.array([parts for _, parts in readings], np.float64).reshape(len(losses), reader.num_bins)
     return Sweep(np.array(at, np.float64), losses, bins, done, ended)
+
+
+def do_one_update(trainer: Trainer, images: torch.Tensor) -> None:
+    """An update that is done: one whose fp16 gradients overflow is tried again with a smaller loss scale."""
+    for _ in range(_MOST_OVERFLOWS):
+        if trainer.do_update(images):
+            return
 
 
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
@@ -222,9 +248,10 @@ def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarr
 class _Probe:
     """Reads the loss of fixed images with fixed timesteps and noise."""
 
-    every, before_first, memory = _UPDATES_PER_READING, True, 0.0
+    before_first, memory = True, 0.0
 
-    def __init__(self, trainer: Trainer, size: int | None):
+    def __init__(self, trainer: Trainer, size: int | None, every: int):
+        self.every = every
         data, layout = trainer.data, trainer.plan.layout
         size = size or _PROBE_BATCHES * layout.global_batch
         images = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
@@ -232,9 +259,9 @@ class _Probe:
         self.trainer = trainer
         self.loss = ValidationLoss(images, trainer.noise_scheduler, batch, trainer.accelerator.device)
         timesteps = self.loss.timesteps.cpu().numpy()
-        num_bins = _NOISE_BINS if len(images) >= 2 * _NOISE_BINS else 1
-        place = timesteps * num_bins // trainer.noise_scheduler.config.num_train_timesteps
-        self._members = [place == index for index in range(num_bins)]
+        self.num_bins = _NOISE_BINS if len(images) >= 2 * _NOISE_BINS else 1
+        place = timesteps * self.num_bins // trainer.noise_scheduler.config.num_train_timesteps
+        self._members = [place == index for index in range(self.num_bins)]
 
     def read(self) -> tuple[float, np.ndarray]:
         """The mean, and the means of images with low noise to high."""
@@ -246,7 +273,7 @@ class _Probe:
 class _Classic:
     """Reads the training loss of each batch."""
 
-    every, before_first, memory = 1, False, 0.9
+    every, before_first, memory, num_bins = 1, False, 0.9, 0
 
     def __init__(self, trainer: Trainer):
         self.trainer, self._before = trainer, 0.0

@@ -31,6 +31,7 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
     own = {name: copy.deepcopy(getattr(trainer, name)) for name in ("update", "training_seconds", "sums")}
     parts = {name: getattr(trainer, name) for name in ("objective", "observer")}
     was_training, num_skipped = model.training, len(trainer.data.skipped)
+    step, syncs = trainer.accelerator.step, trainer.accelerator.sync_gradients
     try:
         yield
     finally:
@@ -44,6 +45,9 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
         for name, value in (own | parts).items():
             setattr(trainer, name, value)
         del trainer.data.skipped[num_skipped:]
+        # Otherwise an update that was cut short would leave its count of micro-batches.
+        trainer.accelerator.step = step
+        trainer.accelerator.gradient_state._set_sync_gradients(syncs)
         _set_random_states(numbers)
 
 

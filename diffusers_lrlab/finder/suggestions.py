@@ -33,11 +33,17 @@ class Suggestion(NamedTuple):
 
 
 class _Curve(NamedTuple):
-    """A curve that something can be said of: log10 of the rates, the smoothed losses, and where these are least."""
+    """
+    A curve that something can be said of.
+
+    `x` is log10 of the rates, `y` the smoothed losses, `best` where these are least; `is_cut` if the losses behind it are
+    not finite.
+    """
 
     x: np.ndarray
     y: np.ndarray
     best: int
+    is_cut: bool
 
 
 def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -75,6 +81,9 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     curve = _prepare(lrs, losses)
     if isinstance(curve, Suggestion):
         return curve
+    if curve.best == len(curve.y) - 1 and curve.is_cut:
+        at = _rate(curve.x[-1])
+        return Suggestion(at / 10, f"a tenth of the last rate with a finite loss, {at:.3g}", (at / 100, at / 10))
     if curve.best == len(curve.y) - 1:
         return Suggestion(
             None,
@@ -84,7 +93,7 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     low, high = _around(near, curve.best)
     at = _rate((curve.x[low] + curve.x[high]) / 2)
     interval = (_rate(curve.x[low]) / 10, _rate(curve.x[high]) / 10)
-    return Suggestion(at / 10, f"a tenth of {at:.3g}, the middle of where the loss is least", interval)
+    return Suggestion(at / 10, f"a tenth of where the loss is least, {at:.3g}", interval)
 
 
 def valley(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -133,7 +142,7 @@ def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
     ]
     return Suggestion(
         _rate(float(np.median(rates))),
-        f"{named[0].reason.partition(',')[0]}; the median of {len(named)} tests",
+        f"{named[0].reason.partition(',')[0]}, by the median of {len(named)} tests",
         (min(ends), max(ends)),
     )
 
@@ -185,7 +194,7 @@ def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
             "noise; "
             + ("go lower, or look at data and model" if rises else "go higher, use more updates, or look at data and model"),
         )
-    return _Curve(x, y, best)
+    return _Curve(x, y, best, end < len(finite))
 
 
 def _rate(log10: float) -> float:

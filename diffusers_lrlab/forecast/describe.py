@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
-    from ..training.loop import Trainer
     from ..training.plan import Plan
 
 _MIB = 2**20
@@ -29,21 +29,22 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     from ..training.loop import Trainer
     from ..training.run_folder import RunFolder
 
-    memory = forecast_memory(plan)
+    device = accelerator.device
+    available = available_bytes(device)  # before anything of this run is there
+    memory = forecast_memory(plan, device=device.type)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
         seconds = forecast_time(trainer)
-        lines = [*_memory_lines(plan, memory, accelerator), *_time_lines(plan, seconds), *_disk_lines(plan, memory, trainer)]
-    del trainer
-    accelerator.free_memory()
-    return "\n".join([*lines, "", *_alternatives(plan, memory)])
+        state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
+        trainer.release()
+    lines = [*_memory_lines(plan, memory, available, device.type), *_time_lines(plan, seconds)]
+    lines += _disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state)
+    return "\n".join([*lines, "", *_alternatives(plan, memory, device.type)])
 
 
-def _memory_lines(plan: Plan, memory: MemoryForecast, accelerator: Accelerator) -> list[str]:
+def _memory_lines(plan: Plan, memory: MemoryForecast, available: int, device: str) -> list[str]:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory._asdict().items() if size)
-    available = available_bytes(accelerator.device)
-    fits = batches_that_fit(plan, available)
-    things, device = plan.kind.things, accelerator.device.type
+    fits, things = batches_that_fit(plan, available, device), plan.kind.things
     if fits is None:
         largest = f"not even one of the {things} fits"
     else:
@@ -64,30 +65,26 @@ def _time_lines(plan: Plan, seconds: TimeForecast) -> list[str]:
     ]
 
 
-def _disk_lines(plan: Plan, memory: MemoryForecast, trainer: Trainer) -> list[str]:
+def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
     config = plan.config
-    state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
-    checkpoint = memory.parameters + memory.ema + state
-    written = max(1, plan.num_updates // config.checkpointing_steps) if plan.num_updates >= config.checkpointing_steps else 0
-    kept = min(written, config.checkpoints_total_limit) if config.checkpoints_total_limit else written
-    return [
-        f"{'disk':>13}  {_size(memory.parameters + kept * checkpoint)}: the pipeline {_size(memory.parameters)}, {kept} "
-        "checkpoints "
-        f"of {_size(checkpoint)} each"
-    ]
+    kept = math.ceil(plan.num_updates / config.checkpointing_steps)  # one is written at the end
+    kept = min(kept, config.checkpoints_total_limit or kept)
+    checkpoints = f"{kept} checkpoint{'s' if kept > 1 else ''} of {_size(checkpoint)}"
+    return [f"{'disk':>13}  {_size(pipeline + kept * checkpoint)}: the pipeline {_size(pipeline)}, {checkpoints}"]
 
 
-def _alternatives(plan: Plan, memory: MemoryForecast) -> list[str]:
+def _alternatives(plan: Plan, memory: MemoryForecast, device: str) -> list[str]:
     """Total memory of the run with one thing changed."""
     config = plan.config
     rows = [("as it is", memory)]
     if config.point_column is None and not config.gradient_checkpointing:
-        rows.append(("--gradient_checkpointing", forecast_memory(plan, gradient_checkpointing=True)))
+        rows.append(("--gradient_checkpointing", forecast_memory(plan, gradient_checkpointing=True, device=device)))
     if config.mixed_precision in (None, "no"):
-        rows.append(("--mixed_precision bf16", forecast_memory(plan, mixed_precision="bf16")))
+        rows.append(("--mixed_precision bf16", forecast_memory(plan, mixed_precision="bf16", device=device)))
     if plan.layout.micro_batch > 1:
-        half = plan.layout.micro_batch // 2
-        rows.append((f"--train_batch_size {half} and twice the micro-batches", forecast_memory(plan, micro_batch=half)))
+        half, twice = plan.layout.micro_batch // 2, 2 * plan.layout.accumulation
+        flags = f"--train_batch_size {half} --gradient_accumulation_steps {twice}"
+        rows.append((flags, forecast_memory(plan, micro_batch=half, accumulation=twice, device=device)))
     rows += [
         (f"--optimizer {name}", memory._replace(optimizer=optimizer_bytes(plan, name)))
         for name in ("adamw", "sgd", "rmsprop", "adafactor")

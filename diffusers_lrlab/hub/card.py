@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.points import POINT_METRICS
 from ..files import write_text
+from ..finder.kept import kept_result
 from ..schedules.catalogue import SCHEDULERS
 from ..schedules.frame import Schedule
 from ..schedules.resolve import describe_schedule
@@ -16,7 +16,6 @@ from ..schedules.spec import format_spec
 from ..training.checks import local_folder
 from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
 from ..training.kinds import kind_of
-from ..training.run_folder import FINDER_FILES
 from ..training.timestep_choices import describe_choices
 
 TEMPLATE = Path(__file__).parent / "model_card.md"
@@ -70,7 +69,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         num_floor=train["results"].get("distance_held_out_points"),
         num_held_out=train["num_held_out_images"],
         schedule_text=_schedule_text(config, train),
-        finder_text=_finder_text(folder),
+        finder_text=_finder_text(folder, record),
         signs=train.get("signs", {}),
         command=record["run"]["command"],
         facts=_facts(record),
@@ -124,12 +123,11 @@ def _peak(config: dict[str, Any], train: dict[str, Any]) -> float:
     return train.get("peak_learning_rate", config["learning_rate"])
 
 
-def _finder_text(folder: Path) -> str | None:
+def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
     """What the learning-rate finder said, if it was asked."""
-    file = folder / "lrlab" / FINDER_FILES[0]
-    if not file.exists():
+    found = kept_result(folder, record)
+    if found is None:
         return None
-    found = json.loads(file.read_text(encoding="utf-8"))
     rule = found["settings"]["rule"]
     suggestion = found["suggestions"][rule]
     rate = "no rate" if found["learning_rate"] is None else f"{found['learning_rate']:g}"

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from .subject import Subject
 
+_ALIKE = 0.05  # of the usual distance between two images
 _LEVEL = 2 / 255  # between neighbours of 256 levels in [-1, 1]
 
 
@@ -59,10 +60,10 @@ def near_duplicates(subject: Subject) -> str | None:
     if len(values) < 10:
         return None
     if subject.is_about_images:
-        small = F.adaptive_avg_pool2d(values, min(8, values.shape[-1])).flatten(1)
-        values = torch.round(8 * (small - small.mean()) / (small.std() + 1e-6))
-    _, counts = torch.unique(values.flatten(1), dim=0, return_counts=True)
-    alike = int(counts[counts > 1].sum())
+        values = F.adaptive_avg_pool2d(values, min(8, values.shape[-1]))
+    distances = torch.cdist(values.flatten(1), values.flatten(1)).fill_diagonal_(torch.inf)
+    nearest, usual = distances.amin(dim=1), distances[distances.isfinite()].median()
+    alike = int((nearest <= (_ALIKE if subject.is_about_images else 0) * usual).sum())
     if alike < 0.1 * len(values):
         return None
     things = subject.plan.kind.things

@@ -8,7 +8,7 @@ import torch
 
 from ..data.batches import iterate_batches
 from ..errors import LabError
-from ..finder.range_test import StillObjective
+from ..finder.range_test import StillObjective, do_one_update
 from ..finder.snapshot import as_it_was
 from ..loss import denoising_losses
 from .subject import Subject
@@ -25,7 +25,7 @@ def dead_parameters(subject: Subject) -> str | None:
     frozen = sum(1 for _ in model.parameters()) - len(named)
     if not named:
         return "The model has no parameter that is trained."
-    images = subject.sample[:_PROBED].to(trainer.accelerator.device)
+    images = subject.sample[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)
     if not len(images):
         return None
     with as_it_was(trainer):
@@ -60,8 +60,8 @@ def _probe_loss(subject: Subject, images: torch.Tensor, step: int) -> torch.Tens
     generator = torch.Generator(device=images.device).manual_seed(step)
     noise = torch.randn(images.shape, generator=generator, device=images.device)
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
-    with trainer.accelerator.autocast():
-        return denoising_losses(trainer.bare_model, trainer.noise_scheduler, images, noise, timesteps).mean()
+    # In float32: small gradients of half precision, without a loss scale, would look like none.
+    return denoising_losses(trainer.bare_model, trainer.noise_scheduler, images, noise, timesteps).mean()
 
 
 class _OneBatch(StillObjective):
@@ -89,16 +89,18 @@ def overfit_one_batch(subject: Subject) -> str:
         LabError: if it did not fall to half: then something is wrong that more data will not mend.
     """
     trainer, plan = subject.trainer, subject.plan
-    images = next(iterate_batches(subject.data, plan.layout, subject.config.seed, range(1)))
+    config = subject.config
+    skip = config.skip_corrupt_images
+    images = next(iterate_batches(subject.data, plan.layout, config.seed, range(1), config.dataloader_num_workers, skip))
     losses = []
     with as_it_was(trainer):
-        trainer.objective, trainer.observer = _OneBatch(trainer, 0, spread=True), None
+        trainer.objective, trainer.observer = _OneBatch(trainer, 0, evenly=True), None
         trainer.model.train()
         for group in trainer.optimizer.param_groups:
             group["lr"] = plan.learning_rate
         for update in range(_SANITY_UPDATES):
             trainer.update, trainer.sums = update, torch.zeros_like(trainer.sums)
-            trainer.do_update(images)
+            do_one_update(trainer, images)
             if update in (0, _SANITY_UPDATES - 1):
                 losses.append(float(trainer.accelerator.gather(trainer.sums[None, :1]).mean()))
     first, last = losses

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..errors import LabError
 from .data_checks import constant_images, image_sizes, near_duplicates, value_range
 from .model_checks import dead_parameters
 from .setting_checks import (
@@ -50,6 +51,12 @@ def run_checks(trainer: Trainer) -> dict[str, str]:
     Returns:
         `dict`: from names in `CHECKS` to messages, of those that have one.
     """
-    subject = Subject(trainer)
-    found = {name: check(subject) for name, check in CHECKS.items()}
-    return {name: message for name, message in found.items() if message is not None}
+    subject, found = Subject(trainer), {}
+    for name, check in CHECKS.items():
+        try:
+            message = check(subject)
+        except LabError as error:
+            message = f"This could not be checked: {error}"
+        if message is not None:
+            found[name] = message
+    return found

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..finder.kept import kept_result
 from ..optimizers import OPTIMIZERS
 from ..streams import stream_generator
 from ..timesteps.frame import noise_levels
 from ..training.config import TrainingConfig
-from ..training.run_folder import FINDER_FILES
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
@@ -55,10 +55,11 @@ def model_and_scheduler(subject: Subject) -> str | None:
     if config.model_config_name_or_path is None:
         return None
     folder = Path(config.model_config_name_or_path).expanduser()
-    beside = (folder.parent if folder.is_file() else folder).parent / "scheduler" / "scheduler_config.json"
+    folder = folder.parent if folder.is_file() else folder
+    beside = [place / "scheduler" / "scheduler_config.json" for place in (folder.parent, folder)]
     try:
-        saved = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        saved = json.loads(next(path for path in beside if path.exists()).read_text(encoding="utf-8"))
+    except (OSError, ValueError, StopIteration):
         return None
     for key, option in (
         ("prediction_type", "prediction_type"),
@@ -84,7 +85,7 @@ def ema_memory(subject: Subject) -> str | None:
     weight = float(np.prod(ema_decays(config, num_updates)[early:]))
     if weight < 0.2:
         return None
-    proposed = math.exp(math.log(0.02) / (0.9 * num_updates))
+    proposed = math.exp(math.log(0.02) * config.ema_update_every / (0.9 * num_updates))
     return (
         f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of the {num_updates} "
         "updates: the "
@@ -116,11 +117,9 @@ def warmup_share(subject: Subject) -> str | None:
 def learning_rate(subject: Subject) -> str | None:
     """A rate far from what the finder found, or from what is usual for the size of the model."""
     rate, config = subject.plan.learning_rate, subject.config
-    file = Path(config.output_dir) / "lrlab" / FINDER_FILES[0]
-    if file.exists():
-        found = json.loads(file.read_text(encoding="utf-8"))
-        best = found["learning_rate"]
-        if best is None or best / 10 <= rate <= best * 10:
+    found = kept_result(Path(config.output_dir), subject.plan)
+    if found is not None and (best := found["learning_rate"]) is not None:
+        if best / 10 <= rate <= best * 10:
             return None
         return f"The learning rate {rate:.3g} is {_times(rate, best)} the {best:g} that the finder named."
     facts = OPTIMIZERS[config.optimizer].facts

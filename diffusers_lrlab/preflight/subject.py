@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import LabError
 from ..streams import stream_generator
 
 if TYPE_CHECKING:
@@ -41,7 +42,15 @@ class Subject:
         if data.num_images is None:
             return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
         rows = torch.linspace(0, data.num_images - 1, min(_MOST // 4, data.num_images)).long().tolist()
-        return torch.stack([data.transform.fixed(data.transform.read(data.train[row][data.column])) for row in rows])
+        read = [values for row in rows if (values := self._read(row)) is not None]
+        return torch.stack(read) if read else torch.empty(0, *data.image_shape)
+
+    def _read(self, row: int) -> torch.Tensor | None:
+        """One image; `None` for one that cannot be decoded, which training skips or tells."""
+        try:
+            return self.data.transform.fixed(self.data.transform.read(self.data.train[row][self.data.column]))
+        except LabError:
+            return None
 
     @cached_property
     def sizes(self) -> list[tuple[int, int]]:
@@ -58,9 +67,8 @@ def _size(cell: Any) -> tuple[int, int] | None:
 
     from PIL import Image
 
-    source = io.BytesIO(cell["bytes"]) if cell.get("bytes") else cell.get("path")
     try:
-        with Image.open(source) as image:
+        with Image.open(io.BytesIO(cell["bytes"]) if cell.get("bytes") else cell.get("path")) as image:
             return image.size
-    except (OSError, TypeError, AttributeError):
+    except (OSError, TypeError, AttributeError, ValueError, Image.DecompressionBombError):
         return None  # what cannot be opened is told when it is read

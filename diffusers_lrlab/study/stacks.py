@@ -28,8 +28,8 @@ def cut(specs: list[RunSpec], bench: Bench) -> Iterator[list[RunSpec]]:
     """
     Stacks of runs that can be computed together.
 
-    Which runs are together follows from the study alone, not from what is already done: a study that goes on after
-    it was stopped computes what it would have computed.
+    Which runs are together follows from the study and the machine, not from what is already done: a study that goes on
+    after it was stopped computes what it would have computed.
     """
     alike: dict[str, list[RunSpec]] = {}
     for spec in specs:

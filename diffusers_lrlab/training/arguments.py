@@ -43,7 +43,7 @@ def _make_parser(description: str, more_groups: Sequence[Any] = ()) -> _Parser:
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
         if action.dest == "learning_rate":
-            action.type = _rate
+            action.type = number_or_auto
         for key, names in (
             ("{lr_schedulers}", SCHEDULERS),
             ("{momentum_schedulers}", MOMENTUM_SCHEDULERS),
@@ -57,7 +57,8 @@ def _make_parser(description: str, more_groups: Sequence[Any] = ()) -> _Parser:
     return parser
 
 
-def _rate(text: str) -> float | str:
+def number_or_auto(text: str) -> float | str:
+    """A learning rate as it is typed."""
     return text if text == "auto" else float(text)
 
 

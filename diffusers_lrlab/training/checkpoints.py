@@ -46,8 +46,13 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def register_model_format(accelerator: Accelerator, kind: RunKind) -> None:
-    """Makes `accelerator.save_state` write the model as a diffusers folder instead of a bare state dict."""
+def register_model_format(accelerator: Accelerator, kind: RunKind) -> list[Any]:
+    """
+    Makes `accelerator.save_state` write the model as a diffusers folder instead of a bare state dict.
+
+    Returns:
+        `list`: of handles whose `remove()` undoes it.
+    """
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
         # Every process runs this; they hold the same weights.
@@ -60,8 +65,7 @@ def register_model_format(accelerator: Accelerator, kind: RunKind) -> None:
             saved = kind.model_class().from_pretrained(folder, subfolder=kind.component)
         accelerator.unwrap_model(models.pop()).load_state_dict(saved.state_dict())
 
-    accelerator.register_save_state_pre_hook(save)
-    accelerator.register_load_state_pre_hook(load)
+    return [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
 
 
 def save_checkpoint(

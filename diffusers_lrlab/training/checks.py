@@ -70,6 +70,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...
         "data that are read, and toy sets are made",
         lambda config: config.dataset_name not in TOY_DATASETS,
     ),
+    (("sanity",), "a run, and --dry_run makes none", lambda config: not config.dry_run),
     (("distance_samples",), "a data set of points", lambda config: config.point_column is not None),
 )
 

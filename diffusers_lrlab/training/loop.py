@@ -37,6 +37,7 @@ from .stepping import Stepper
 
 # An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
 _MAX_OVERFLOWS = 30
+_LOOKS = 50  # for signs of a bad learning rate, over a run
 
 
 class Trainer(RunCore):
@@ -63,7 +64,7 @@ class Trainer(RunCore):
         self.accelerator, self.folder, self.on_saved = accelerator, folder, on_saved
         config = self.config
         self.make_parts(accelerator.device)
-        register_model_format(accelerator, self.kind)
+        self._hooks = register_model_format(accelerator, self.kind)
         self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
         layout, device = plan.layout, accelerator.device
@@ -74,7 +75,14 @@ class Trainer(RunCore):
         # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
         # points only.
         self.sums = torch.zeros(4, device=device)
-        self._told: set[str] = set()
+        self.signs: dict[str, str] = {}  # of a bad learning rate, that were told
+        self._shows = True
+
+    def release(self) -> None:
+        """Leaves the accelerator to another trainer."""
+        for hook in self._hooks:
+            hook.remove()
+        self.accelerator.free_memory(self.model, self.optimizer)
 
     def _make_observer(self) -> TimestepObserver:
         config = self.config
@@ -137,6 +145,7 @@ class Trainer(RunCore):
             Diverged: if the loss is no longer finite.
         """
         config, plan = self.config, self.plan
+        self._shows = show_progress
         bar = tqdm(
             total=plan.num_updates,
             initial=self.update,
@@ -225,6 +234,7 @@ class Trainer(RunCore):
             self.observer.measure_gradients(self.update, self.bare_model)
         if self.validation and (self.update % plan.validation_updates == 0 or self.update == plan.num_updates):
             self.validate()
+        if self.update % max(1, plan.num_updates // _LOOKS) == 0 or self.update == plan.num_updates:
             self._tell_signs()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
@@ -237,19 +247,18 @@ class Trainer(RunCore):
             if self.on_saved and self.accelerator.is_main_process:
                 self.on_saved(self.update)
 
-    def signs(self) -> dict[str, str]:
-        """Signs of a bad learning rate so far."""
-        config, plan = self.config, self.plan
-        return signs_of(self.folder.read_metrics(), plan.warmup_updates, plan.num_updates, config.max_grad_norm)
-
     def _tell_signs(self) -> None:
-        """Each of them once."""
+        """Signs of a bad learning rate, each of them once."""
         if not self.accelerator.is_main_process:
             return
-        for name, message in self.signs().items():
-            if name not in self._told:
-                self._told.add(name)
-                tqdm.write(f"sign of a bad learning rate: {message}", file=sys.stderr)
+        plan = self.plan
+        still = not (self.objective.sampler.moves or self.objective.follows_losses)
+        found = signs_of(self.folder.read_metrics(), plan.warmup_updates, plan.num_updates, self.config.max_grad_norm, still)
+        for name, message in found.items():
+            if name not in self.signs:
+                self.signs[name] = message
+                if self._shows:
+                    tqdm.write(f"sign of a bad learning rate: {message}", file=sys.stderr)
 
     def keep_samples(self, samples: np.ndarray) -> None:
         """Keeps samples of this moment for the plots, and shows them to the tracker."""

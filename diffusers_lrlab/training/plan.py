@@ -133,7 +133,9 @@ class Plan:
             + f", {self.num_updates * layout.global_batch:,} {things} seen",
             "schedule": f"{self.schedule_spec}, {self.warmup_updates} updates of warm-up"
             + (", then as the validation loss says" if self.follows_metric else ""),
-            "learning rate": lrs + self._scaling_in_words(),
+            "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
+            + lrs
+            + self._scaling_in_words(),
             "timesteps": self._timesteps_in_words(),
             "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
             **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),

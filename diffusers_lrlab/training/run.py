@@ -45,7 +45,7 @@ def train(config: TrainingConfig) -> Path | None:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
-    config = _resolve(config)
+    config = settled(config)
     # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
     checkpoint = _look_at_output(config)
     plan, data, accelerator = _prepare(config)
@@ -76,7 +76,12 @@ def train(config: TrainingConfig) -> Path | None:
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
     record = _start_record(plan, accelerator, previous)
-    if not checkpoint:
+    if checkpoint:
+        before = previous.get("train", {})
+        record["train"]["preflight"], trainer.signs = before.get("preflight", {}), before.get("signs", {})
+        if config.sanity:
+            accelerator.print("The sanity run is for runs that begin; this one goes on without.")
+    else:
         record["train"]["preflight"] = _look_at_run(trainer)
     folder.write_record(record)
     if config.logger != "none" and accelerator.is_main_process:
@@ -99,7 +104,8 @@ def train(config: TrainingConfig) -> Path | None:
     return folder.path
 
 
-def _resolve(config: TrainingConfig) -> TrainingConfig:
+def settled(config: TrainingConfig) -> TrainingConfig:
+    """A configuration with everything filled in that can be known without reading data."""
     check_source(config)
     return resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
 
@@ -128,7 +134,7 @@ def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
     Raises:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
     """
-    config = _resolve(config)
+    config = settled(config)
     check_launch()
     check_schedule(config)
     check_timesteps(config)
@@ -155,7 +161,8 @@ def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -
     from .plan import make_plan
 
     found = find_rate_for(plan, data, accelerator)
-    accelerator.print(f"Learning rate {found.lr:g}, as the finder has it:\n{found.describe()}\n")
+    accelerator.print(found.describe())  # also where there is none, which the next line is an error for
+    accelerator.print(f"Learning rate {found.lr:g}, as the finder has it.\n")
     config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
     layout = plan.layout
     return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
@@ -220,6 +227,7 @@ def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
         record["train"]["peak_memory_mb"] = peak_memory_mb()
         record["train"]["schedule_audit"] = trainer.audit.state_dict()
         record["train"]["skipped_corrupt_images"] = trainer.data.skipped
+        record["train"]["signs"] = trainer.signs
         try:
             if trainer.observer is not None:
                 trainer.observer.write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,9 +16,9 @@ from ..files import append_line, write_text
 from .config import TrainingConfig
 
 # What a run writes into its folder besides checkpoints, and so what --overwrite_output_dir may remove.
-FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
-
 _OWN = ("model_index.json", "pipeline.py", "README.md", "lrlab", "unet", "denoiser", "scheduler", ".tmp-*")
+
+FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
 
 # A resumed run may change these; everything else decides the result. The global batch is compared as a whole, so
 # micro-batch and accumulation may be traded against each other, and the model's configuration by its content.
@@ -26,7 +27,8 @@ _FREE_ON_RESUME = frozenset(
     "train_batch_size gradient_accumulation_steps checkpointing_steps checkpoints_total_limit resume_from_checkpoint "
     "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run eval_batch_size "
     "save_images_epochs save_model_epochs frechet_samples skip_corrupt_images "
-    "model_config_name_or_path mixed_precision preflight sanity".split()
+    "model_config_name_or_path mixed_precision preflight sanity gradient_checkpointing "
+    "auto_learning_rate".split()
 )
 
 
@@ -189,7 +191,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def check_same_config(config: TrainingConfig, checkpoint: Path) -> None:
     """Refuses, before data are read, to go on with a run under another configuration, and says what differs."""
-    saved = read_state(checkpoint)["config"]
+    # Checkpoints of earlier versions lack what was added since, and were trained without it.
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainingConfig)}
+    saved = {**defaults, **read_state(checkpoint)["config"]}
     current = {f"--{name}": value for name, value in config.to_dict().items() if name not in _FREE_ON_RESUME}
     check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
 

@@ -10,9 +10,12 @@ import numpy as np
 _WINDOW = 20  # rows of the log that are looked at together
 _NOT_FALLEN, _RISEN, _SWINGS, _SWING_GROWTH = 0.95, 1.25, 0.1, 3.0
 _CLIPPED, _SPIKES = 0.9, 5
+_FIRST = 50  # updates: what is logged later first has fallen before
 
 
-def signs_of(rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: int, max_grad_norm: float) -> dict[str, str]:
+def signs_of(
+    rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: int, max_grad_norm: float, still: bool = True
+) -> dict[str, str]:
     """
     What the rows so far say of the learning rate.
 
@@ -24,6 +27,8 @@ def signs_of(rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: i
         warmup_updates (`int`): Of the run.
         num_updates (`int`): Of the run.
         max_grad_norm (`float`): What gradients are clipped to; 0 for nothing.
+        still (`bool`, *optional*): Whether losses of different times are of the same timesteps and weights. A curriculum's
+            may rise because it moves to harder ones.
 
     Returns:
         `dict`: from the names of signs ("not_falling", "rising", "swinging", "clipped", "spikes") to messages. Empty before
@@ -40,7 +45,9 @@ def signs_of(rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: i
     signs = {}
     start = float(np.median(losses[:3]))
     best = int(np.argmin(medians))
-    if now > _NOT_FALLEN * start:
+    if not still:
+        pass
+    elif now > _NOT_FALLEN * start and rows[0]["update"] <= _FIRST:
         signs["not_falling"] = (
             f"The loss has not fallen: {start:.3g} in the first rows, {now:.3g} {at}. The rate may be far too low, or so "
             "high that "
@@ -66,7 +73,7 @@ def signs_of(rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: i
             "rate acts on their direction only. Raise --max_grad_norm, or lower --learning_rate."
         )
     spikes = [place for row in rows for place in row.get("loss_spike_bins", [])]
-    if len(spikes) >= _SPIKES:
+    if len(spikes) >= max(_SPIKES, 0.02 * len(rows)):
         most = max(set(spikes), key=spikes.count)
         signs["spikes"] = (
             f"{len(spikes)} spikes of the loss so far, most of them in part {most} of the noise levels (0 has least "
