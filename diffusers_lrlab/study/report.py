@@ -22,7 +22,7 @@ from .table_formats import Table, markdown_text, probability, to_html, to_latex,
 if TYPE_CHECKING:
     from .results import RunResult
 
-_VERDICTS = ("better", "worse", "faster", "slower")
+_VERDICTS = ("better", "worse", "faster", "slower", "higher", "lower")
 
 
 def write_report(folder: Path, results: list[RunResult], summary: dict[str, Any]) -> Path:
@@ -96,8 +96,8 @@ class _Report:
         made = _count(runs["finished"] + runs.get("diverged", 0), "run")
         return (
             f"{_count(len(study['arms']), 'arm')} on {_count(len(self.datasets), 'data set')} with "
-            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} in all. Every arm "
-            f"is compared with {study['baseline']}, seed by seed, and words such as “better” stand only where the adjusted "
+            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing, in which runs at one time on "
+            f"different cores count each. Every arm is compared with {study['baseline']}, seed by seed, and words such as “better” stand only where the adjusted "
             "test says so."
         )
 
