@@ -552,8 +552,8 @@ def test_the_finder_leaves_a_run_alone(auto):
     assert "already holds a run" in told
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_two_processes_find_what_one_finds(tmp_path, accumulation):
+def test_two_processes_find_what_one_finds(tmp_path):
+    accumulation = 2
     (tmp_path / "mlp").mkdir()
     (tmp_path / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
     found = []

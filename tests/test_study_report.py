@@ -257,7 +257,7 @@ def test_verdicts_and_findings_agree(tmp_path):
     for metric, sentences in summary["findings"].items():
         for dataset, arm, said, *_ in shown[tables.metric_label(metric)][1:]:
             if arm != "a":
-                told = any(text.startswith(f"{arm} is {said} than a on {dataset}:") for text in sentences)
+                told = any(text.startswith(f"{arm} is {said} than a on {dataset} in ") for text in sentences)
                 assert told == (said != "cannot tell")
 
 

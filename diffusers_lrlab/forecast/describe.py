@@ -44,11 +44,13 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
 
 def _memory_lines(plan: Plan, memory: MemoryForecast, available: int, device: str) -> list[str]:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory._asdict().items() if size)
-    fits, things = batches_that_fit(plan, available, device), plan.kind.things
+    things, images = plan.kind.things, plan.layout.micro_batch
+    fewer = max(1, images // 2) if images > 1 else 2
+    fits = batches_that_fit(memory, images, forecast_memory(plan, micro_batch=fewer, device=device), fewer, available)
     if fits is None:
         largest = f"not even one of the {things} fits"
     else:
-        most = min(fits[0], plan.num_images or fits[0])
+        most = min(fits, plan.num_images or fits)
         largest = f"--train_batch_size up to {most:,} fits" + (", all there are" if most == plan.num_images else "")
     return [
         f"{'memory':>13}  {_size(memory.total)} on the {device}: {parts}",

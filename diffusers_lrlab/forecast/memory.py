@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,8 +51,8 @@ def forecast_memory(
     """
     The memory of a run, or of one that differs from it in something.
 
-    Forward pass, backward pass and optimizer step run on fake tensors under torch's `MemTracker`, which computes nothing:
-    what is alive when is counted, for any model and size. What libraries take beside tensors, such as workspaces of
+    Forward and backward passes run on fake tensors under torch's `MemTracker`, which computes nothing: what is alive when is
+    counted, for any model and size. What libraries take beside tensors, such as workspaces of
     convolutions, is not in it; `benchmarks/memory_forecast.py` compares it with what processes really take.
 
     Args:
@@ -73,17 +73,17 @@ def forecast_memory(
         micro_batch=micro_batch or plan.layout.micro_batch,
         accumulation=accumulation or plan.layout.accumulation,
     )
-    shared = dataclasses.replace(plan, config=config, layout=layout)
-    try:
-        peak = _track(shared, device, with_optimizer=True)
-    except Exception:  # optional optimizers look into tensors, and these hold nothing
-        peak = _track(shared, device, with_optimizer=False)
-        peak["OPT"] = optimizer_bytes(plan, config.optimizer)
+    peak = _track(dataclasses.replace(plan, config=config, layout=layout), device)
+    state = optimizer_bytes(plan, config.optimizer, config.optimizer_arguments)
     weights = peak["PARAM"]
-    ema = weights if config.use_ema else 0
-    gradients = peak["GRAD"] + (weights if layout.num_processes > 1 else 0)
+    passing = sum(peak[part] for part in _ACTIVATIONS)
     held_out = 2 * 4 * plan.num_held_out * math.prod(_shape(plan))
-    return MemoryForecast(weights, gradients, peak["OPT"], ema, sum(peak[part] for part in _ACTIVATIONS), held_out)
+    gradients = peak["GRAD"]
+    if gradients + passing < weights:  # then the optimizer's step, with all gradients, has more
+        gradients, passing = weights, 0
+    if layout.num_processes > 1:
+        gradients += weights
+    return MemoryForecast(weights, gradients, state, weights if config.use_ema else 0, passing, held_out)
 
 
 def _shape(plan: Plan) -> tuple[int, ...]:
@@ -94,14 +94,14 @@ def _shape(plan: Plan) -> tuple[int, ...]:
     return (config.image_channels, config.resolution, config.resolution)
 
 
-def optimizer_bytes(plan: Plan, name: str) -> int:
-    """The state of another optimizer with its defaults, on the parameters of this run."""
+def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = None) -> int:
+    """The state of an optimizer, with its defaults if no arguments are given, on the parameters of this run."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with FakeTensorMode():
             model = plan.kind.model_class()(**plan.model_config)
-            optimizer = get_optimizer(name, model.parameters(), 1e-4)
+            optimizer = get_optimizer(name, model.parameters(), 1e-4, **(arguments or {}))
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
@@ -110,8 +110,8 @@ def optimizer_bytes(plan: Plan, name: str) -> int:
         return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_parameters)
 
 
-def _track(plan: Plan, device: str, with_optimizer: bool) -> dict[str, int]:
-    """Bytes by category at the peak of the second update, when the optimizer has its state."""
+def _track(plan: Plan, device: str) -> dict[str, int]:
+    """Bytes by category when they are most in the passes of an update."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -125,47 +125,44 @@ def _track(plan: Plan, device: str, with_optimizer: bool) -> dict[str, int]:
         scheduler = make_noise_scheduler(config)
         images, noise = torch.zeros(shape), torch.zeros(shape)
         timesteps = torch.zeros(shape[0], dtype=torch.int64)
-        optimizer = None
-        if with_optimizer:
-            optimizer = get_optimizer(config.optimizer, model.parameters(), 1e-4, **config.optimizer_arguments)
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.mixed_precision or "no")
         tracker = MemTracker()
-        tracker.track_external(model, images, noise, timesteps, *([optimizer] if optimizer else []))
+        tracker.track_external(model, images, noise, timesteps)
         with tracker:
-            for _ in range(2):
-                for _ in range(accumulation):
-                    with torch.autocast(device, low, enabled=low is not None):
-                        losses = denoising_losses(model, scheduler, images, noise, timesteps)
-                    (losses.mean() / accumulation).backward()
-                    del losses
-                    tracker.reset_mod_stats()  # it refuses a second pass otherwise
-                if optimizer is not None:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or 1e9)
-                    optimizer.step()
-                for parameter in model.parameters():
-                    parameter.grad = None
-        found = tracker.get_tracker_snapshot("peak").items()
+            for _ in range(accumulation):
+                with torch.autocast(device, low, enabled=low is not None):
+                    losses = denoising_losses(model, scheduler, images, noise, timesteps)
+                losses.mean().backward()
+                del losses
+                tracker.reset_mod_stats()  # it refuses a second pass otherwise
+    found = tracker.get_tracker_snapshot("peak").items()
     (snapshot,) = (bytes_of for where, bytes_of in found if where.type == device)
     return {getattr(part, "name", str(part)): int(size) for part, size in snapshot.items()}
 
 
-def batches_that_fit(plan: Plan, available: int, device: str = "cpu") -> tuple[int, MemoryForecast] | None:
+def batches_that_fit(
+    memory: MemoryForecast, images: int, half: MemoryForecast, half_images: int, available: int
+) -> int | None:
     """
-    The largest power of two of images per micro-batch whose updates fit into so many bytes, with its forecast.
-
-    `None` if not even one image does.
+    The largest power of two of images per micro-batch whose updates fit into so many bytes; `None` if not even one does.
 
     Activations grow with the images: two forecasts give the line that the answer lies on.
+
+    Args:
+        memory ([`MemoryForecast`]): Of a run.
+        images (`int`): Per micro-batch of this run.
+        half ([`MemoryForecast`]): Of the same run with fewer images.
+        half_images (`int`): Per micro-batch there.
+        available (`int`): Bytes.
     """
-    small, large = (forecast_memory(plan, micro_batch=size, device=device) for size in (2, 4))
-    per_image = (large.activations - small.activations) / 2
-    fixed = small.total - 2 * per_image
+    per_image = (memory.activations - half.activations) / (images - half_images)
+    fixed = memory.total - images * per_image
     if fixed + per_image > available:
         return None
     most = 1
     while fixed + 2 * most * per_image <= available and most < 2**20:
         most *= 2
-    return most, small._replace(activations=int(small.activations + (most - 2) * per_image))
+    return most
 
 
 def available_bytes(device: torch.device) -> int:
