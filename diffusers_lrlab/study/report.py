@@ -96,9 +96,9 @@ class _Report:
         made = _count(runs["finished"] + runs.get("diverged", 0), "run")
         return (
             f"{_count(len(study['arms']), 'arm')} on {_count(len(self.datasets), 'data set')} with "
-            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs at one "
-            f"time on different cores count each). Every arm is compared with {study['baseline']}, seed by seed, and "
-            "words such as “better” stand only where the adjusted test says so."
+            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs "
+            f"at one time on different cores count each). Every arm is compared with {study['baseline']}, seed by seed, "
+            "and words such as “better” stand only where the adjusted test says so."
         )
 
     def findings(self, metric: str) -> tuple[list[str], list[str]]:
