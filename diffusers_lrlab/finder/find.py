@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from ..errors import LabError
 from ..files import write_text
 from ..optimizers import OPTIMIZERS
-from ..training.config import GENERAL_DEFAULTS, TrainingConfig
+from ..training.config import TrainingConfig
 from ..training.environment import describe_environment, launch_command
 from ..training.run_folder import FINDER_FILES, RunFolder, check_fresh
 from .range_test import FinderConfig, Sweep, range_test
@@ -239,7 +239,6 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "global_batch": plan.layout.global_batch,
         "seed": config.seed,
         "at_update": trainer.update,
-        "usual_learning_rate": GENERAL_DEFAULTS["learning_rate"],
         "command": launch_command(),
         "meta": meta,
     }
