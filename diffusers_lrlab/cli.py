@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -355,6 +356,18 @@ def _study(options: argparse.Namespace) -> None:
     command(options)
 
 
+# --- the Hub ---------------------------------------------------------------------------------------------------------
+
+
+def _hub(name: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]:
+    """The two functions of a subcommand that lives in `hub/commands.py`, which is imported when they are called."""
+
+    def call(function: str, argument: Any) -> None:
+        getattr(importlib.import_module(".hub.commands", __package__), function)(argument)
+
+    return functools.partial(call, f"{name}_arguments"), functools.partial(call, name)
+
+
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 COMMANDS = {
@@ -389,6 +402,26 @@ COMMANDS = {
         _study_arguments,
         _study,
     ),
+    "schedule": Command(
+        "writes a schedule as a folder to publish",
+        "lrlab schedule my-schedule --lr_scheduler wsd:decay_type=1-sqrt,num_decay_steps=0.3",
+        *_hub("schedule"),
+    ),
+    "push": Command(
+        "uploads a run, a study, a set of points or a schedule to the Hub",
+        "lrlab push ddpm-digits-8 --repo_id USER/ddpm-digits-8",
+        *_hub("push"),
+    ),
+    "pull": Command(
+        "downloads what somebody published",
+        "lrlab pull USER/ddpm-digits-8",
+        *_hub("pull"),
+    ),
+    "rerun": Command(
+        "does a run again from its record, and says whether the two agree",
+        "lrlab rerun USER/ddpm-digits-8 --compare",
+        *_hub("rerun"),
+    ),
     "upstream-patch": Command(
         "makes a patch for diffusers of a schedule",
         "lrlab upstream-patch rex --diffusers ~/diffusers --out rex.patch",
@@ -416,7 +449,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             f"Unknown command {arguments[0]!r}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
         )
     options, unknown = parser.parse_known_args(arguments)
-    if options.command == "plan":
+    if options.command in ("plan", "rerun"):
         options.rest = unknown  # the training script's parser knows them
     elif unknown:
         flags = [f"--{name}" for name in vars(options) if name != "command"]

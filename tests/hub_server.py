@@ -1,29 +1,53 @@
-"""A Hugging Face Hub in memory on 127.0.0.1: what huggingface_hub and diffusers ask of the real one, for model repositories.
+"""A Hugging Face Hub in memory on 127.0.0.1: what huggingface_hub, diffusers and datasets ask of the real one.
 
-Every file goes inline into its commit ("regular"), as the real Hub does with small ones: its storage of large files (Xet)
-cannot be imitated, and clients must not look for it (HF_HUB_DISABLE_XET). Whatever is not served is answered with 501,
-so that a client's new call is noticed rather than mistaken for a missing file.
+Models, data sets and Spaces; commits, branches and pull requests; files inline or by LFS; privacy, tokens with roles, and
+faults on request. Its large files go the way of LFS: the real Hub's newer storage (Xet) cannot be imitated, and clients must
+not look for it (HF_HUB_DISABLE_XET). Whatever is not served is answered with 501, so that a client's new call is noticed
+rather than mistaken for a missing file.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import re
+import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-REPO = r"/api/(?P<kind>models)/(?P<id>[^/]+/[^/]+)"
+import yaml
+
+REPO = r"/api/(?P<kind>models|datasets|spaces)/(?P<id>[^/]+/[^/]+)"
+FILES = r"/(?:(?P<kind>datasets|spaces)/)?(?P<id>[^/]+/[^/]+)"
+LARGE = (".safetensors", ".parquet")  # go by LFS, whatever their size
 
 
 class HubError(Exception):
     """An answer that the client turns into an exception; the code tells it into which."""
 
-    def __init__(self, status, message, code=None):
+    def __init__(self, status, message, code=None, headers=None):
         super().__init__(message)
-        self.status, self.message, self.code = status, message, code
+        self.status, self.message, self.code, self.headers = status, message, code, headers or {}
+
+
+@dataclass
+class Fault:
+    """
+    Something that goes wrong at requests whose "METHOD path" matches: a status, a delay, or a connection that is cut
+    "during" the request, or "after" it was done and before its answer.
+    """
+
+    pattern: str
+    status: int | None = None
+    times: int = 1
+    cut: str = ""
+    delay: float = 0
+    headers: dict = field(default_factory=dict)
+    then: object = None  # called when it happens
 
 
 def git_oid(content):
@@ -31,13 +55,24 @@ def git_oid(content):
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+def is_large(path):
+    return path.endswith(LARGE)
+
+
+def oid_of(path, content):
+    """What the Hub calls the content of a file."""
+    return hashlib.sha256(content).hexdigest() if is_large(path) else git_oid(content)
+
+
 @dataclass
 class Repo:
-    """One repository: its files as of each commit, the last of which is `main`."""
+    """One repository: its files as of each commit, and its branches."""
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
+    sdk: str | None = None
 
     @property
     def files(self):
@@ -46,16 +81,17 @@ class Repo:
 
     @property
     def head(self):
-        return list(self.commits)[-1]
+        return self.branches["main"]
 
-    def commit(self, files, message):
+    def commit(self, files, message, branch="main"):
         self.messages.append(message)
         sha = hashlib.sha1(repr((len(self.commits), message, sorted(files))).encode()).hexdigest()
         self.commits[sha] = files
+        self.branches[branch] = sha
         return sha
 
     def resolve(self, revision):
-        sha = self.head if revision == "main" else revision
+        sha = self.branches.get(revision, revision)
         if sha not in self.commits:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return sha
@@ -73,16 +109,20 @@ class HubServer:
         env: The environment that makes a subprocess use this server, with the first token. Not for this process:
             huggingface_hub reads it once, when it is imported.
         repos: (kind, id) -> `Repo`.
+        large: sha256 -> content of files that were sent by LFS.
         requests: (method, path) of every request so far.
         broken: Actions that fail with 500, such as "commit".
+        faults: `Fault`s still to happen.
+        read_only: Tokens that may not write.
     """
 
     def __init__(self, home, tokens=None):
         self.tokens = tokens or {"hf_of_the_test_user": "user"}
-        self.repos = {}
-        self.requests = []
-        self.broken = set()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self.repos, self.large = {}, {}
+        self.requests, self.faults = [], []
+        self.broken, self.read_only = set(), set()
+        self.lock = threading.Lock()
+        self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.hub = self
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
@@ -109,6 +149,29 @@ class HubServer:
     def model(self, repo_id):
         return self.repos["models", repo_id]
 
+    def dataset(self, repo_id):
+        return self.repos["datasets", repo_id]
+
+    def space(self, repo_id):
+        return self.repos["spaces", repo_id]
+
+    def put(self, repo_id, files, kind="models", private=False):
+        """A repository with these files, as somebody else might have made it."""
+        repo = self.repos[kind, repo_id] = Repo(private)
+        repo.commit(dict(files), "initial commit")
+        return repo
+
+    def count(self, pattern):
+        """Requests so far whose "METHOD path" matches."""
+        return sum(re.search(pattern, " ".join(request)) is not None for request in self.requests)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        """A client that was killed is no news."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -119,26 +182,53 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer_request(self):
+        url = urlsplit(self.path)
+        hub = self.server.hub
+        fault = self._fault(unquote(url.path))
+        if fault and fault.cut == "during":
+            self.rfile.read(min(1000, int(self.headers.get("Content-Length", 0)) // 2))
+            return self._hang_up()
         # Read in any case: what stays in the connection would be taken for the next request.
         self.body = self._read_body()
-        url = urlsplit(self.path)
         self.query = parse_qs(url.query)
-        self.server.hub.requests.append((self.command, unquote(url.path)))
+        hub.requests.append((self.command, unquote(url.path)))
+        self.cut_answer = fault.cut == "answer" if fault else False
         try:
+            if fault and fault.status:
+                raise HubError(fault.status, "Wanted by the test", headers=fault.headers)
             self.user = self._authenticate()
             for methods, pattern, action in ROUTES:
                 match = re.fullmatch(pattern, url.path)
                 if match and self.command in methods:
-                    if action.__name__ in self.server.hub.broken:
+                    if action.__name__ in hub.broken:
                         raise HubError(500, "Broken by the test")
+                    self.dropped = bool(fault and fault.cut == "after")
                     # Only now: a revision may contain an escaped slash.
-                    return action(self, **{key: unquote(value) for key, value in match.groupdict().items()})
+                    given = {key: unquote(value) for key, value in match.groupdict().items() if value is not None}
+                    with hub.lock:
+                        return action(self, **given)
             raise HubError(501, f"{self.command} {self.path} is not part of this server")
         except HubError as error:
+            self.dropped = False
             headers = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
-            self._send_json({"error": error.message}, error.status, headers)
+            self._send_json({"error": error.message}, error.status, headers | error.headers)
 
     do_GET = do_HEAD = do_POST = do_DELETE = do_PUT = _answer_request
+
+    def _fault(self, path):
+        for fault in self.server.hub.faults:
+            if fault.times > 0 and re.search(fault.pattern, f"{self.command} {path}"):
+                fault.times -= 1
+                if fault.then:
+                    fault.then()
+                time.sleep(fault.delay)
+                return fault
+        return None
+
+    def _hang_up(self):
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _read_body(self):
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -151,11 +241,17 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(chunks)
 
     def _send(self, content, status=200, headers=None):
+        if getattr(self, "dropped", False):
+            return self._hang_up()
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(content))} | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
+            if self.cut_answer:
+                self.wfile.write(content[: len(content) // 2])
+                self.wfile.flush()
+                return self._hang_up()
             self.wfile.write(content)
 
     def _send_json(self, data, status=200, headers=None):
@@ -163,96 +259,155 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _authenticate(self):
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        if not scheme:
+        self.token = token
+        if not scheme or scheme == "Basic":
             return None
         if scheme != "Bearer" or token not in self.server.hub.tokens:
             raise HubError(401, "Invalid credentials in Authorization header")
         return self.server.hub.tokens[token]
 
+    def _may_write(self, owner):
+        return self.user == owner and self.token not in self.server.hub.read_only
+
     def _repo(self, kind, id, to_write=False):
         repo = self.server.hub.repos.get((kind, id))
-        owned = self.user == id.split("/")[0]
-        if repo is None or (repo.private and not owned):
+        owner = id.split("/")[0]
+        if repo is None or (repo.private and self.user != owner):
             # A private repository is not told apart from one that does not exist.
             raise HubError(404 if self.user else 401, "Repository not found", "RepoNotFound")
-        if to_write and not owned:
+        if to_write and not self._may_write(owner) and "create_pr" not in self.query:
             raise HubError(403 if self.user else 401, "You have no right to write here")
         return repo
 
     def whoami(self):
         if self.user is None:
             raise HubError(401, "Invalid username or password.")
-        self._send_json({"type": "user", "name": self.user, "fullname": self.user, "orgs": []})
+        role = "read" if self.token in self.server.hub.read_only else "write"
+        token = {"displayName": f"for {role}ing", "role": role}
+        answer = {"type": "user", "name": self.user, "fullname": self.user, "orgs": [], "auth": {"accessToken": token}}
+        self._send_json(answer)
 
     def create_repo(self):
         asked = json.loads(self.body)
         owner = asked.get("organization") or self.user
-        if self.user is None or owner != self.user:
+        if self.user is None or not self._may_write(owner):
             raise HubError(403 if self.user else 401, f"You have no right to create a model under {owner!r}")
-        repo_id = f"{owner}/{asked['name']}"
-        url = f"{self.server.hub.url}/{repo_id}"
-        key = (asked.get("type", "model") + "s", repo_id)
-        if key in self.server.hub.repos:
+        repo_id, kind = f"{owner}/{asked['name']}", asked.get("type", "model") + "s"
+        url = f"{self.server.hub.url}/{'' if kind == 'models' else kind + '/'}{repo_id}"
+        if (kind, repo_id) in self.server.hub.repos:
             return self._send_json({"error": "You already created this model repo", "url": url}, 409)
         # huggingface_hub 1 and later send the first, earlier versions the second.
-        repo = self.server.hub.repos[key] = Repo(asked.get("visibility") == "private" or asked.get("private", False))
+        private = asked.get("visibility") == "private" or asked.get("private", False)
+        repo = self.server.hub.repos[kind, repo_id] = Repo(private, sdk=asked.get("sdk"))
         repo.commit({".gitattributes": b""}, "initial commit")
         self._send_json({"url": url, "name": repo_id, "id": repo_id})
 
+    def create_branch(self, kind, id, branch):
+        repo = self._repo(kind, id, to_write=True)
+        if branch in repo.branches:
+            raise HubError(409, f"Reference refs/heads/{branch} exists already")
+        repo.branches[branch] = repo.head
+        self._send_json({})
+
     def validate_yaml(self):
-        """The real one checks each field; this one only that there is metadata at all, and that it has some shape."""
-        block = re.match(r"---\n(.*?)\n---\n", json.loads(self.body)["content"], re.DOTALL)
-        lines = block.group(1).splitlines() if block else [""]
-        wrong = [line for line in lines if not re.match(r"[\w-]+:|\s*- |\s+\w", line)]
-        errors = [{"message": f"not metadata: {line!r}"} for line in wrong]
+        """The real one knows every field; this one those that cards of ours have."""
+        asked = json.loads(self.body)
+        errors = [{"message": message} for message in metadata_errors(asked["content"], asked.get("repoType", "model"))]
         self._send_json({"errors": errors, "warnings": []}, 400 if errors else 200)
 
     def preupload(self, kind, id, revision):
-        files = self._repo(kind, id, to_write=True).files
+        repo = self._repo(kind, id, to_write=True)
+        files = repo.commits[repo.resolve(revision)]
         answers = [
             {
-                "path": file["path"],
-                "uploadMode": "regular",
+                "path": path,
+                "uploadMode": "lfs" if is_large(path) else "regular",
                 "shouldIgnore": False,
-                "oid": git_oid(files[file["path"]]) if file["path"] in files else None,
+                "oid": oid_of(path, files[path]) if path in files else None,
             }
-            for file in json.loads(self.body)["files"]
+            for path in (file["path"] for file in json.loads(self.body)["files"])
         ]
         self._send_json({"files": answers})
 
+    def lfs_batch(self, id, kind="models"):
+        self._repo(kind, id, to_write=True)
+        url = f"{self.server.hub.url}/lfs/"
+        objects = []
+        for asked in json.loads(self.body)["objects"]:
+            is_there = asked["oid"] in self.server.hub.large
+            actions = {} if is_there else {"actions": {"upload": {"href": url + asked["oid"]}}}
+            objects.append({"oid": asked["oid"], "size": asked["size"]} | actions)
+        self._send_json({"transfer": "basic", "objects": objects})
+
+    def lfs_put(self, oid):
+        if hashlib.sha256(self.body).hexdigest() != oid:
+            raise HubError(400, "This is not what was announced")
+        self.server.hub.large[oid] = self.body
+        self._send(b"")
+
     def commit(self, kind, id, revision):
         repo = self._repo(kind, id, to_write=True)
-        if repo.resolve(revision) != repo.head:
-            raise HubError(400, "Only commits to main are part of this server")
-        files, message = dict(repo.files), ""
+        is_pr = "create_pr" in self.query
+        before = repo.resolve(revision)
+        files, message = dict(repo.commits[before]), ""
         for line in self.body.splitlines():
             key, value = (operation := json.loads(line))["key"], operation["value"]
             if key == "header":
                 message = value["summary"]
-                if value.get("parentCommit", repo.head) != repo.head:
+                if value.get("parentCommit", before) != before:
                     raise HubError(412, "A commit has happened since. Please refresh and try again.")
             elif key == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                files[value["path"]] = self.server.hub.large[value["oid"]]
             elif key == "deletedFile":
                 del files[value["path"]]
             else:
                 raise HubError(501, f"{key!r} is not part of this server")
-        sha = repo.commit(files, message)
-        url = f"{self.server.hub.url}/{id}/commit/{sha}"
-        self._send_json({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
+        number = 1 + sum(branch.startswith("refs/pr/") for branch in repo.branches)
+        sha = repo.commit(files, message, f"refs/pr/{number}" if is_pr else revision)
+        prefix = f"{self.server.hub.url}/{'' if kind == 'models' else kind + '/'}{id}"
+        pull_request = {"pullRequestUrl": f"{prefix}/discussions/{number}"} if is_pr else {}
+        url = {"commitUrl": f"{prefix}/commit/{sha}"}
+        self._send_json({"success": True, "commitOid": sha, "hookOutput": "", **url, **pull_request})
 
     def info(self, kind, id, revision="main"):
         repo = self._repo(kind, id)
         sha = repo.resolve(revision)
-        siblings = [{"rfilename": path} for path in sorted(repo.commits[sha])]
-        self._send_json({"id": id, "sha": sha, "private": repo.private, "siblings": siblings})
+        siblings = []
+        for path, content in sorted(repo.commits[sha].items()):
+            blobs = {"size": len(content), "blobId": git_oid(content)} if "blobs" in self.query else {}
+            siblings.append({"rfilename": path} | blobs)
+        self._send_json({"id": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []})
 
-    def tree(self, kind, id, revision):
-        if self.query.get("recursive", ["false"])[0].lower() != "true":
-            raise HubError(501, "Only the whole tree is part of this server")
+    def tree(self, kind, id, revision, folder=""):
         repo = self._repo(kind, id)
-        files = sorted(repo.commits[repo.resolve(revision)].items())
-        self._send_json([{"type": "file", "path": path, "size": len(data), "oid": git_oid(data)} for path, data in files])
+        files = repo.commits[repo.resolve(revision)]
+        prefix = f"{folder}/" if folder else ""
+        inside = {path: content for path, content in sorted(files.items()) if path.startswith(prefix)}
+        if folder and not inside:
+            raise HubError(404, "Entry not found", "EntryNotFound")
+        recursive = self.query.get("recursive", ["false"])[0].lower() == "true"
+        entries, folders = [], set()
+        for path, content in inside.items():
+            rest = path.removeprefix(prefix)
+            if "/" in rest and not recursive:
+                folders.add(prefix + rest.split("/")[0])
+                continue
+            large = (
+                {"lfs": {"oid": oid_of(path, content), "size": len(content), "pointerSize": 130}} if is_large(path) else {}
+            )
+            entries.append({"type": "file", "path": path, "size": len(content), "oid": git_oid(content)} | large)
+        entries += [
+            {"type": "directory", "path": path, "oid": git_oid(path.encode()), "size": 0} for path in sorted(folders)
+        ]
+        self._send_json(entries)
+
+    def paths_info(self, kind, id, revision):
+        repo = self._repo(kind, id)
+        files = repo.commits[repo.resolve(revision)]
+        asked = [path for path in json.loads(self.body)["paths"] if path in files]
+        self._send_json([{"type": "file", "path": p, "size": len(files[p]), "oid": git_oid(files[p])} for p in asked])
 
     def resolve(self, id, revision, path, kind="models"):
         repo = self._repo(kind, id)
@@ -260,7 +415,55 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in repo.commits[sha]:
             raise HubError(404, "Entry not found", "EntryNotFound")
         content = repo.commits[sha][path]
-        self._send(content, headers={"ETag": f'"{git_oid(content)}"', "X-Repo-Commit": sha})
+        headers = {"ETag": f'"{oid_of(path, content)}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        if is_large(path):
+            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not asked:
+            return self._send(content, headers=headers)
+        first, last = int(asked[1]), int(asked[2] or len(content) - 1)
+        headers["Content-Range"] = f"bytes {first}-{min(last, len(content) - 1)}/{len(content)}"
+        self._send(content[first : last + 1], 206, headers)
+
+
+# Fields of metadata, and the type that each has in cards of ours.
+_FIELDS = {
+    **{"library_name": str, "pipeline_tag": str, "license": str, "tags": list, "datasets": list, "model-index": list},
+    **{"pretty_name": str, "size_categories": list, "configs": list},
+    **{"title": str, "emoji": str, "colorFrom": str, "colorTo": str, "sdk": str, "app_file": str, "pinned": bool},
+}
+_NEEDED = {"space": ("title", "sdk", "emoji", "colorFrom", "colorTo")}
+_LICENSES = ("apache-2.0", "mit", "cc-by-4.0")
+_TASKS = ("unconditional-image-generation", "other")
+_COLORS = ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
+
+
+def metadata_errors(content, repo_type):
+    """What is wrong with the metadata of a card, by the rules that the Hub documents for the fields above."""
+    block = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
+    try:
+        data = yaml.safe_load(block[1]) if block else None
+    except yaml.YAMLError as error:
+        return [str(error)]
+    if not isinstance(data, dict):
+        return ["there is no metadata"]
+    wrong = [f"{key!r} is not known" for key in data if key not in _FIELDS]
+    wrong += [
+        f"{key!r} is no {kind.__name__}" for key, kind in _FIELDS.items() if not isinstance(data.get(key, kind()), kind)
+    ]
+    wrong += [f"{key!r} is missing" for key in _NEEDED.get(repo_type, ()) if key not in data]
+    allowed = {"license": _LICENSES, "pipeline_tag": _TASKS, "colorFrom": _COLORS, "colorTo": _COLORS, "sdk": ("static",)}
+    wrong += [f"{key}: {data[key]!r}" for key, values in allowed.items() if key in data and data[key] not in values]
+    for model in data.get("model-index", []):
+        for result in model["results"]:
+            wrong += [f"a result lacks {key!r}" for key in ("task", "dataset", "metrics") if key not in result]
+            for metric in result.get("metrics", []):
+                wrong += [f"a metric lacks {key!r}" for key in ("type", "value") if key not in metric]
+                if metric.get("verified") and "verifyToken" not in metric:
+                    wrong.append("a metric says that it is verified")
+            if "source" in result and "url" not in result["source"]:
+                wrong.append("a source has no url")
+    return wrong
 
 
 ROUTES = [
@@ -269,8 +472,13 @@ ROUTES = [
     (["POST"], r"/api/validate-yaml", _Handler.validate_yaml),
     (["POST"], REPO + r"/preupload/(?P<revision>[^/]+)", _Handler.preupload),
     (["POST"], REPO + r"/commit/(?P<revision>[^/]+)", _Handler.commit),
+    (["POST"], REPO + r"/branch/(?P<branch>[^/]+)", _Handler.create_branch),
+    (["POST"], REPO + r"/paths-info/(?P<revision>[^/]+)", _Handler.paths_info),
+    (["POST"], FILES + r"\.git/info/lfs/objects/batch", _Handler.lfs_batch),
+    (["PUT"], r"/lfs/(?P<oid>[0-9a-f]+)", _Handler.lfs_put),
     (["GET"], REPO, _Handler.info),
     (["GET"], REPO + r"/revision/(?P<revision>[^/]+)", _Handler.info),
     (["GET"], REPO + r"/tree/(?P<revision>[^/]+)", _Handler.tree),
-    (["GET", "HEAD"], r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", _Handler.resolve),
+    (["GET"], REPO + r"/tree/(?P<revision>[^/]+)/(?P<folder>.+)", _Handler.tree),
+    (["GET", "HEAD"], FILES + r"/resolve/(?P<revision>[^/]+)/(?P<path>.+)", _Handler.resolve),
 ]

@@ -51,7 +51,9 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
 
 
 def _card(name: str, sizes: dict[str, int], seed: int) -> str:
-    from huggingface_hub import DatasetCard, DatasetCardData
+    from huggingface_hub import DatasetCardData
+
+    from ..hub.cards import fill
 
     entry = TOY_DATASETS[name]
     data = DatasetCardData(
@@ -68,9 +70,9 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
         ],
     )
     options = f"--n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed}"
-    card = DatasetCard.from_template(
-        card_data=data,
-        template_path=str(TEMPLATE),
+    return fill(
+        TEMPLATE,
+        data,
         title=name,
         description=entry.description,
         source=entry.source,
@@ -79,7 +81,6 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
         has_density=toy_log_prob(name) is not None,
         command=f"lrlab data export {name} DIR {options}",
     )
-    return str(card)
 
 
 def _size_category(num_rows: int) -> str:

@@ -17,6 +17,7 @@ from ..training.checks import local_folder
 from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
 from ..training.kinds import kind_of
 from ..training.timestep_choices import describe_choices
+from .cards import fill
 
 TEMPLATE = Path(__file__).parent / "model_card.md"
 
@@ -49,14 +50,12 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         location (`str`, *optional*): What the loading example names; the repository's id for a run that is pushed, the
             folder for others.
     """
-    from huggingface_hub import ModelCard
-
     config, train = record["config"], record["train"]
     kind = kind_of(TrainingConfig(**config))
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
-    card = ModelCard.from_template(
-        card_data=_card_data(record, title),
-        template_path=str(TEMPLATE),
+    card = fill(
+        TEMPLATE,
+        _card_data(record, title),
         title=title,
         kind=kind,
         data=_data_text(config),
@@ -75,7 +74,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         facts=_facts(record),
         timestep_bins=config["log_timestep_bins"],
     )
-    write_text(folder / "README.md", str(card))
+    write_text(folder / "README.md", card)
 
 
 def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
@@ -107,15 +106,20 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
         config["momentum_scheduler_kwargs"],
     )
     text = (
-        f"`{describe_schedule(schedule)}`, with a peak of {_peak(config, train):g} after {train['warmup_updates']} "
-        "updates of warm-up, "
-        f"{train['num_updates']} updates in all. "
+        f"`{describe_schedule(schedule)}`{_origin(config)}, with a peak of {_peak(config, train):g} after "
+        f"{train['warmup_updates']} updates of warm-up, {train['num_updates']} updates in all. "
     )
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
         return text + "The rate follows the validation loss."
     deviation = train["schedule_audit"]["largest_lr_deviation"]
     exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} of the peak of this curve"
     return text + f"Checked at every update: the rate in the optimizer was {exact}."
+
+
+def _origin(config: dict[str, Any]) -> str:
+    """Where a schedule was published, if it is of the Hub."""
+    source = config.get("lr_scheduler_source")
+    return f" (`{source}`)" if source else ""
 
 
 def _peak(config: dict[str, Any], train: dict[str, Any]) -> float:
@@ -204,12 +208,14 @@ def _card_data(record: dict[str, Any], title: str) -> Any:
             metric_type=key,
             metric_name=metrics[key],
             metric_value=results[key],
+            verified=False,  # nobody but this run has measured it
         )
         for key in ("validation_loss_ema", "validation_loss", "frechet_distance", *_POINT_RESULTS)
         if key in results
     ]
     return ModelCardData(
         library_name="diffusers",
+        license=config.get("hub_license"),
         pipeline_tag=task if is_about_images else None,  # the Hub has none for points
         tags=[
             *("diffusers", "diffusers-training", task if is_about_images else "points"),

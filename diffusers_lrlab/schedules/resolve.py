@@ -11,6 +11,8 @@ import numpy as np
 from ..errors import LabError
 from ..progress import Progress
 from ..registry import Entry, Registry
+from .artefact import PREFIX as HUB_PREFIX
+from .artefact import hub_schedule
 from .catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .frame import Schedule
 from .spec import format_spec, parse_spec
@@ -25,8 +27,13 @@ def checked_name(name: Any) -> str:
 
 
 def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
-    """Name and given parameters from a spec string and a dictionary; a parameter given in both is an error."""
-    name, from_spec = parse_spec(spec)
+    """
+    Name and given parameters from a spec string and a dictionary; a parameter given in both is an error.
+
+    Of a published schedule ("hub:USER/NAME") these are those of the learning rate; [`resolve_schedule`] has its momentum.
+    """
+    published = hub_schedule(spec) if registry is SCHEDULERS and spec.startswith(HUB_PREFIX) else None
+    name, from_spec = (published.name, published.kwargs) if published else parse_spec(spec)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
     given = dict(kwargs or {})
@@ -71,6 +78,8 @@ def resolve_schedule(
     """
     resolved: dict[str, Any] = {}
     name = None
+    if spec is not None and spec.startswith(HUB_PREFIX):
+        momentum, momentum_kwargs = published_momentum(spec, momentum, momentum_kwargs)
     if spec is not None:
         name, given = merge_spec(spec, kwargs)
         resolved = resolve_kwargs(SCHEDULERS[name], given)
@@ -83,6 +92,18 @@ def resolve_schedule(
             f"{momentum!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
         )
     return schedule
+
+
+def published_momentum(
+    spec: str, momentum: str | None, momentum_kwargs: dict[str, Any] | None
+) -> tuple[str | None, dict[str, Any] | None]:
+    """The momentum schedule beside a published schedule, with its parameters: its own, or what was given if it has none."""
+    published = hub_schedule(spec)
+    if published.momentum is None:
+        return momentum, momentum_kwargs
+    if momentum is not None:
+        raise LabError(f"{spec!r} brings the momentum schedule {published.momentum!r}, and {momentum!r} is given. Drop one.")
+    return published.momentum, published.momentum_kwargs
 
 
 def describe_schedule(schedule: Schedule) -> str:

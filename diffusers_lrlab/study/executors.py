@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DiskFull, Diverged, Interrupted, LabError
-from ..training.interrupts import interrupts_raised
+from ..interruption import interrupts_raised
 from .bench import Bench
 from .curves import Curves
 from .measure import diverged, make_record, measure

@@ -21,7 +21,10 @@ _NOT_IN_RESULT = NOT_IN_SPECS - {"seed", "eval_batch_size"} | {"checkpointing_st
 # The same of fields that a specification may have; they count as these values.
 _WITHOUT_EFFECT = {"cache_dir": None, "dataloader_num_workers": 0}
 # Fields that are younger than results that are kept: at these values they count for nothing, so that those keep their names.
-_YOUNGER = {"scale_lr": "none", "base_batch_size": 64, "gradient_checkpointing": False}
+_YOUNGER = {
+    **{"scale_lr": "none", "base_batch_size": 64, "gradient_checkpointing": False},
+    **{"lr_scheduler_source": None},
+}
 PRESETS = "(presets)"  # the folder of those of the package
 _FORMAT = 1  # of result files; part of the identity of a run
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ..files import atomic_file
-from ..training.interrupts import InterruptGuard, interrupts_raised
+from ..interruption import interrupts_raised
+from ..training.interrupts import InterruptGuard
 from .bench import Bench
 from .executors import StudyInterrupted
 from .lanes import Lanes, SideBySide, side_by_side

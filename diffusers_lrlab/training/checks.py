@@ -23,7 +23,7 @@ _AT_LEAST_ONE = (
     "resolution", "train_batch_size", "gradient_accumulation_steps", "num_epochs", "max_train_steps", "ddpm_num_steps",
     "ddpm_num_inference_steps", "logging_steps", "validation_steps", "save_images_epochs", "save_model_epochs",
     "eval_batch_size", "checkpointing_steps", "stream_shuffle_buffer", "timestep_grad_every",
-    "ema_update_every", "base_batch_size",
+    "ema_update_every", "base_batch_size", "hub_push_every",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "num_validation_images", "dataloader_num_workers", "checkpoints_total_limit", "in_memory_limit_mb", "cpu_threads",
@@ -34,7 +34,11 @@ _AT_LEAST_ZERO = (
 
 # Options that would be ignored unless something else is asked for: (options, what they need, whether it is there).
 _NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainingConfig], bool]], ...] = (
-    (("hub_token", "hub_model_id", "hub_private_repo"), "--push_to_hub", lambda config: config.push_to_hub),
+    (
+        ("hub_token", "hub_model_id", "hub_private_repo", "hub_push_every"),
+        "--push_to_hub",
+        lambda config: config.push_to_hub,
+    ),
     (
         ("ema_inv_gamma", "ema_power", "ema_max_decay", "ema_update_every", "ema_start_update"),
         "--use_ema",

@@ -8,9 +8,11 @@ from typing import Any
 from ..errors import LabError
 from ..optimizers import OPTIMIZERS, check_installed
 from ..progress import resolve_warmup_updates
+from ..schedules.artefact import PREFIX as HUB_PREFIX
+from ..schedules.artefact import hub_schedule
 from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
 from ..schedules.frame import Schedule
-from ..schedules.resolve import merge_spec, resolve_kwargs
+from ..schedules.resolve import merge_spec, published_momentum, resolve_kwargs
 from ..schedules.spec import parse_json_kwargs
 from .config import TrainingConfig
 
@@ -82,6 +84,13 @@ def resolve_momentum(config: TrainingConfig) -> None:
 
 def resolve_lr_schedule(config: TrainingConfig) -> None:
     """Splits name and parameters, fills in defaults, and settles warm-up as far as the length of the run is known."""
+    if config.lr_scheduler.startswith(HUB_PREFIX):
+        config.lr_scheduler_source = hub_schedule(config.lr_scheduler).pin
+        config.momentum_scheduler, config.momentum_scheduler_kwargs = published_momentum(
+            config.lr_scheduler,
+            config.momentum_scheduler,
+            given_kwargs(config.momentum_scheduler_kwargs, "--momentum_scheduler_kwargs"),
+        )
     name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config.lr_scheduler_kwargs, "--lr_scheduler_kwargs"))
     flags = {"num_cycles": config.lr_num_cycles, "power": config.lr_power}
     for key, value in flags.items():

@@ -116,7 +116,12 @@ class ScheduleConfig:
     )
     base_batch_size: int = _option(64, "Images of an update that --learning_rate is meant for, with --scale_lr.")
     lr_scheduler: str = _option(
-        "cosine", "Name of the schedule, or a spec string NAME:key=value,key=value. Names: {lr_schedulers}."
+        "cosine",
+        "Name of the schedule, or a spec string NAME:key=value,key=value, or hub:USER/NAME for one that somebody published. "
+        "Names: {lr_schedulers}.",
+    )
+    lr_scheduler_source: str | None = _option(
+        None, "Set by hub:USER/NAME: the commit and the hash of the schedule that was taken; not for use by hand."
     )
     lr_scheduler_kwargs: dict[str, Any] | str | None = _option(
         None, """Its parameters as JSON, such as '{"step_size": 500}'."""
@@ -265,6 +270,11 @@ class OutputConfig:
     hub_token: str | None = _option(None, "Token for the Hub; the one of `hf auth login` if not given.")
     hub_model_id: str | None = _option(None, "Repository on the Hub; the name of output_dir in your namespace.")
     hub_private_repo: bool = _option(False, "Make the repository private if it is new.")
+    hub_push_every: int | None = _option(
+        None,
+        "Updates between uploads of the pipeline during training, which goes on meanwhile; at the end only if not given.",
+    )
+    hub_license: str | None = _option(None, "License of the model, for its card, such as apache-2.0; none if not given.")
     preflight: bool = _option(True, "Check data, settings and model before training, and say what looks like a mistake.")
     sanity: bool = _option(
         False, "Before training, learn a single batch by heart, in 150 updates, and stop if the loss does not fall to half."

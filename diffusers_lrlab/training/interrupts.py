@@ -5,34 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import Interrupted
+from ..interruption import SIGNALS
 
 _ECHO_SECONDS = 3
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def interrupts_raised(make_error: Callable[[int], Interrupted]) -> Iterator[None]:
-    """Raises, at once on SIGINT or SIGTERM inside this block, what `make_error` makes of the number of the signal."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise make_error(number)
-
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, stop) for number in _SIGNALS} if in_main_thread else {}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class InterruptGuard:
@@ -50,7 +31,7 @@ class InterruptGuard:
 
     def __enter__(self) -> InterruptGuard:
         # Python lets only the main thread handle signals; a run in another one is stopped by its own program.
-        numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 

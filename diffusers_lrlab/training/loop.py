@@ -242,7 +242,8 @@ class Trainer(RunCore):
             with self.averaged_weights():
                 samples = draw_samples(self, config.eval_batch_size)
             self.keep_samples(samples)
-        if config.save_model_epochs and plan.due(config.save_model_epochs, self.update, 0):
+        is_pushed = config.hub_push_every is not None and self.update % config.hub_push_every == 0
+        if is_pushed or (config.save_model_epochs and plan.due(config.save_model_epochs, self.update, 0)):
             self.save_result()
             if self.on_saved and self.accelerator.is_main_process:
                 self.on_saved(self.update)

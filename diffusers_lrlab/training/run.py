@@ -7,7 +7,6 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +69,12 @@ def train(config: TrainingConfig) -> Path | None:
 
     from .loop import Trainer
 
-    trainer = Trainer(plan, data, accelerator, folder, on_saved=_push_in_between(config) if config.push_to_hub else None)
+    pushes = None
+    if config.push_to_hub and accelerator.is_main_process:
+        from ..hub.beside import PushesBeside
+
+        pushes = PushesBeside(folder.path, config)
+    trainer = Trainer(plan, data, accelerator, folder, on_saved=pushes)
     if checkpoint:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
@@ -88,7 +92,12 @@ def train(config: TrainingConfig) -> Path | None:
         (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
         flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
         accelerator.init_trackers("diffusers_lrlab", config=flat)
-    _run_recorded(trainer, record)
+    try:
+        _run_recorded(trainer, record)
+    except BaseException:
+        if pushes is not None:
+            pushes.stop()
+        raise
     accelerator.print(trainer.audit.summary())
     if trainer.observer is not None and trainer.observer.log.num_spikes:
         accelerator.print(f"Loss spikes by noise level: {trainer.observer.log.num_spikes}, see lrlab/timesteps.png.")
@@ -97,10 +106,11 @@ def train(config: TrainingConfig) -> Path | None:
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
-    if config.push_to_hub and accelerator.is_main_process:
+    if pushes is not None:
         from ..hub.publish import push_run
 
-        push_run(folder.path, config, f"{plan.num_updates} updates: {record['run']['command']}")
+        pushes.finish()
+        accelerator.print(f"Uploaded: {push_run(folder.path, config).url}")
     return folder.path
 
 
@@ -186,23 +196,10 @@ def _look_at_run(trainer: Trainer) -> dict[str, str]:
     return found
 
 
-def _push_in_between(config: TrainingConfig) -> Callable[[int], None]:
-    """Uploads what is there in the middle of a run; a Hub that is away then must not cost the run."""
-    from ..hub.publish import push_run
-
-    def push(update: int) -> None:
-        try:
-            push_run(Path(config.output_dir), config, f"Update {update}")
-        except LabError as error:
-            print(f"warning: {error}\nTraining goes on; the upload at the end takes everything.", file=sys.stderr)  # noqa: T201
-
-    return push
-
-
 def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
     """Runs to the end; `run.json` tells what became of the run, whatever that is."""
+    from ..interruption import interrupts_raised
     from .finish import finish_run
-    from .interrupts import interrupts_raised
 
     started = time.perf_counter()
     try:

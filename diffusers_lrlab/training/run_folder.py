@@ -25,8 +25,8 @@ FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
 _FREE_ON_RESUME = frozenset(
     "output_dir overwrite_output_dir cache_dir dataloader_num_workers in_memory_limit_mb cpu_threads local_rank "
     "train_batch_size gradient_accumulation_steps checkpointing_steps checkpoints_total_limit resume_from_checkpoint "
-    "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run eval_batch_size "
-    "save_images_epochs save_model_epochs frechet_samples skip_corrupt_images "
+    "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo hub_push_every hub_license dry_run "
+    "eval_batch_size save_images_epochs save_model_epochs frechet_samples skip_corrupt_images "
     "model_config_name_or_path mixed_precision preflight sanity gradient_checkpointing "
     "auto_learning_rate".split()
 )

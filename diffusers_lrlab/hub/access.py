@@ -1,0 +1,222 @@
+"""The Hub as seen from here: whose token it is, what it may write, and what the Hub's answers mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import LabError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+T = TypeVar("T")
+
+_ATTEMPTS = 4
+_LONGEST_WAIT = 120  # seconds; a Hub that asks for more patience is told to the user instead
+_MEANINGS = {
+    401: "The Hub does not accept the token: it is wrong, or it has expired.",
+    403: "The Hub refuses: this token has no right to write there.",
+    404: "There is no such repository or revision on the Hub, or this token may not see it.",
+    409: "The repository is in another state than was expected.",
+    412: "Somebody else has committed to the repository in the meantime.",
+    413: "The Hub takes no files of this size.",
+    429: "The Hub asks for patience: too many requests.",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """
+    Where something is to go.
+
+    Args:
+        repo_id (`str`): "USER/NAME"; [`check_can_write`] puts the user in front of a bare name.
+        repo_type (`str`): "model", "dataset" or "space".
+        private (`bool`): Whether the repository is made private if it is new.
+        revision (`str`): The branch, which is made if there is none.
+        create_pr (`bool`): Whether to propose the change instead of making it.
+        token (`str`, *optional*): The one of `HF_TOKEN` or `hf auth login` if not given.
+        asked_by (`str`): What the user gave to upload, for messages.
+        id_option (`str`): What the user gave `repo_id` by.
+    """
+
+    repo_id: str
+    repo_type: str = "model"
+    private: bool = False
+    revision: str = "main"
+    create_pr: bool = False
+    token: str | None = field(default=None, repr=False)
+    asked_by: str = "lrlab push"
+    id_option: str = "--repo_id"
+
+    @property
+    def api(self) -> HfApi:
+        """A client with the token."""
+        from huggingface_hub import HfApi, get_token
+
+        return HfApi(token=self.token or get_token())
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What most calls of the client take."""
+        return {"repo_id": self.repo_id, "repo_type": self.repo_type}
+
+
+def check_can_write(target: Target, dry_run: bool = False) -> Target:
+    """
+    Makes sure, before any work, that something can be uploaded; makes the repository and the branch if they are missing.
+
+    Args:
+        target ([`Target`]): Where to.
+        dry_run (`bool`): Whether nothing may be made.
+
+    Returns:
+        [`Target`]: with a complete id.
+
+    Raises:
+        LabError: without a token, with one that the Hub does not accept or that may only read, and with an id that is not
+            valid or belongs to somebody else.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.utils import validate_repo_id
+
+    if not (target.token or get_token()):
+        raise LabError(
+            f"{target.asked_by} needs a token with the right to write. Run `hf auth login`, set HF_TOKEN, or pass "
+            "--hub_token to the training script."
+        )
+    try:
+        validate_repo_id(target.repo_id)
+    except ValueError as error:
+        raise LabError(f"{target.id_option} {target.repo_id!r} is not a valid id: {error}") from None
+    api = target.api
+    with hub_errors(target):
+        who = api.whoami()
+        token_name, role = _describe_token(who)
+        if role == "read":
+            raise LabError(
+                f"{target.asked_by} needs the right to write, and the token {token_name!r} of {who['name']!r} may only "
+                "read. Make one of the type 'write' in the settings of the Hub, then run `hf auth login` or set HF_TOKEN."
+            )
+        if "/" not in target.repo_id:
+            target = dataclasses.replace(target, repo_id=f"{who['name']}/{target.repo_id}")
+        if dry_run:
+            return target
+        if target.create_pr:
+            api.repo_info(**target.where)
+            return target
+        extra = {"space_sdk": "static"} if target.repo_type == "space" else {}
+        api.create_repo(**target.where, private=target.private or None, exist_ok=True, **extra)  # type: ignore[arg-type]
+        if target.revision != "main":
+            api.create_branch(**target.where, branch=target.revision, exist_ok=True)
+    return target
+
+
+def _describe_token(who: dict[str, Any]) -> tuple[str, str | None]:
+    """Name and role of the token that `whoami` was asked with."""
+    token = (who.get("auth") or {}).get("accessToken") or {}
+    return token.get("displayName", "in use"), token.get("role")
+
+
+@contextmanager
+def hub_errors(target: Target) -> Iterator[None]:
+    """Turns what the client raises into a `LabError` that says what it means; no message holds the token."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        yield
+    except LabError:
+        raise
+    # A failed connection is an HTTPError in huggingface_hub 1 and later, an OSError before.
+    except (HfHubHTTPError, HTTPError, OSError) as error:
+        if _is_local(error):
+            raise
+        raise LabError(explain(error, target)) from None
+    except ValueError as error:  # the client's own checks, such as that of a card's metadata
+        raise LabError(f"{_without(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})") from None
+
+
+def explain(error: BaseException, target: Target) -> str:
+    """One message for an error of the client: what happened, and what to do."""
+    status = status_of(error)
+    text = _without(str(error), target.token)
+    if status is None:
+        return (
+            f"The Hub cannot be reached for {target.asked_by}: {text}\nCheck the network and HF_ENDPOINT, or upload later."
+        )
+    meaning = _MEANINGS.get(status, "The Hub has trouble of its own." if status >= 500 else "The Hub refuses.")
+    remedy = {
+        401: "The token comes from --hub_token, HF_TOKEN or `hf auth login`, in this order; an expired one needs a new one.",
+        412: "Look at what is there, and push again.",
+        429: "Wait, and push again.",
+    }.get(status, f"Check {target.id_option} {target.repo_id!r}, and the token and its rights.")
+    if status >= 500:
+        remedy = "Push again later."
+    return f"{meaning} ({target.asked_by}, {target.repo_type} {target.repo_id!r}) {text}\n{remedy}"
+
+
+def _without(text: str, token: str | None) -> str:
+    """A message without any token in it."""
+    from huggingface_hub import get_token
+
+    for secret in {token, get_token()} - {None, ""}:
+        text = text.replace(str(secret), "...")
+    return text.strip()
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of the client is about, `None` if there was no answer."""
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def say(text: str) -> None:
+    """Tells the user what is going on."""
+    sys.stderr.write(text + "\n")
+
+
+def patiently(action: Callable[[], T], doing: str) -> T:
+    """
+    Does something on the Hub, and again after a while if the Hub is busy or the connection breaks.
+
+    Args:
+        action (`Callable`): May be called several times.
+        doing (`str`): For messages.
+
+    Raises:
+        What `action` raises the last time.
+    """
+    from huggingface_hub.errors import HTTPError
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            return action()
+        except (HTTPError, OSError) as error:
+            status = status_of(error)
+            passes = status is None or status == 429 or status >= 500
+            wait = _asked_wait(error) or 2.0**attempt
+            if not passes or attempt + 1 == _ATTEMPTS or wait > _LONGEST_WAIT or _is_local(error):
+                raise
+            what = "no answer" if status is None else f"status {status}"
+            say(f"{doing}: {what} from the Hub; again in {wait:g} s ({attempt + 1} of {_ATTEMPTS - 1}).")
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _is_local(error: BaseException) -> bool:
+    """Whether a file of ours is the trouble, which no patience mends; the Hub's errors are OSErrors too."""
+    return isinstance(error, OSError) and getattr(error, "filename", None) is not None
+
+
+def _asked_wait(error: BaseException) -> float | None:
+    """Seconds of the answer's Retry-After."""
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    try:
+        return float(headers["Retry-After"])
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,189 @@
+"""What of a folder goes up: which files of a run, a study, a set of points or a schedule a user needs."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError
+from .cards import card_for_dataset, card_for_run, space_card, study_card
+
+# Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
+RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "unet/*", "denoiser/*", "scheduler/*", "lrlab/*")
+_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*")
+_CHECKPOINTS = "checkpoint-*/*"
+_STUDY_FILES = ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "spec.yaml", "runs/*.json")
+_STUDY_WEIGHTS = "weights/*.safetensors"
+_DATASET_FILES = ("README.md", "points.png", "data/*.parquet")
+SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")
+_SPACE_FILES = ("README.md", "index.html", "summary.json", "spec.yaml")
+KINDS = {"run": "model", "schedule": "model", "dataset": "dataset", "study": "dataset", "space": "space"}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """
+    What goes up.
+
+    Args:
+        kind (`str`): A key of `KINDS`, whose value is the type of its repository.
+        files (`dict`): From paths in the repository to files here, or to their content.
+        owned (`tuple` of `str`): Patterns of files that are taken away from the repository if they are not among `files`.
+        message (`str`): Of the commit.
+    """
+
+    kind: str
+    files: dict[str, Path | bytes]
+    owned: tuple[str, ...]
+    message: str
+
+    @property
+    def repo_type(self) -> str:
+        """Of the repository that it goes to."""
+        return KINDS[self.kind]
+
+
+def kind_of_folder(folder: Path) -> str:
+    """
+    What a folder holds: "run", "study", "schedule" or "dataset".
+
+    Raises:
+        LabError: if it holds none of them; it says what to give.
+    """
+    if not folder.is_dir():
+        raise LabError(f"{str(folder)!r} is no folder. Give that of a run, a study, a set of points or a schedule.")
+    if (folder / "lrlab" / "run.json").is_file():
+        return "run"
+    if (folder / "spec.yaml").is_file():
+        return "study"
+    if (folder / "schedule.json").is_file():
+        return "schedule"
+    if any((folder / "data").glob("*.parquet")) and (folder / "README.md").is_file():
+        return "dataset"
+    raise LabError(
+        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), set of points (data/*.parquet and README.md) or "
+        "schedule (schedule.json). Give the folder that a command of this package wrote."
+    )
+
+
+@contextmanager
+def contents_of(
+    folder: Path, repo_id: str, *, space: bool = False, include_checkpoints: bool = False, unfinished: bool = False
+) -> Iterator[Contents]:
+    """
+    What of a folder goes to a repository; files that are made for it live inside this block.
+
+    Args:
+        folder (`Path`): Of a run, a study, a set of points or a schedule.
+        repo_id (`str`): What its card tells people to load.
+        space (`bool`): Whether the report of a study is to be a web page, instead of the study a data set.
+        include_checkpoints (`bool`): Whether the checkpoints of a run, or the weights of a study's runs, go up too.
+        unfinished (`bool`): Whether a run that has not ended well goes up as far as it is.
+
+    Raises:
+        LabError: if there is nothing to upload, or nothing finished.
+    """
+    kind = kind_of_folder(folder)
+    if space and kind != "study":
+        raise LabError(f"--space makes a page of a study's report, and {str(folder)!r} holds a {kind}. Leave it out.")
+    if include_checkpoints and kind not in ("run", "study"):
+        raise LabError(f"--include_checkpoints has no effect: {str(folder)!r} holds a {kind}. Leave it out.")
+    if unfinished and kind != "run":
+        raise LabError(f"--unfinished is about runs, and {str(folder)!r} holds a {kind}. Leave it out.")
+    if kind == "run":
+        yield _run(folder, repo_id, include_checkpoints, unfinished)
+    elif kind == "dataset":
+        files = _collect(folder, _DATASET_FILES)
+        files["README.md"] = card_for_dataset(folder, repo_id).encode()
+        yield Contents("dataset", files, _DATASET_FILES, f"The set of points {folder.resolve().name}")
+    elif kind == "schedule":
+        from ..schedules.artefact import read_schedule_file
+        from .cards import card_for_schedule
+
+        schedule = read_schedule_file(folder / "schedule.json")
+        files = _collect(folder, SCHEDULE_FILES)
+        files["README.md"] = card_for_schedule(folder, repo_id).encode()
+        yield Contents("schedule", files, SCHEDULE_FILES, f"The schedule {schedule.text}")
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield _study(folder, Path(temporary) / "card", repo_id, space, include_checkpoints)
+
+
+def _collect(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
+    """Files of a folder by their paths in it; links that lead out of it are refused."""
+    root = folder.resolve()
+    found: dict[str, Path | bytes] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        wanted = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        if not path.is_file() or not wanted or any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER):
+            continue
+        if not path.resolve().is_relative_to(root):
+            raise LabError(f"{str(path)!r} is a link to a file outside of {str(folder)!r}. Put a copy in its place.")
+        found[name] = path
+    return found
+
+
+def run_files(folder: Path, include_checkpoints: bool = False) -> dict[str, Path | bytes]:
+    """The files of a run that a user needs."""
+    return _collect(folder, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints)
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, or a `LabError` that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LabError(f"{str(path)!r} cannot be read as JSON ({error}).") from None
+
+
+def _run(folder: Path, repo_id: str, include_checkpoints: bool, unfinished: bool) -> Contents:
+    record = read_json(folder / "lrlab" / "run.json")
+    try:
+        status, command = record["run"]["status"], record["run"]["command"]
+    except (KeyError, TypeError):
+        raise LabError(f"{str(folder / 'lrlab' / 'run.json')!r} is not the record of a run.") from None
+    if status != "finished" and not unfinished:
+        raise LabError(
+            f"The run in {str(folder)!r} is not finished (status: {status}). Go on with it by --resume_from_checkpoint "
+            "latest, or push what there is by --unfinished."
+        )
+    files = run_files(folder, include_checkpoints)
+    if "model_index.json" not in files:
+        raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
+    files["README.md"] = card_for_run(folder, record, repo_id).encode()
+    updates = record["train"].get("updates_done", record["train"]["num_updates"])
+    return Contents("run", files, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints, f"{updates} updates: {command}")
+
+
+def _study(folder: Path, temporary: Path, repo_id: str, space: bool, include_weights: bool) -> Contents:
+    summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
+    if summary is None:
+        raise LabError(f"{str(folder)!r} has no summary yet. Finish the study by `lrlab study run`, then push it.")
+    title = summary["study"]["title"]
+    if space:
+        page = folder / "report" / "index.html"
+        if not page.exists():
+            raise LabError(f"{str(folder)!r} has no report. Make one by `lrlab study report {folder}`.")
+        files: dict[str, Path | bytes] = {"index.html": page, **_collect(folder, ("summary.json", "spec.yaml"))}
+        files["README.md"] = space_card(title).encode()
+        return Contents("space", files, _SPACE_FILES, f"The report of the study: {title}")
+    if (folder / "runs").is_dir():  # else it is the card of a study already
+        from ..study.card import write_study_card
+
+        write_study_card(folder, temporary)
+        shown, runs = _collect(temporary, _STUDY_FILES), _collect(folder, ("runs/*.json",))
+    else:
+        shown, runs = _collect(folder, _STUDY_FILES), {}
+    weights = _collect(folder, (_STUDY_WEIGHTS,)) if include_weights else {}
+    readme = shown["README.md"]
+    assert isinstance(readme, Path)
+    files = {**shown, **runs, **weights, "README.md": study_card(readme.read_text(encoding="utf-8"), repo_id).encode()}
+    owned = _STUDY_FILES + (_STUDY_WEIGHTS,) * include_weights
+    return Contents("study", files, owned, f"The study: {title}")

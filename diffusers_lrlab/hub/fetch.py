@@ -1,0 +1,164 @@
+"""From the Hub to a folder, without trusting what is there: names, sizes and formats are checked, and nothing is run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..errors import LabError
+from ..files import atomic_folder
+from .access import Target, hub_errors, patiently, status_of
+from .contents import kind_of_folder, read_json
+
+# Formats that run code when they are read.
+_PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
+_CODE = (".py", ".so", ".sh", ".ipynb")
+# The largest files that make sense, in bytes by ending; of all others only what Git itself keeps beside.
+_LARGEST = {
+    **{".json": 32 << 20, ".yaml": 1 << 20, ".md": 4 << 20, ".jsonl": 256 << 20, ".tex": 1 << 20},
+    **{".parquet": 1 << 30, ".png": 64 << 20, ".gif": 64 << 20, ".html": 256 << 20, ".safetensors": 64 << 30},
+}
+_IGNORED = (".gitattributes", ".gitignore", "LICENSE")
+_MOST_FILES = 20_000
+
+
+def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
+    """
+    Downloads what somebody published: a run, a study, a set of points or a schedule.
+
+    Weights are taken as safetensors only; code that lies beside them is left on the Hub, and nothing is run.
+
+    Args:
+        repo_id (`str`): "USER/NAME", of any type.
+        folder (`Path`): A new or empty folder; it appears whole or not at all.
+        revision (`str`, *optional*): Branch, tag or commit; "main" if not given.
+
+    Returns:
+        `Path`: of the folder.
+
+    Raises:
+        LabError: if there is no such repository, or it holds what cannot be trusted; the file is named.
+    """
+    if folder.exists() and (not folder.is_dir() or next(folder.iterdir(), None) is not None):
+        raise LabError(f"{str(folder)!r} is there already and not an empty folder. Give --out, a new one.")
+    if folder.resolve() == Path.cwd():
+        raise LabError("The current folder cannot be replaced. Give --out, a new one in it.")
+    target, info = _find(repo_id, revision)
+    files = check_files(repo_id, [(file.rfilename, file.size or 0) for file in info.siblings or []])
+    with atomic_folder(folder) as temporary, hub_errors(target):
+        for name in files:
+            path = patiently(lambda name=name: _download(target, name, info.sha), f"Downloading {name}")  # type: ignore[misc]
+            to = temporary / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, to)
+        kind_of_folder(temporary)
+        check_formats(temporary, repo_id)
+    return folder
+
+
+def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
+    """The repository of this id, whatever its type."""
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except ValueError as error:
+        raise LabError(f"{repo_id!r} is not a valid id: {error}") from None
+    for repo_type in ("model", "dataset"):
+        target = Target(repo_id, repo_type, asked_by="lrlab pull", id_option="the id")
+        try:
+            return target, patiently(
+                lambda target=target: target.api.repo_info(**target.where, revision=revision, files_metadata=True),  # type: ignore[misc]
+                "Looking at the repository",
+            )
+        except (HTTPError, OSError) as error:
+            if status_of(error) not in (401, 403, 404):
+                with hub_errors(target):
+                    raise
+    raise LabError(
+        f"There is no model and no data set {repo_id!r}{f' at {revision!r}' if revision else ''} on the Hub, or your token "
+        "may not see it. Check the id; for a private one run `hf auth login` or set HF_TOKEN."
+    )
+
+
+def _download(target: Target, name: str, revision: str) -> str:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return hf_hub_download(**target.where, filename=name, revision=revision)
+    except LocalEntryNotFoundError:  # what the client makes of a broken connection
+        cached = try_to_load_from_cache(**target.where, filename=name, revision=revision)
+        if isinstance(cached, str):
+            return cached
+        raise
+
+
+def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
+    """
+    The files of a repository that are taken.
+
+    Args:
+        repo_id (`str`): For messages.
+        files (`list` of `tuple[str, int]`): Paths as the Hub says them, and sizes in bytes.
+
+    Raises:
+        LabError: for a path that leaves the folder, formats that run code when they are read, and sizes that make no sense.
+    """
+    if len(files) > _MOST_FILES:
+        raise LabError(f"{repo_id!r} holds {len(files)} files, more than {_MOST_FILES}. Nothing was downloaded.")
+    taken = []
+    for name, size in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name or not path.parts:
+            raise LabError(f"{repo_id!r} holds {name!r}, a path that leads out of its folder. Nothing was downloaded.")
+        ending = path.suffix.lower()
+        if ending in _PICKLED:
+            raise LabError(
+                f"{repo_id!r} holds {name!r}, a format that can run code when it is read. Only safetensors are taken; "
+                "nothing was downloaded."
+            )
+        if ending in _CODE or path.name in _IGNORED or ending not in _LARGEST:
+            continue
+        if size > _LARGEST[ending]:
+            raise LabError(
+                f"{repo_id!r} holds {name!r} of {size / 2**20:.0f} MiB, where no more than {_LARGEST[ending] / 2**20:.0f} "
+                "are expected. Nothing was downloaded."
+            )
+        taken.append(name)
+    return taken
+
+
+def check_formats(folder: Path, repo_id: str) -> None:
+    """Raises a `LabError` that names the first JSON, YAML, parquet or safetensors file that is not what its name says."""
+    import json
+
+    import yaml
+    from pyarrow import ArrowException, parquet
+    from safetensors import SafetensorError, safe_open
+
+    def read(path: Path) -> None:
+        if path.suffix == ".json":
+            read_json(path)
+        elif path.suffix == ".jsonl":
+            for line in path.read_text(encoding="utf-8").splitlines():
+                json.loads(line)
+        elif path.suffix == ".yaml":
+            yaml.safe_load(path.read_text(encoding="utf-8"))
+        elif path.suffix == ".parquet":
+            parquet.read_metadata(path)
+        elif path.suffix == ".safetensors":
+            with safe_open(path, "np"):
+                pass
+
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        try:
+            read(path)
+        except (LabError, ValueError, OSError, RecursionError, yaml.YAMLError, ArrowException, SafetensorError) as error:
+            name = path.relative_to(folder).as_posix()
+            reason = str(error).replace(str(path), name)
+            raise LabError(
+                f"{repo_id!r}: {name!r} is damaged or not what its name says ({reason}). Nothing was kept."
+            ) from None

@@ -1,0 +1,242 @@
+"""A run done again from its record, and how far the two agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError
+from ..files import write_text
+from .contents import read_json
+
+# Options that say where a run goes and who watches it; a run that is done again has its own.
+_NOT_REPEATED = (
+    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logger", "logging_dir", "cache_dir", "local_rank"),
+    *("push_to_hub", "hub_token", "hub_model_id", "hub_private_repo", "hub_push_every", "dry_run", "sanity", "preflight"),
+)
+TOLERANCE = 0.05
+# Figures of the results that the same run has differently on every start.
+_NOT_COMPARED = ("frechet_features",)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """
+    A run beside its record.
+
+    Args:
+        settings (`dict`): From what was set otherwise to "then" and "now".
+        environment (`dict`): The same of versions, hardware, processes and source.
+        findings (`dict`): For "learning rate", "losses", "results" and "weights": "equal", or how far apart they are.
+        largest (`dict`): For the same, the largest relative difference; `None` where one of the two has nothing to compare.
+        tolerance (`float`): Up to which learning rates, losses and results count as the same elsewhere.
+    """
+
+    settings: dict[str, tuple[Any, Any]]
+    environment: dict[str, tuple[Any, Any]]
+    findings: dict[str, str]
+    largest: dict[str, float | None]
+    tolerance: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether everything that can be compared is equal, to the bit."""
+        return all(value in (0.0, None) for value in self.largest.values())
+
+    @property
+    def agrees(self) -> bool:
+        """
+        Whether the record is confirmed: to the bit with the same settings, versions and machine, else within the tolerance.
+
+        Weights are not held to the tolerance: two orders of summation lead to other weights of the same quality.
+        """
+        if self.settings:
+            return False
+        if not self.environment:
+            return self.is_exact
+        return all(value is None or value <= self.tolerance for name, value in self.largest.items() if name != "weights")
+
+    def describe(self) -> str:
+        """All of it, for people."""
+        lines = []
+        for title, differences in (("Set otherwise", self.settings), ("Another environment", self.environment)):
+            lines += [f"{title}:"] * bool(differences)
+            lines += [f"  {name}: {then!r} in the record, {now!r} now" for name, (then, now) in differences.items()]
+        lines += [f"{name}: {text}" for name, text in self.findings.items()]
+        if self.is_exact:
+            lines.append("The record is reproduced, to the bit.")
+        elif self.agrees:
+            lines.append(f"The record is confirmed within {self.tolerance:.0%}, in another environment.")
+        elif self.settings:
+            lines.append("This is another run: it was set otherwise.")
+        else:
+            lines.append("The record is NOT reproduced.")
+        return "\n".join(lines)
+
+
+def recorded_options(folder: Path) -> dict[str, Any]:
+    """
+    The options that repeat a run, as the training script takes them.
+
+    Args:
+        folder (`Path`): Of the run, or of what was pulled of it.
+
+    Raises:
+        LabError: if there is no record, or one with options that this version does not know.
+    """
+    from ..training.config import TrainingConfig
+
+    file = folder / "lrlab" / "run.json"
+    if not file.is_file():
+        raise LabError(f"{str(folder)!r} holds no record of a run (lrlab/run.json). Give the folder of a run.")
+    record = read_json(file)
+    config = record.get("config") if isinstance(record, dict) else None
+    if not isinstance(config, dict):
+        raise LabError(f"{str(file)!r} is not the record of a run.")
+    known = {field.name for field in dataclasses.fields(TrainingConfig)}
+    if unknown := sorted(config.keys() - known):
+        raise LabError(
+            f"{str(file)!r} has {unknown[0]!r}, which this version does not know. Use the version that made the record, "
+            f"diffusers_lrlab {record.get('meta', {}).get('versions', {}).get('diffusers_lrlab', 'of then')}."
+        )
+    return {key: value for key, value in config.items() if key not in _NOT_REPEATED and value is not None}
+
+
+def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Comparison:
+    """
+    A run beside its record.
+
+    Args:
+        then (`Path`): The folder with the record.
+        now (`Path`): The folder of the run that was done again.
+        tolerance (`float`): See [`Comparison`].
+
+    Raises:
+        LabError: if either is no run.
+    """
+    records = [read_json(folder / "lrlab" / "run.json") for folder in (then, now)]
+    settings = _settings(*records)
+    environment = _environment(*records)
+    rows = _rows(then), _rows(now)
+    parts = {
+        "learning rate": _compare_rows(*rows, ("lr", "beta1")),
+        "losses": _compare_rows(*rows, ("loss", "validation_loss", "validation_loss_ema", "grad_norm")),
+        "results": _compare_results(*(record["train"].get("results") or {} for record in records)),
+        "weights": _compare_weights(then, now),
+    }
+    return Comparison(
+        settings,
+        environment,
+        {name: text for name, (text, _) in parts.items()},
+        {name: largest for name, (_, largest) in parts.items()},
+        tolerance,
+    )
+
+
+def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options that differ; those that the record is too old to have count as their defaults."""
+    from ..training.config import TrainingConfig
+
+    fields = {field.name: field.default for field in dataclasses.fields(TrainingConfig) if field.name not in _NOT_REPEATED}
+    pairs = {name: (then["config"].get(name, default), now["config"].get(name, default)) for name, default in fields.items()}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+
+
+def _environment(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Versions, source, hardware and processes that differ."""
+
+    def facts(record: dict[str, Any]) -> dict[str, Any]:
+        meta, train = record["meta"], record["train"]
+        source = {"commit": meta.get("git_commit"), "local changes": meta.get("git_dirty")}
+        hardware = {name: meta.get(name) for name in ("processor", "cpu_cores", "platform")}
+        return {**meta["versions"], **source, **hardware, **{name: train.get(name) for name in ("device", "num_processes")}}
+
+    old, new = facts(then), facts(now)
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "lrlab" / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def _apart(old: float, new: float, scale: float) -> float:
+    """How far two numbers are apart, relative to `scale`."""
+    if old == new or (math.isnan(old) and math.isnan(new)):
+        return 0.0
+    return abs(new - old) / scale if scale > 0 and math.isfinite(new - old) else math.inf
+
+
+def _compare_rows(
+    then: list[dict[str, Any]], now: list[dict[str, Any]], columns: tuple[str, ...]
+) -> tuple[str, float | None]:
+    """Columns of the log, row by row; differences are relative to the largest value of a column."""
+    if not then:
+        return "the record has no log", None
+    if [row["update"] for row in then] != [row["update"] for row in now]:
+        return f"{len(then)} rows of the log in the record and {len(now)} now, of other updates", math.inf
+    largest, first, where = 0.0, None, ""
+    for column in columns:
+        scale = max((abs(row[column]) for row in then if column in row), default=0.0)
+        for old, new in zip(then, now, strict=True):
+            if (column in old) != (column in new):
+                return f"{column} is in one of the two logs only", math.inf
+            apart = _apart(old[column], new[column], scale) if column in old else 0.0
+            if apart > 0 and (first is None or old["update"] < first):
+                first = old["update"]
+            if apart > largest:
+                largest, where = apart, f"{column} at update {old['update']}: {old[column]:.6g} then, {new[column]:.6g} now"
+    if first is None:
+        return "equal", 0.0
+    return f"apart from update {first} on, by {largest:.2g} of the largest value at most ({where})", largest
+
+
+def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, float | None]:
+    numbers = [name for name in then if isinstance(then[name], (int, float)) and name not in _NOT_COMPARED]
+    if not numbers:
+        return "the record has none", None
+    if missing := [name for name in numbers if name not in now]:
+        return f"{missing[0]} is in the record only", math.inf
+    apart = {name: _apart(then[name], now[name], abs(then[name])) for name in numbers}
+    worst = max(apart, key=lambda name: apart[name])
+    if apart[worst] == 0:
+        return "equal", 0.0
+    return f"{worst}: {then[worst]:.6g} then, {now[worst]:.6g} now ({apart[worst]:.2g} apart, the most)", apart[worst]
+
+
+def _weights_file(folder: Path) -> Path | None:
+    return next((path for part in ("unet", "denoiser") for path in (folder / part).glob("*.safetensors")), None)
+
+
+def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
+    """All tensors; the difference is that of the norms."""
+    from safetensors.torch import load_file
+
+    files = [_weights_file(folder) for folder in (then, now)]
+    if files[0] is None:
+        return "the record has none", None
+    if files[1] is None:
+        return "in the record only", math.inf
+    old, new = (load_file(file) for file in files if file)
+    if {name: tensor.shape for name, tensor in old.items()} != {name: tensor.shape for name, tensor in new.items()}:
+        return "of other shapes", math.inf
+    different = [name for name in old if not old[name].equal(new[name])]
+    if not different:
+        return "equal", 0.0
+    squares = [sum(float((old[name].double() - new[name].double()).square().sum()) for name in old)]
+    squares.append(sum(float(old[name].double().square().sum()) for name in old))
+    largest = math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
+    return f"{len(different)} of {len(old)} tensors differ; the difference has {largest:.2g} of their norm", largest
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Keeps a comparison beside the run that was done again, as `lrlab/rerun.json`."""
+    data = dataclasses.asdict(comparison) | {"is_exact": comparison.is_exact, "agrees": comparison.agrees}
+    data["largest"] = {
+        name: value if value is None or math.isfinite(value) else None for name, value in comparison.largest.items()
+    }
+    write_text(folder / "lrlab" / "rerun.json", json.dumps(data, indent=2, allow_nan=False, default=str) + "\n")

@@ -1,0 +1,74 @@
+"""A schedule as a folder: the data, its picture and its card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import LabError
+from ..files import atomic_folder, write_text
+from ..schedules.artefact import FILE, read_schedule_file, schedule_as_json
+from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from ..schedules.frame import Schedule
+from ..schedules.resolve import merge_spec, resolve_schedule
+from .cards import fill
+
+TEMPLATE = Path(__file__).parent / "schedule_card.md"
+
+
+def write_schedule_folder(
+    folder: Path,
+    lr_scheduler: str,
+    momentum_scheduler: str | None = None,
+    num_updates: int = 10_000,
+    warmup_updates: int | None = None,
+    license: str | None = None,
+) -> None:
+    """
+    Writes `schedule.json`, `schedule.png` and a card.
+
+    Args:
+        folder (`Path`): New or empty; it appears whole or not at all.
+        lr_scheduler (`str`): Name or spec string.
+        momentum_scheduler (`str`, *optional*): Name or spec string.
+        num_updates (`int`): Of the run in the picture.
+        warmup_updates (`int`, *optional*): Of them warm-up; a twentieth, or none for schedules that have none.
+        license (`str`, *optional*): For the card.
+
+    Raises:
+        LabError: for what no run could use, and a folder that holds something.
+    """
+    from huggingface_hub import ModelCardData
+
+    from ..preview import Run, preview
+    from ..preview_plots import plot_previews
+
+    if folder.resolve() == Path.cwd() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise LabError(f"{str(folder)!r} is there already and not an empty folder. Give a new one.")
+    resolved = resolve_schedule(lr_scheduler, None, momentum_scheduler)
+    name, kwargs = merge_spec(lr_scheduler, None)
+    momentum_kwargs = resolved.momentum_kwargs if resolved.momentum else {}
+    if momentum_scheduler is not None:
+        _, momentum_kwargs = merge_spec(momentum_scheduler, None, MOMENTUM_SCHEDULERS)
+    # What was given, so that what was left to be derived fits every run.
+    given = Schedule(name, kwargs, resolved.momentum, momentum_kwargs)
+    if warmup_updates is None:
+        warmup_updates = 0 if {"no_warmup", "rises"} & SCHEDULERS[name].traits else num_updates // 20
+    run = Run(num_updates, warmup_updates)
+    shown = preview(lr_scheduler, run, momentum=momentum_scheduler)
+    with atomic_folder(folder) as temporary:
+        text = schedule_as_json(given)
+        write_text(temporary / FILE, text)
+        published = read_schedule_file(temporary / FILE, str(folder))
+        plot_previews([shown], run, temporary / "schedule.png")
+        tags = ["diffusers", "learning-rate-schedule", name]
+        data = ModelCardData(library_name="diffusers_lrlab", tags=tags, license=license)
+        card = fill(
+            TEMPLATE,
+            data,
+            title=folder.resolve().name,
+            text=published.text,
+            num_updates=num_updates,
+            warmup=warmup_updates,
+            json=text.rstrip(),
+        )
+        write_text(temporary / "README.md", card)

@@ -1,0 +1,30 @@
+"""Ctrl-C and SIGTERM as exceptions, for work that can be left at any moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from .errors import Interrupted
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupts_raised(make_error: Callable[[int], Interrupted]) -> Iterator[None]:
+    """Raises, at once on SIGINT or SIGTERM inside this block, what `make_error` makes of the number of the signal."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise make_error(number)
+
+    # Python lets only the main thread handle signals; a run in another one is stopped by its own program.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, stop) for number in SIGNALS} if in_main_thread else {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
