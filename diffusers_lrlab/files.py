@@ -12,10 +12,10 @@ from pathlib import Path
 
 from .errors import DiskFull, LabError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Writers that are not Python's own report a full disk by other exceptions: safetensors, torch and numpy.
 _FULL_TEXT = re.compile(
-    rf"\(os error ({'|'.join(map(str, _FULL))})\)|inline_container\.cc|PytorchStreamWriter|requested and \d+ written"
+    rf"\(os error ({'|'.join(map(str, FULL))})\)|inline_container\.cc|PytorchStreamWriter|requested and \d+ written"
 )
 
 
@@ -27,7 +27,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
     except LabError:
         raise
     except Exception as error:
-        if getattr(error, "errno", None) not in _FULL and not _FULL_TEXT.search(str(error)):
+        if getattr(error, "errno", None) not in FULL and not _FULL_TEXT.search(str(error)):
             raise
         raise DiskFull(path, getattr(error, "strerror", None) or str(error)) from error
 

@@ -19,7 +19,7 @@ def hub(tmp_path):
 # Files of real runs in processes of their own, which take minutes.
 LONG = (
     *("invariants", "test_training", "test_launch", "test_point_runs", "test_study_runs", "test_errors", "test_hub"),
-    *("test_point_pipeline", "test_study_stack", "test_lr_finder", "test_preflight", "test_forecast"),
+    *("test_publish", "test_point_pipeline", "test_study_stack", "test_lr_finder", "test_preflight", "test_forecast"),
 )
 
 

@@ -445,7 +445,7 @@ def metadata_errors(content, repo_type):
         data = yaml.safe_load(block[1]) if block else None
     except yaml.YAMLError as error:
         return [str(error)]
-    if not isinstance(data, dict):
+    if not isinstance(data, dict) or not data:
         return ["there is no metadata"]
     wrong = [f"{key!r} is not known" for key in data if key not in _FIELDS]
     wrong += [

@@ -1,5 +1,6 @@
 """Uploading a run and loading it again: the real scripts and clients, in processes of their own, against `hub_server`."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -9,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub_server import HubServer
+from hub_server import Fault, HubServer, metadata_errors
 from huggingface_hub import ModelCard
+from published import lrlab
 
 from diffusers_lrlab.hub.card import write_model_card
+from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 TOKEN = "hf_nobodyMayReadThis"
@@ -51,10 +54,25 @@ def pushed(tmp_path_factory):
 
 def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path):
     with HubServer(tmp_path / "hf_home", {TOKEN: "user"}) as hub:
-        small = ["--dataset_name=circle", "--max_train_steps=2", "--num_validation_images=20", "--ddpm_num_steps=4"]
+        write_schedule_folder(tmp_path / "mine", "wsd:num_decay_steps=0.5", "demon")
+        lrlab("push", "mine", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
+        pin = hub.model("user/mine").head
+        small = ["--dataset_name=circle", "--max_train_steps=4", "--num_validation_images=20", "--ddpm_num_steps=4"]
+        small += ["--lr_scheduler=hub:user/mine", "--hub_license=apache-2.0", "--hub_push_every=1"]
         push = ["--push_to_hub", "--hub_model_id", "user/circle", "--hub_token", TOKEN, "--eval_batch_size=9"]
-        run(SCRIPT, *small, *push, "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path)
+        hub.faults.append(Fault(r"^POST .*/user/circle/preupload", 403))  # the first upload during training
+        told = run(SCRIPT, *small, *push, "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path).stderr
         repo = hub.model("user/circle")
+        # Uploads beside the training were left out or failed, and were told; the one at the end took everything.
+        assert "training goes on" in told.lower()
+        assert not list((tmp_path / "run").glob(".tmp-*"))
+        assert repo.messages[-1].startswith("4 updates: ")
+        config = json.loads(repo.files["lrlab/run.json"])["config"]
+        assert (config["lr_scheduler"], config["momentum_scheduler"]) == ("warmup_stable_decay", "demon")
+        sha256 = hashlib.sha256(hub.model("user/mine").files["schedule.json"]).hexdigest()
+        assert config["lr_scheduler_source"] == f"hub:user/mine@{pin} sha256:{sha256}"
+        assert pin in repo.files["README.md"].decode()
+        assert metadata_errors(repo.files["README.md"].decode(), "model") == []
         expected = {"pipeline.py", "denoiser/config.json", "denoiser/diffusers_lrlab.py", "lrlab/sampling.gif"}
         assert expected <= set(repo.files)
         assert not any(path.startswith("checkpoint") for path in repo.files)
@@ -71,6 +89,12 @@ print(pipeline(num_points=3, generator=torch.Generator().manual_seed(0)).points.
 """
             made.append(run("-c", code, env=hub.env, cwd=tmp_path).stdout)
         assert made[0] == made[1]
+        # Whoever repeats it gets the same, also after the published schedule has changed.
+        hub.model("user/mine").commit({"schedule.json": b"{}"}, "changed")
+        again = lrlab("rerun", "user/circle", "--compare", env=hub.env, cwd=tmp_path)
+        assert again.stdout.count(": equal") == 4
+        assert "The record is reproduced, to the bit." in again.stdout
+        assert json.loads((tmp_path / "circle-rerun" / "lrlab" / "rerun.json").read_text())["is_exact"]
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +125,12 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
     left = " ".join(paths_below(folder) - set(repo.files))
     for name in ("checkpoint-2/", "optimizer", "random_states", ".npy", "logs/"):
         assert name in left
-    for path in set(repo.files) - {".gitattributes"}:
+    for path in set(repo.files) - {".gitattributes", "README.md"}:
         assert repo.files[path] == (folder / path).read_bytes(), path
+    here, there = (folder / "README.md").read_text().splitlines(), repo.files["README.md"].decode().splitlines()
+    assert [line for line in here if line not in there] == []
+    url = "https://huggingface.co/user/digits/blob/main/lrlab/run.json"
+    assert [line.strip() for line in there if line not in here] == ["source:", f"url: {url}", "name: lrlab/run.json"]
 
 
 def test_pushes_the_record_of_a_finished_run(pushed):
@@ -214,9 +242,8 @@ def test_a_failed_upload_tells_how_to_repeat_it(pushed, hub, tmp_path):
     assert set(hub.model("user/digits").files) == {".gitattributes"}
 
     hub.broken.clear()
-    program, *arguments = shlex.split(re.search(r"`(.*)`", error).group(1))
-    assert program == "hf"
-    run("-m", "huggingface_hub.cli.hf", *arguments, env=hub.env, cwd=tmp_path)
+    program, *arguments = shlex.split(re.search(r"`(lrlab push .*)`", error).group(1))
+    run("-m", "diffusers_lrlab.cli", *arguments, env=hub.env, cwd=tmp_path)
     assert set(hub.model("user/digits").files) == set(pushed[1].model("user/digits").files)
 
 

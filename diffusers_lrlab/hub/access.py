@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LabError
+from ..files import FULL
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -134,8 +135,9 @@ def hub_errors(target: Target) -> Iterator[None]:
     except LabError:
         raise
     # A failed connection is an HTTPError in huggingface_hub 1 and later, an OSError before.
-    except (HfHubHTTPError, HTTPError, OSError) as error:
-        if _is_local(error):
+    except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as raised:
+        error = _cause(raised)
+        if _is_local(error) or isinstance(error, RuntimeError):
             raise
         raise LabError(explain(error, target)) from None
     except ValueError as error:  # the client's own checks, such as that of a card's metadata
@@ -196,9 +198,10 @@ def patiently(action: Callable[[], T], doing: str) -> T:
     for attempt in range(_ATTEMPTS):
         try:
             return action()
-        except (HTTPError, OSError) as error:
+        except (HTTPError, OSError, RuntimeError) as raised:
+            error = _cause(raised)
             status = status_of(error)
-            passes = status is None or status == 429 or status >= 500
+            passes = (status is None or status == 429 or status >= 500) and not isinstance(error, RuntimeError)
             wait = _asked_wait(error) or 2.0**attempt
             if not passes or attempt + 1 == _ATTEMPTS or wait > _LONGEST_WAIT or _is_local(error):
                 raise
@@ -208,9 +211,16 @@ def patiently(action: Callable[[], T], doing: str) -> T:
     raise AssertionError("unreachable")
 
 
+def _cause(error: BaseException) -> BaseException:
+    """What is behind the RuntimeError that the client makes of errors of large files."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _is_local(error: BaseException) -> bool:
     """Whether a file of ours is the trouble, which no patience mends; the Hub's errors are OSErrors too."""
-    return isinstance(error, OSError) and getattr(error, "filename", None) is not None
+    return isinstance(error, OSError) and (error.filename is not None or error.errno in FULL)
 
 
 def _asked_wait(error: BaseException) -> float | None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import LabError
+from ..errors import DiskFull, LabError
 from ..files import atomic_folder
 from .access import Target, hub_errors, patiently, status_of
 from .contents import kind_of_folder, read_json
@@ -46,15 +46,25 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
         raise LabError("The current folder cannot be replaced. Give --out, a new one in it.")
     target, info = _find(repo_id, revision)
     files = check_files(repo_id, [(file.rfilename, file.size or 0) for file in info.siblings or []])
-    with atomic_folder(folder) as temporary, hub_errors(target):
-        for name in files:
-            path = patiently(lambda name=name: _download(target, name, info.sha), f"Downloading {name}")  # type: ignore[misc]
-            to = temporary / name
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, to)
-        kind_of_folder(temporary)
-        check_formats(temporary, repo_id)
+    try:
+        with atomic_folder(folder) as temporary, hub_errors(target):
+            for name in files:
+                path = patiently(lambda name=name: _download(target, name, info.sha), f"Downloading {name}")  # type: ignore[misc]
+                to = temporary / name
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, to)
+            _check_kind(temporary, repo_id)
+            check_formats(temporary, repo_id)
+    except DiskFull as error:
+        raise LabError(f"{error.event} then pull again: what was downloaded is kept by the client's cache.") from None
     return folder
+
+
+def _check_kind(folder: Path, repo_id: str) -> None:
+    try:
+        kind_of_folder(folder)
+    except LabError as error:
+        raise LabError(str(error).replace(repr(str(folder)), f"The repository {repo_id!r}")) from None
 
 
 def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:

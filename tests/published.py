@@ -1,0 +1,41 @@
+"""Folders to publish, made without training, and the `lrlab` command in processes of its own."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "model_cards" / "ddpm-digits-8"
+
+
+def lrlab(*arguments, env, cwd, status=0, timeout=120):
+    """Runs the command, and expects this exit status."""
+    # The client's own call to its HTTP library.
+    warnings = ("-W", "error", "-W", "ignore:Use 'content=:DeprecationWarning")
+    command = [sys.executable, *warnings, "-m", "diffusers_lrlab.cli", *map(str, arguments)]
+    result = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    assert result.returncode == status, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def run_folder(folder, status="finished", megabytes=1):
+    """The committed record of a run, with weights of this size that nobody trained."""
+    shutil.copytree(RECORD, folder)
+    file = folder / "lrlab" / "run.json"
+    record = json.loads(file.read_text())
+    record["run"]["status"] = status
+    file.write_text(json.dumps(record))
+    (folder / "model_index.json").write_text('{"_class_name": "DDPMPipeline"}')
+    (folder / "unet").mkdir()
+    weights = np.random.default_rng(0).integers(0, 256, megabytes << 20, dtype=np.uint8)
+    save_file({"weights": weights}, folder / "unet" / "diffusion_pytorch_model.safetensors")
+    for name in ("checkpoint-100/optimizer.bin", "lrlab/samples/1.npy", ".tmp-7-x", "logs/events"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("not for users")
+    return folder

@@ -1,0 +1,445 @@
+"""`lrlab push` and `pull` against `hub_server`: what goes up, what comes down, and everything that can go wrong between."""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from chromium import Chromium
+from hub_server import Fault, HubServer, metadata_errors
+from published import ROOT, lrlab, run_folder
+from test_study_report import PROGRAM, draw_everything, made_up_study, needs_chromium
+
+from diffusers_lrlab.data.export import export_toy_dataset
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.hub.fetch import check_files
+from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
+from diffusers_lrlab.study.report import write_report
+
+STUDY = ROOT / "model_cards" / "lr-study-2d"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One of each kind."""
+    folder = tmp_path_factory.mktemp("folders")
+    run_folder(folder / "run")
+    export_toy_dataset("dino", folder / "dino", n=1000, n_test=100)
+    write_schedule_folder(folder / "schedule", "wsd:num_decay_steps=0.3", "demon")
+    shutil.copytree(STUDY, folder / "card")
+    results, summary = made_up_study(("a", "b"), ("dino",), 2)
+    (folder / "study" / "runs").mkdir(parents=True)
+    write_report(folder / "study", results, summary)
+    (folder / "study" / "summary.json").write_text(json.dumps(summary))
+    for name in ("summary.parquet", "spec.yaml"):
+        shutil.copyfile(STUDY / name, folder / "study" / name)
+    (folder / "study" / "runs" / "a--dino--0--0.json").write_text("{}")
+    (folder / "study" / "weights").mkdir()
+    (folder / "study" / "weights" / "a.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def python(code, hub, cwd, *arguments):
+    """Runs code in a process that knows this Hub, and returns what it prints."""
+    result = subprocess.run([sys.executable, "-c", code, *arguments], env=hub.env, cwd=cwd, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+# --- what goes up ----------------------------------------------------------------------------------------------------
+
+
+def test_of_a_run_only_what_a_user_needs_goes_up(folders, hub, tmp_path):
+    result = lrlab("push", folders / "run", "--repo_id", "digits", "--private", env=hub.env, cwd=tmp_path)
+    repo = hub.model("user/digits")
+    assert repo.private
+    assert re.search(r"Uploaded 11 files.*http://127.0.0.1:\d+/user/digits/commit/[0-9a-f]{40}", result.stdout)
+    assert {path.split("/")[0] for path in repo.files} == {
+        ".gitattributes",
+        "README.md",
+        "lrlab",
+        "model_index.json",
+        "unet",
+    }
+    assert b'from_pretrained("user/digits")' in repo.files["README.md"]
+    assert repo.messages == [
+        "initial commit",
+        "2408 updates: accelerate launch training_scripts/train_ddpm.py --lr_scheduler cosine",
+    ]
+    # Weights go the way of large files, and are the same there.
+    weights = "unet/diffusion_pytorch_model.safetensors"
+    assert repo.files[weights] == (folders / "run" / weights).read_bytes()
+    assert hub.count(r"^PUT /lfs/") == 2
+    assert hub.count(r"^POST .*/commit/main") == 1
+
+
+def test_checkpoints_go_up_if_asked_for(folders, hub, tmp_path):
+    options = ("--include_checkpoints", "--message", "All of it")
+    lrlab("push", folders / "run", "--repo_id", "user/digits", *options, env=hub.env, cwd=tmp_path)
+    repo = hub.model("user/digits")
+    assert "checkpoint-100/optimizer.bin" in repo.files
+    assert "logs/events" not in repo.files
+    assert repo.messages[-1] == "All of it"
+
+
+def test_what_is_stale_goes_and_what_is_not_ours_stays(folders, hub, tmp_path):
+    hub.put("user/digits", {"LICENSE": b"mine", "denoiser/old.safetensors": b"old", "lrlab/old.png": b"old"})
+    lrlab("push", folders / "run", "--repo_id", "user/digits", env=hub.env, cwd=tmp_path)
+    files = hub.model("user/digits").files
+    assert "LICENSE" in files
+    assert not {"denoiser/old.safetensors", "lrlab/old.png"} & set(files)
+
+
+def test_a_second_push_of_the_same_is_no_commit(folders, hub, tmp_path):
+    for _ in range(2):
+        lrlab("push", folders / "schedule", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
+    assert len(hub.model("user/mine").messages) == 2
+
+
+def test_branches_and_pull_requests(folders, hub, tmp_path):
+    def push(*options):
+        return lrlab("push", folders / "schedule", "--repo_id", "user/mine", *options, env=hub.env, cwd=tmp_path)
+
+    push("--revision", "draft")
+    repo = hub.model("user/mine")
+    assert "schedule.json" not in repo.files
+    assert "schedule.json" in repo.commits[repo.branches["draft"]]
+    # Somebody else's repository takes proposals.
+    hub.put("else/theirs", {"README.md": b"theirs"})
+    result = lrlab(
+        "push", folders / "schedule", "--repo_id", "else/theirs", "--create_pr", env=hub.env, cwd=tmp_path
+    )  # fmt: skip
+    theirs = hub.model("else/theirs")
+    assert theirs.files == {"README.md": b"theirs"}
+    assert "schedule.json" in theirs.commits[theirs.branches["refs/pr/1"]]
+    assert "/discussions/1" in result.stdout
+
+
+def test_points_are_a_data_set_that_loads_and_streams(folders, hub, tmp_path):
+    lrlab("push", folders / "dino", "--repo_id", "user/dino", env=hub.env, cwd=tmp_path)
+    code = """
+import numpy as np
+from datasets import load_dataset
+here, there = load_dataset("parquet", data_files=SOURCE, split="train"), load_dataset("user/dino", split="train")
+streamed = np.array([row["x"] for row in load_dataset("user/dino", split="train", streaming=True)], np.float32)
+assert len(streamed) == 1000 and np.array_equal(here["x"][:], there["x"][:]) and np.array_equal(streamed, here["x"][:])
+"""
+    python(f"SOURCE = {str(folders / 'dino' / 'data' / 'train-*.parquet')!r}\n{code}", hub, tmp_path)
+    card = hub.dataset("user/dino").files["README.md"].decode()
+    example = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    assert '"user/dino"' in example
+    assert python(f"{example}\nprint(points.dtype, points.shape)", hub, tmp_path).strip() == "float32 (1000, 2)"
+
+
+@pytest.mark.parametrize("folder", ["study", "card"])
+def test_a_study_is_a_data_set_of_its_summary(folders, hub, tmp_path, folder):
+    lrlab("push", folders / folder, "--repo_id", "user/study", env=hub.env, cwd=tmp_path)
+    files = hub.dataset("user/study").files
+    assert {"README.md", "summary.json", "summary.parquet", "spec.yaml", "loss.png"} <= set(files)
+    assert ("runs/a--dino--0--0.json" in files) == (folder == "study")
+    assert not any(path.startswith("weights") for path in files)
+    example = re.search(r"## Use\n\n```python\n(.*?)```", files["README.md"].decode(), re.DOTALL)[1]
+    rows = len(json.loads((STUDY / "summary.json").read_text())["rows"])
+    assert python(f"{example}\nprint(len(summary))", hub, tmp_path).strip() == str(rows)
+    if folder == "study":
+        lrlab("push", folders / folder, "--repo_id", "user/study", "--include_checkpoints", env=hub.env, cwd=tmp_path)
+        assert "weights/a.safetensors" in hub.dataset("user/study").files
+
+
+def test_a_study_is_a_page(folders, hub, tmp_path):
+    lrlab("push", folders / "study", "--repo_id", "user/page", "--space", env=hub.env, cwd=tmp_path)
+    space = hub.space("user/page")
+    assert space.sdk == "static"
+    assert set(space.files) == {".gitattributes", "README.md", "index.html", "summary.json", "spec.yaml"}
+    assert metadata_errors(space.files["README.md"].decode(), "space") == []
+
+
+@needs_chromium
+def test_the_page_of_a_space_opens_from_what_lies_in_the_repository(folders, hub, tmp_path):
+    lrlab("push", folders / "study", "--repo_id", "user/page", "--space", env=hub.env, cwd=tmp_path)
+    for name, content in hub.space("user/page").files.items():
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_bytes(content)
+    with Chromium(PROGRAM) as browser:
+        browser.open(tmp_path / "site" / "index.html")
+        draw_everything(browser)
+        assert browser.evaluate("document.querySelectorAll('.canvas[data-drawn]').length") >= 3
+        assert browser.errors == []
+
+
+def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
+    cards = [*ROOT.glob("model_cards/*/README.md"), *(folders / name / "README.md" for name in ("dino", "schedule"))]
+    assert len(cards) >= 4
+    for card in cards:
+        text = card.read_text(encoding="utf-8")
+        assert metadata_errors(text, "model") == [], card
+        for link in re.findall(r"\]\(([^)#]+?)\)", text):
+            assert link.startswith("https://") or (card.parent / link).is_file(), (card, link)
+
+
+# --- what is refused before anything is sent --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "'nothing' is no folder"),
+        (["empty"], "holds no run (lrlab/run.json), study (spec.yaml), set of points"),
+        (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b' is not a valid id"),
+        (["run", "--space"], "--space makes a page of a study's report"),
+        (["card", "--space"], "has no report. Make one by `lrlab study report"),
+        (["schedule", "--include_checkpoints"], "--include_checkpoints has no effect"),
+        (["schedule", "--unfinished"], "--unfinished is about runs"),
+        (["stopped"], "is not finished (status: cancelled). Go on with it by --resume_from_checkpoint latest"),
+        (["no-weights"], "holds no pipeline yet (model_index.json)"),
+        (["damaged"], "cannot be read as JSON"),
+        (["link"], "is a link to a file outside"),
+        (["run", "--create_pr", "--private"], "Drop one"),
+        (["run", "--create_pr", "--revision", "x"], "Drop one"),
+        (["run", "--message", " "], "--message '' is empty"),
+        (["run", "--repo_id", "somebody/else"], "no right to write"),
+        (["run", "--repo_id", "user/nothing", "--create_pr"], "no such repository"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_refuses_before_anything_is_sent(folders, hub, tmp_path, arguments, message):
+    for name in ("run", "schedule", "card"):
+        (tmp_path / name).symlink_to(folders / name)
+    (tmp_path / "empty").mkdir()
+    run_folder(tmp_path / "stopped", status="cancelled", megabytes=0)
+    run_folder(tmp_path / "no-weights", megabytes=0)
+    (tmp_path / "no-weights" / "model_index.json").unlink()
+    run_folder(tmp_path / "damaged", megabytes=0)
+    (tmp_path / "damaged" / "lrlab" / "run.json").write_text('{"run": ')
+    run_folder(tmp_path / "link", megabytes=0)
+    (tmp_path / "secret.png").write_text("of another folder")
+    (tmp_path / "link" / "lrlab" / "more.png").symlink_to(tmp_path / "secret.png")
+    given = arguments if "--repo_id" in arguments else [*arguments, "--repo_id", "user/x"]
+    error = lrlab("push", *given, env=hub.env, cwd=tmp_path, status=2).stderr
+    assert message in error
+    assert hub.count(r"/(preupload|commit)/|^PUT") == 0
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        ("", "needs a token with the right to write. Run `hf auth login`"),
+        ("hf_wrong", "does not accept the token"),
+        ("hf_reader", "the token 'for reading' of 'user' may only read"),
+    ],
+)
+def test_tokens_are_looked_at_first(folders, tmp_path, token, message):
+    with HubServer(tmp_path / "home", {"hf_writer": "user", "hf_reader": "user"}) as hub:
+        hub.read_only.add("hf_reader")
+        env = hub.env | {"HF_TOKEN": token}
+        error = lrlab("push", folders / "run", "--repo_id", "user/x", env=env, cwd=tmp_path, status=2).stderr
+        assert message in error
+        assert not token or token not in error
+        assert hub.repos == {}
+
+
+def test_a_file_with_the_token_in_it_does_not_go_up(folders, hub, tmp_path):
+    shutil.copytree(folders / "schedule", tmp_path / "mine")
+    with (tmp_path / "mine" / "README.md").open("a") as file:
+        file.write(f"my token is {hub.env['HF_TOKEN']}")
+    error = lrlab("push", "mine", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path, status=2).stderr
+    assert "'README.md' holds your token, so nothing was sent" in error
+    assert hub.env["HF_TOKEN"] not in error
+    assert set(hub.model("user/mine").files) == {".gitattributes"}
+
+
+# --- faults ------------------------------------------------------------------------------------------------------------
+
+COMMIT, LARGE_FILE = r"^POST .*/commit/", r"^PUT /lfs/"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (Fault(COMMIT, 500, times=2), "status 500 from the Hub; again in 1 s"),
+        (Fault(COMMIT, 429, headers={"Retry-After": "1"}), "status 429 from the Hub; again in 1 s"),
+        (Fault(COMMIT, cut="during"), "no answer from the Hub; again in 1 s"),
+        (Fault(COMMIT, cut="after"), "no answer from the Hub; again in 1 s"),
+        (Fault(LARGE_FILE, cut="during"), None),  # the client itself tries again
+        (Fault(LARGE_FILE, 503, times=2), None),
+        (Fault(r"/preupload/", 500), None),
+        (Fault(r"^GET .*/tree/", 502), None),
+        (Fault(COMMIT, delay=2), None),
+    ],
+    ids=["500-twice", "429", "cut-commit", "lost-answer", "cut-file", "503-file", "500-preupload", "502-tree", "slow"],
+)  # fmt: skip
+def test_a_push_gets_through(folders, hub, tmp_path, fault, told):
+    hub.faults.append(fault)
+    result = lrlab("push", folders / "run", "--repo_id", "user/digits", env=hub.env, cwd=tmp_path)
+    assert fault.times == 0
+    assert told is None or told in result.stderr
+    repo = hub.model("user/digits")
+    weights = "unet/diffusion_pytorch_model.safetensors"
+    assert repo.files[weights] == (folders / "run" / weights).read_bytes()
+    assert len(repo.messages) == 2  # also where the answer to the commit was lost
+
+
+@pytest.mark.parametrize("where", [COMMIT, LARGE_FILE], ids=["commit", "file"])
+def test_a_token_that_expires_half_way_leaves_no_half(folders, hub, tmp_path, where):
+    token = hub.env["HF_TOKEN"]
+    hub.faults.append(Fault(where, 401, then=lambda: hub.tokens.pop(token)))
+    error = lrlab("push", folders / "run", "--repo_id", "user/digits", env=hub.env, cwd=tmp_path, status=2).stderr
+    assert "does not accept the token" in error
+    assert token not in error
+    assert "Nothing half is there" in error
+    assert set(hub.model("user/digits").files) == {".gitattributes"}
+    hub.tokens[token] = "user"
+    sent = hub.count(LARGE_FILE)
+    command = re.search(r"To go on: `lrlab (.*?)`", error)[1].split()
+    lrlab(*command, env=hub.env, cwd=tmp_path)
+    assert len(hub.model("user/digits").files) == 12
+    # What had arrived is not sent again: both large files, or the one that was under way beside the refused one.
+    assert hub.count(LARGE_FILE) - sent == (0 if where == COMMIT else 1)
+
+
+def test_of_two_pushes_at_once_one_is_refused(folders, hub, tmp_path):
+    def meanwhile():
+        repo = hub.model("user/mine")
+        repo.commit({**repo.files, "README.md": b"of somebody else"}, "meanwhile")
+
+    lrlab("push", folders / "schedule", "--repo_id", "user/mine", "--message", "first", env=hub.env, cwd=tmp_path)
+    hub.faults.append(Fault(COMMIT, then=meanwhile))
+    write_schedule_folder(tmp_path / "other", "rex")
+    error = lrlab("push", "other", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path, status=2).stderr
+    assert "Somebody else has committed" in error
+    assert hub.model("user/mine").files["README.md"] == b"of somebody else"
+    lrlab("push", "other", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
+    assert b"rex" in hub.model("user/mine").files["schedule.json"]
+
+
+def test_a_push_that_is_stopped_leaves_no_half(folders, hub, tmp_path):
+    hub.faults.append(Fault(LARGE_FILE, delay=30))
+    command = [sys.executable, "-m", "diffusers_lrlab.cli", "push", folders / "run", "--repo_id", "user/digits"]
+    process = subprocess.Popen(command, env=hub.env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while hub.faults[0].times and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=90)
+    assert process.returncode == 143
+    assert "Nothing half is there" in error or "nothing half is there" in error
+    assert "`lrlab push" in error
+    assert set(hub.model("user/digits").files) == {".gitattributes"}
+
+
+def test_a_hub_that_stays_broken_is_told(folders, hub, tmp_path):
+    hub.broken.add("commit")
+    error = lrlab("push", folders / "schedule", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path, status=2).stderr
+    assert error.count("again in") == 3
+    assert "The Hub has trouble of its own" in error
+
+
+# --- what comes down -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run", "dino", "schedule", "study"])
+def test_what_was_pushed_is_pulled(folders, hub, tmp_path, name):
+    lrlab("push", folders / name, "--repo_id", f"user/{name}", env=hub.env, cwd=tmp_path)
+    result = lrlab("pull", f"user/{name}", "--out", "here", env=hub.env, cwd=tmp_path)
+    assert f"Downloaded a {'dataset' if name == 'dino' else name} to here" in result.stdout
+    kind = "datasets" if name in ("dino", "study") else "models"
+    files = hub.repos[kind, f"user/{name}"].files
+    pulled = {
+        path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*") if path.is_file()
+    }
+    assert set(pulled) == set(files) - {".gitattributes"}
+    assert all(path.read_bytes() == files[key] for key, path in pulled.items())
+
+
+def test_a_download_that_breaks_off_is_gone_on_with(folders, hub, tmp_path):
+    lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)
+    hub.faults += [Fault(r"^GET .*safetensors", cut="answer"), Fault(r"^GET /api/models/user/run", 500)]
+    lrlab("pull", "user/run", env=hub.env, cwd=tmp_path)
+    weights = "unet/diffusion_pytorch_model.safetensors"
+    assert (tmp_path / "run" / weights).read_bytes() == (folders / "run" / weights).read_bytes()
+
+
+def test_a_full_disk_is_told(folders, hub, tmp_path):
+    lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)
+    command = f"ulimit -f 400; exec {shlex.quote(sys.executable)} -m diffusers_lrlab.cli pull user/run"
+    result = subprocess.run(["bash", "-c", command], env=hub.env, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2, result.stderr
+    assert "No room to write" in result.stderr
+    assert "pull again" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"hf_home"}
+
+
+def good_files(folders):
+    return {
+        path.relative_to(folders / "run").as_posix(): path.read_bytes()
+        for path in (folders / "run").rglob("*")
+        if path.is_file() and "checkpoint" not in str(path) and path.suffix not in (".npy", "")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("../outside.json", b"{}", "a path that leads out of its folder"),
+        ("lrlab/../../outside.json", b"{}", "a path that leads out of its folder"),
+        ("/outside.json", b"{}", "a path that leads out of its folder"),
+        ("lrlab\\..\\outside.json", b"{}", "a path that leads out of its folder"),
+        ("unet/diffusion_pytorch_model.bin", b"pickled", "can run code when it is read. Only safetensors"),
+        ("lrlab/random.npy", b"pickled", "can run code when it is read"),
+        ("model_index.json", b'{"_class_name": ', "'model_index.json' is damaged"),
+        ("lrlab/run.json", b"[" * 100_000, "'lrlab/run.json' is damaged"),
+        ("lrlab/metrics.jsonl", b'{"update": 1}\n{"upd', "'lrlab/metrics.jsonl' is damaged"),
+        ("lrlab/timesteps.parquet", b"PAR1 no", "'lrlab/timesteps.parquet' is damaged"),
+        ("unet/diffusion_pytorch_model.safetensors", b"\xff" * 100, "safetensors' is damaged"),
+        ("more.yaml", b"a: [1\nb: 2", "'more.yaml' is damaged"),
+        ("more.yaml", b"a" * (2 << 20), "'more.yaml' of 2 MiB, where no more than 1"),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused_by_name(folders, hub, tmp_path, name, content, message):
+    hub.put("somebody/run", good_files(folders) | {name: content})
+    (tmp_path / "work").mkdir()
+    error = lrlab("pull", "somebody/run", env=hub.env, cwd=tmp_path / "work", status=2).stderr
+    assert message in error
+    assert list((tmp_path / "work").iterdir()) == []
+    assert not list(tmp_path.glob("outside*"))
+
+
+def test_code_stays_on_the_hub(folders, hub, tmp_path):
+    hub.put("somebody/run", good_files(folders) | {"pipeline.py": b"open('ran', 'w')", "unet/x.so": b"", "run.sh": b""})
+    lrlab("pull", "somebody/run", env=hub.env, cwd=tmp_path)
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".py", ".so", ".sh")]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_too_many_files_are_refused():
+    with pytest.raises(LabError, match="more than 20000"):
+        check_files("a/b", [(f"lrlab/{number}.png", 1) for number in range(20_001)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["user/nothing"], "There is no model and no data set 'user/nothing'"),
+        (["user/a b"], "is not a valid id"),
+        (["user/page"], "There is no model and no data set"),
+        (["user/other"], "holds no run (lrlab/run.json)"),
+        (["user/other", "--revision", "v9"], "at 'v9'"),
+        (["user/other", "--out", "full"], "is there already and not an empty folder"),
+        (["user/other", "--out", "."], "is there already|cannot be replaced"),
+    ],
+)
+def test_pulls_that_cannot_work(hub, tmp_path, arguments, message):
+    hub.put("user/other", {"README.md": b"# something else", "config.json": b"{}"})
+    hub.put("user/page", {"README.md": b""}, kind="spaces")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    error = lrlab("pull", *arguments, env=hub.env, cwd=tmp_path, status=2).stderr
+    assert re.search(message if "|" in message else re.escape(message), error)
+    assert {path.name for path in tmp_path.iterdir()} <= {"full", "hf_home"}
+    assert (tmp_path / "full" / "mine").read_text() == "mine"

@@ -1,0 +1,187 @@
+"""`lrlab rerun`: a run beside its record, equal or not, and what it says then."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from published import RECORD, run_folder
+from runs import tiny_arguments
+from safetensors.torch import load_file, save_file
+from started import run_script
+
+from diffusers_lrlab.cli import main
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
+from diffusers_lrlab.training.arguments import parse_options
+from diffusers_lrlab.training.checks import resolve_config
+
+WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The committed record, and a copy of it."""
+    run_folder(tmp_path / "then")
+    shutil.copytree(tmp_path / "then", tmp_path / "now")
+    return tmp_path / "then", tmp_path / "now"
+
+
+def change(folder, function):
+    """Changes the record of a run."""
+    file = folder / "lrlab" / "run.json"
+    record = json.loads(file.read_text())
+    function(record)
+    file.write_text(json.dumps(record))
+
+
+def change_log(folder, column, factor, at):
+    file = folder / "lrlab" / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        if row["update"] == at and column in row:
+            row[column] *= factor
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_equal_is_reproduced_to_the_bit(pair):
+    found = compare_runs(*pair)
+    assert found.is_exact
+    assert found.agrees
+    assert found.findings == dict.fromkeys(("learning rate", "losses", "results", "weights"), "equal")
+    assert found.describe().endswith("The record is reproduced, to the bit.")
+
+
+def test_another_version_is_named_and_gets_a_tolerance(pair):
+    change(pair[1], lambda record: record["meta"]["versions"].update(torch="9.9"))
+    change_log(pair[1], "loss", 1.001, at=9)
+    found = compare_runs(*pair)
+    assert found.environment == {"torch": ("2.13.0+cpu", "9.9")}
+    assert found.agrees
+    assert not found.is_exact
+    assert "torch: '2.13.0+cpu' in the record, '9.9' now" in found.describe()
+    assert "losses: apart from update 9 on" in found.describe()
+    assert "confirmed within 5%" in found.describe()
+    assert not compare_runs(*pair, tolerance=1e-5).agrees
+
+
+def test_the_same_environment_gets_none(pair):
+    change_log(pair[1], "loss", 1.0000001, at=9)
+    found = compare_runs(*pair)
+    assert not found.agrees
+    assert "NOT reproduced" in found.describe()
+
+
+def test_another_setting_is_another_run(pair):
+    change(pair[1], lambda record: record["config"].update(learning_rate=2e-3))
+    found = compare_runs(*pair)
+    assert found.settings == {"learning_rate": (1e-3, 2e-3)}
+    assert not found.agrees
+    assert "learning_rate: 0.001 in the record, 0.002 now" in found.describe()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part", "text"),
+    [
+        (lambda folder: change_log(folder, "lr", 2.0, at=1209), "learning rate", "apart from update 1209 on"),
+        (lambda folder: (folder / "lrlab" / "metrics.jsonl").unlink(), "losses", "rows of the log in the record and 0 now"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "weights", "in the record only"),
+        (
+            lambda folder: change(folder, lambda record: record["train"]["results"].pop("frechet_distance")),
+            "results",
+            "frechet_distance is in the record only",
+        ),
+        (
+            lambda folder: change(folder, lambda record: record["train"]["results"].update(frechet_distance=9.0)),
+            "results",
+            "frechet_distance: 2.26636 then, 9 now (3 apart, the most)",
+        ),
+    ],
+    ids=["lr", "log", "no-weights", "missing", "changed"],
+)  # fmt: skip
+def test_what_differs_is_said(pair, spoil, part, text):
+    spoil(pair[1])
+    found = compare_runs(*pair)
+    assert text in found.findings[part]
+    assert not found.agrees
+
+
+def test_weights_that_differ(pair):
+    file = pair[1] / WEIGHTS
+    weights = {name: tensor.to(torch.float64) for name, tensor in load_file(file).items()}
+    for folder in pair:
+        save_file(weights, folder / WEIGHTS)
+    save_file({name: tensor * 1.01 for name, tensor in weights.items()}, file)
+    found = compare_runs(*pair)
+    assert found.largest["weights"] == pytest.approx(0.01)
+    assert found.findings["weights"] == "1 of 1 tensors differ; the difference has 0.01 of their norm"
+
+
+def test_a_record_without_weights_is_compared_by_the_rest(pair):
+    (pair[0] / WEIGHTS).unlink()
+    found = compare_runs(*pair)
+    assert found.findings["weights"] == "the record has none"
+    assert found.agrees
+
+
+@pytest.mark.parametrize("folder", sorted(RECORD.parent.glob("*/lrlab")), ids=lambda path: path.parent.name)
+def test_a_committed_record_says_all_that_repeats_it(folder):
+    """The options that it gives resolve to what it recorded."""
+    recorded = json.loads((folder / "run.json").read_text())["config"]
+    config = resolve_config(parse_options(recorded_options(folder.parent) | {"output_dir": "x"}, "the record")).to_dict()
+    assert {name: config[name] for name in recorded if name != "output_dir"} == {
+        name: value for name, value in recorded.items() if name != "output_dir"
+    }
+
+
+def test_a_record_of_another_version_is_refused(pair):
+    change(pair[0], lambda record: record["config"].update(of_the_future=1))
+    with pytest.raises(LabError, match="'of_the_future', which this version does not know"):
+        recorded_options(pair[0])
+
+
+def test_a_run_is_done_again(tmp_path):
+    """A real run, and a real one from its record; with one flag changed it says what differs."""
+    arguments = [*tiny_arguments(tmp_path), "--max_train_steps=6", f"--output_dir={tmp_path / 'run'}", "--lr_scheduler=rex"]
+    script = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+    status, _, error = run_script(script, arguments, dict(os.environ))
+    assert status == 0, error
+    lrlab = tmp_path / "lrlab.py"
+    lrlab.write_text("import sys\nfrom diffusers_lrlab.cli import main\nsys.exit(main())")
+
+    def rerun(*options, expect=0):
+        done = run_script(lrlab, ["rerun", str(tmp_path / "run"), *options], dict(os.environ))
+        assert done[0] == expect, done
+        return done
+
+    _, told, _ = rerun("--compare", "--out", str(tmp_path / "again"))
+    assert told.count(": equal") == 4
+    assert "The record is reproduced, to the bit." in told
+    _, told, _ = rerun("--compare", "--out", str(tmp_path / "other"), "--seed", "1")
+    assert "seed: 0 in the record, 1 now" in told
+    assert "This is another run: it was set otherwise." in told
+    change_log(tmp_path / "run", "loss", 1.5, at=3)
+    _, told, error = rerun("--compare", "--out", str(tmp_path / "third"), expect=2)
+    assert "losses: apart from update 3 on" in told
+    assert "was not reproduced; both are kept" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "'nothing' is neither a folder nor the id of a repository"),
+        (["empty"], "holds no record of a run"),
+        (["then", "--tolerance", "0.1"], "--tolerance has no effect without --compare"),
+        (["then", "--revision", "v1"], "--revision 'v1' is about repositories"),
+        (["then", "--out", "then"], "is the folder of the record"),
+        (["then", "--out", "now"], "already holds a run"),
+        (["then", "--out", "new", "--learning_rte", "1"], "Unknown argument '--learning_rte'"),
+    ],
+)  # fmt: skip
+def test_reruns_that_cannot_work(pair, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(["rerun", *arguments]) == 2
+    assert message in capsys.readouterr().err
