@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.finder.find import find_lr_of, settle
-from diffusers_lrlab.finder.range_test import range_test
+from diffusers_lrlab.finder.range_test import do_one_update, range_test
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
 from diffusers_lrlab.training.checks import resolve_config
@@ -55,6 +56,13 @@ def test_expected_rates():
     for rule in RULES.values():
         suggestion = rule(LRS, VALLEY)
         assert suggestion.interval[0] < suggestion.lr < suggestion.interval[1]
+
+
+def test_an_update_whose_gradients_always_overflow_is_not_done():
+    tries = []
+    assert not do_one_update(SimpleNamespace(do_update=lambda images: tries.append(1)), None)
+    assert len(tries) == 30
+    assert do_one_update(SimpleNamespace(do_update=lambda images: True), None)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -172,6 +172,27 @@ def test_the_page_of_a_space_opens_from_what_lies_in_the_repository(folders, hub
         assert browser.errors == []
 
 
+def test_what_diffusers_has_for_pushing_works_on_our_classes(hub, tmp_path):
+    code = """
+import torch
+from diffusers import DDPMScheduler, DiffusionPipeline
+from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline
+model = MLPDenoiser(hidden_size=16)
+scheduler = DDPMScheduler(num_train_timesteps=4, clip_sample=False)
+model.push_to_hub("user/model")
+scheduler.push_to_hub("user/scheduler")
+PointDDPMPipeline(model, scheduler).push_to_hub("user/pipeline", private=True)
+again = MLPDenoiser.from_pretrained("user/model")
+assert all(one.equal(other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+assert DDPMScheduler.from_pretrained("user/scheduler").config.num_train_timesteps == 4
+points = DiffusionPipeline.from_pretrained("user/pipeline")(num_points=3, num_inference_steps=4).points
+print(tuple(points.shape))
+"""
+    assert python(code, hub, tmp_path).strip() == "(3, 2)"
+    assert hub.model("user/pipeline").private
+    assert {"pipeline.py", "denoiser/diffusers_lrlab.py"} <= set(hub.model("user/pipeline").files)
+
+
 def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
     cards = [*ROOT.glob("model_cards/*/README.md"), *(folders / name / "README.md" for name in ("dino", "schedule"))]
     assert len(cards) >= 4

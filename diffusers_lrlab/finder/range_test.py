@@ -209,7 +209,9 @@ def _sweep(
             group["lr"] = float(lr)
         trainer.update = update
         with scaled_lr(trainer.optimizer, objective.lr_factor(update)):
-            do_one_update(trainer, images)
+            if not do_one_update(trainer, images):
+                ended = f"no fp16 gradient was finite at a rate of {lr:.3g}, with any scale of the loss"
+                break
         done = update + 1
         if done % reader.every and done not in (settings.num_updates, len(lrs)):
             continue
@@ -232,11 +234,9 @@ def _sweep(
     return Sweep(np.array(at, np.float64), losses, bins, done, ended)
 
 
-def do_one_update(trainer: Trainer, images: torch.Tensor) -> None:
-    """An update that is done: one whose fp16 gradients overflow is tried again with a smaller loss scale."""
-    for _ in range(_MOST_OVERFLOWS):
-        if trainer.do_update(images):
-            return
+def do_one_update(trainer: Trainer, images: torch.Tensor) -> bool:
+    """An update, tried again with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
+    return any(trainer.do_update(images) for _ in range(_MOST_OVERFLOWS))
 
 
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:

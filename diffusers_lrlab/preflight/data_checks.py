@@ -24,14 +24,12 @@ def value_range(subject: Subject) -> str | None:
     if high < -0.9:
         return (
             f"The images are nearly black: of 255 levels they use the first {round((high + 1) * 127.5) + 1}. If they hold "
-            "labels, or "
-            "values from 0 to 1, stretch them to the whole range first."
+            "labels, or values from 0 to 1, stretch them to the whole range first."
         )
     if low > -_LEVEL:
         return (
-            f"The images have values from {low:.3g} to {high:.3g}, half of [-1, 1], as if they were scaled to [0, 1] "
-            "twice. Stretch "
-            "them to the whole range, unless they are that bright."
+            f"The images have values from {low:.3g} to {high:.3g}, half of [-1, 1], as if they were scaled to [0, 1] twice. "
+            "Stretch them to the whole range, unless they are that bright."
         )
     spreads = images.std(dim=(0, 2, 3))
     if len(spreads) > 1 and float(spreads.min()) < 0.02 * float(spreads.max()):
@@ -69,8 +67,7 @@ def near_duplicates(subject: Subject) -> str | None:
     things = subject.plan.kind.things
     return (
         f"{alike} of {len(values)} {things} that were looked at are nearly the same as another of them. Duplicates are "
-        "learned by "
-        "heart, and held-out losses flatter. Remove them, unless the data are so."
+        "learned by heart, and held-out losses flatter. Remove them, unless the data are so."
     )
 
 
@@ -84,14 +81,12 @@ def image_sizes(subject: Subject) -> str | None:
         smallest = min(min(size) for size in sizes)
         return (
             f"{small} of {len(sizes)} images are smaller than --resolution {resolution} (down to {smallest}) and are "
-            "enlarged, "
-            "which the model learns as blur. Lower --resolution, or use larger images."
+            "enlarged, which the model learns as blur. Lower --resolution, or use larger images."
         )
     oblong = sum(max(size) > 2 * min(size) for size in sizes)
     if oblong > 0.1 * len(sizes):
         return (
             f"{oblong} of {len(sizes)} images are more than twice as long as wide; they are cropped to squares, so less "
-            "than half "
-            "of each is seen at a time."
+            "than half of each is seen at a time."
         )
     return None

@@ -100,7 +100,11 @@ def overfit_one_batch(subject: Subject) -> str:
             group["lr"] = plan.learning_rate
         for update in range(_SANITY_UPDATES):
             trainer.update, trainer.sums = update, torch.zeros_like(trainer.sums)
-            do_one_update(trainer, images)
+            if not do_one_update(trainer, images):
+                raise LabError(
+                    f"The sanity run failed: no fp16 gradient was finite at update {update}. Train without "
+                    "--mixed_precision fp16, or lower the learning rate."
+                )
             if update in (0, _SANITY_UPDATES - 1):
                 losses.append(float(trainer.accelerator.gather(trainer.sums[None, :1]).mean()))
     first, last = losses
@@ -109,7 +113,6 @@ def overfit_one_batch(subject: Subject) -> str:
     if not last < _SANITY_FALL * first:
         raise LabError(
             f"The sanity run failed: {text}. A model that cannot learn one batch learns nothing else. Look at the "
-            "learning rate "
-            "(training_scripts/find_lr.py), the data and the model."
+            "learning rate (training_scripts/find_lr.py), the data and the model."
         )
     return f"Sanity run: {text}."

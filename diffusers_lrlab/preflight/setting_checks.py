@@ -42,9 +42,8 @@ def terminal_snr(subject: Subject) -> str | None:
         return None
     config = subject.config
     return (
-        f"The last of {config.ddpm_num_steps} timesteps keeps a signal-to-noise ratio of {snr:.2g}, but samples start "
-        "from noise "
-        "alone, which the model never sees: they will miss the outskirts of the data. Raise --ddpm_num_steps, or use "
+        f"The last of {config.ddpm_num_steps} timesteps keeps a signal-to-noise ratio of {snr:.2g}, but samples start from "
+        "noise alone, which the model never sees: they will miss the outskirts of the data. Raise --ddpm_num_steps, or use "
         "--ddpm_beta_schedule squaredcos_cap_v2."
     )
 
@@ -70,8 +69,7 @@ def model_and_scheduler(subject: Subject) -> str | None:
         if key in saved and saved[key] != asked:
             return (
                 f"The scheduler beside the model {config.model_config_name_or_path!r} has {key}={saved[key]!r}, this run "
-                "has "
-                f"--{option} {asked}. If the model is to stay comparable, give --{option} {saved[key]}."
+                f"has --{option} {asked}. If the model is to stay comparable, give --{option} {saved[key]}."
             )
     return None
 
@@ -88,9 +86,8 @@ def ema_memory(subject: Subject) -> str | None:
     proposed = math.exp(math.log(0.02) * config.ema_update_every / (0.9 * num_updates))
     return (
         f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of the {num_updates} "
-        "updates: the "
-        f"EMA's memory is longer than the run. Use --ema_max_decay {proposed:.4g}, or the usual --ema_power and "
-        "--ema_inv_gamma."
+        f"updates: the EMA's memory is longer than the run. Use --ema_max_decay {proposed:.4g}, or the usual --ema_power "
+        "and --ema_inv_gamma."
     )
 
 
@@ -130,9 +127,8 @@ def learning_rate(subject: Subject) -> str | None:
     if low / 10 <= rate <= high * 10:
         return None
     return (
-        f"The learning rate {rate:.3g} is {_times(rate, low if rate < low else high)} what is usual for "
-        f"{config.optimizer} and a "
-        f"model of {size:,} parameters, {low:g} to {high:g}. training_scripts/find_lr.py tests it."
+        f"The learning rate {rate:.3g} is {_times(rate, low if rate < low else high)} what is usual for {config.optimizer} "
+        f"and a model of {size:,} parameters, {low:g} to {high:g}. training_scripts/find_lr.py tests it."
     )
 
 
@@ -147,7 +143,6 @@ def times_seen(subject: Subject) -> str | None:
         return None
     things = subject.plan.kind.things
     return (
-        f"Each of the {subject.plan.num_images} {things} will be seen {epochs:,.0f} times: expect the model to repeat "
-        "them. Use fewer "
-        "updates or more data, or watch the held-out loss for where it turns."
+        f"Each of the {subject.plan.num_images} {things} will be seen {epochs:,.0f} times: expect the model to repeat them. "
+        "Use fewer updates or more data, or watch the held-out loss for where it turns."
     )

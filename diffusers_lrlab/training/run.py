@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..data.loading import TrainingData
     from ..finder.find import FinderResult
+    from ..hub.beside import PushesBeside
     from .loop import Trainer
     from .plan import Plan
 
@@ -69,29 +70,16 @@ def train(config: TrainingConfig) -> Path | None:
 
     from .loop import Trainer
 
-    pushes = None
-    if config.push_to_hub and accelerator.is_main_process:
-        from ..hub.beside import PushesBeside
-
-        pushes = PushesBeside(folder.path, config)
+    pushes = _pushes_beside(folder, config) if config.push_to_hub and accelerator.is_main_process else None
     trainer = Trainer(plan, data, accelerator, folder, on_saved=pushes)
     if checkpoint:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
     record = _start_record(plan, accelerator, previous)
-    if checkpoint:
-        before = previous.get("train", {})
-        record["train"]["preflight"], trainer.signs = before.get("preflight", {}), before.get("signs", {})
-        if config.sanity:
-            accelerator.print("The sanity run is for runs that begin; this one goes on without.")
-    else:
-        record["train"]["preflight"] = _look_at_run(trainer)
+    record["train"]["preflight"] = _looked_before(trainer, previous) if checkpoint else _look_at_run(trainer)
     folder.write_record(record)
-    if config.logger != "none" and accelerator.is_main_process:
-        (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
-        flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
-        accelerator.init_trackers("diffusers_lrlab", config=flat)
+    _start_trackers(accelerator, config, folder)
     try:
         _run_recorded(trainer, record)
     except BaseException:
@@ -112,6 +100,28 @@ def train(config: TrainingConfig) -> Path | None:
         pushes.finish()
         accelerator.print(f"Uploaded: {push_run(folder.path, config).url}")
     return folder.path
+
+
+def _pushes_beside(folder: RunFolder, config: TrainingConfig) -> PushesBeside:
+    from ..hub.beside import PushesBeside
+
+    return PushesBeside(folder.path, config)
+
+
+def _start_trackers(accelerator: Accelerator, config: TrainingConfig, folder: RunFolder) -> None:
+    if config.logger != "none" and accelerator.is_main_process:
+        (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
+        flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
+        accelerator.init_trackers("diffusers_lrlab", config=flat)
+
+
+def _looked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
+    """What the checks said when a run began that now goes on; its signs are told once, too."""
+    before = previous.get("train", {})
+    trainer.signs = before.get("signs", {})
+    if trainer.config.sanity:
+        trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
+    return before.get("preflight", {})
 
 
 def settled(config: TrainingConfig) -> TrainingConfig:

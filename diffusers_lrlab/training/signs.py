@@ -40,25 +40,8 @@ def signs_of(
     losses = np.array([row["loss"] for row in rows])
     windows = np.lib.stride_tricks.sliding_window_view(losses, _WINDOW)
     medians = np.median(windows, axis=1)
-    now, last = medians[-1], rows[-1]
-    at = f"at update {last['update']}, learning rate {last['lr']:.3g}"
-    signs = {}
-    start = float(np.median(losses[:3]))
-    best = int(np.argmin(medians))
-    if not still:
-        pass
-    elif now > _NOT_FALLEN * start and rows[0]["update"] <= _FIRST:
-        signs["not_falling"] = (
-            f"The loss has not fallen: {start:.3g} in the first rows, {now:.3g} {at}. The rate may be far too low, or so "
-            "high that "
-            "nothing is learned; training_scripts/find_lr.py tells."
-        )
-    elif now > _RISEN * medians[best]:
-        signs["rising"] = (
-            f"The loss has risen from {medians[best]:.3g} around update {rows[best + _WINDOW // 2]['update']} to "
-            f"{now:.3g} {at}. "
-            "Lower --learning_rate, or use a schedule that falls earlier."
-        )
+    at = f"at update {rows[-1]['update']}, learning rate {rows[-1]['lr']:.3g}"
+    signs = _of_course(rows, losses, medians, at) if still else {}
     if swings := _swings(windows, medians):
         signs["swinging"] = (
             f"The loss swings by {100 * swings[0]:.0f} % from row to row {at}, {swings[1]:.1f} times as much as it did "
@@ -69,18 +52,32 @@ def signs_of(
     if share >= _CLIPPED:
         signs["clipped"] = (
             f"Nearly all gradients are clipped (their norm is {np.median(norms):.3g}, --max_grad_norm {max_grad_norm:g}) "
-            f"{at}: the "
-            "rate acts on their direction only. Raise --max_grad_norm, or lower --learning_rate."
+            f"{at}: the rate acts on their direction only. Raise --max_grad_norm, or lower --learning_rate."
         )
     spikes = [place for row in rows for place in row.get("loss_spike_bins", [])]
     if len(spikes) >= max(_SPIKES, 0.02 * len(rows)):
         most = max(set(spikes), key=spikes.count)
         signs["spikes"] = (
             f"{len(spikes)} spikes of the loss so far, most of them in part {most} of the noise levels (0 has least "
-            f"noise), {at}. "
-            "Lower --learning_rate, or weigh these levels less (--timestep_lr weight:...)."
+            f"noise), {at}. Lower --learning_rate, or weigh these levels less (--timestep_lr weight:...)."
         )
     return signs
+
+
+def _of_course(rows: list[dict[str, Any]], losses: np.ndarray, medians: np.ndarray, at: str) -> dict[str, str]:
+    """The sign that the loss does not fall, or rises again, if there is one."""
+    start, now, best = float(np.median(losses[:3])), medians[-1], int(np.argmin(medians))
+    if now > _NOT_FALLEN * start and rows[0]["update"] <= _FIRST:
+        return {
+            "not_falling": f"The loss has not fallen: {start:.3g} in the first rows, {now:.3g} {at}. The rate may be far "
+            "too low, or so high that nothing is learned; training_scripts/find_lr.py tells."
+        }
+    if now > _RISEN * medians[best]:
+        return {
+            "rising": f"The loss has risen from {medians[best]:.3g} around update {rows[best + _WINDOW // 2]['update']} to "
+            f"{now:.3g} {at}. Lower --learning_rate, or use a schedule that falls earlier."
+        }
+    return {}
 
 
 def _swings(windows: np.ndarray, medians: np.ndarray) -> tuple[float, float] | None:
