@@ -1,0 +1,71 @@
+"""The forecast of a run's time beside the run: three cases, each of them forecast and then really trained, in turns.
+
+    python benchmarks/time_forecast.py
+    python benchmarks/time_forecast.py --rounds 1
+
+The run's seconds are those of `run.json`: updates, validations, samples, distances, pictures and checkpoints, without imports,
+data and checks before it. What the forecast leaves out (distances, drawing, writing) is part of what it is off by.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+CASES = {
+    "digits, batch 64, 600 updates": ["--max_train_steps=600"],
+    "digits, batch 16, accumulation of 2, SGD, 600 updates": [
+        *("--max_train_steps=600", "--train_batch_size=16", "--gradient_accumulation_steps=2"),
+        *("--optimizer=sgd", "--frechet_samples=0"),
+    ],
+    "points (dino), batch 256, 5,000 updates": ["--dataset_name=dino", "--max_train_steps=5000"],
+}
+
+
+def forecast(arguments):
+    """Seconds that are forecast, in this process."""
+    from diffusers_lrlab.forecast.timing import forecast_time
+    from diffusers_lrlab.training.arguments import parse_arguments
+    from diffusers_lrlab.training.loop import Trainer
+    from diffusers_lrlab.training.run import prepare
+    from diffusers_lrlab.training.run_folder import RunFolder
+
+    plan, data, accelerator = prepare(parse_arguments(arguments, ""))
+    with tempfile.TemporaryDirectory() as folder:
+        return forecast_time(Trainer(plan, data, accelerator, RunFolder(Path(folder)))).total
+
+
+def measured(arguments, folder):
+    """Seconds of the real run."""
+    subprocess.run([sys.executable, SCRIPT, *arguments, f"--output_dir={folder}"], check=True, capture_output=True)
+    return json.loads((Path(folder) / "lrlab" / "run.json").read_text())["run"]["seconds"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--forecast", action="store_true", help=argparse.SUPPRESS)
+    options, rest = parser.parse_known_args()
+    if options.forecast:
+        print(forecast(rest))
+        return
+    print("| run | forecast, s | the run, s | off by (each round) |")
+    print("|---|---|---|---|")
+    for name, arguments in CASES.items():
+        seconds = []
+        for _ in range(options.rounds):
+            command = [sys.executable, __file__, "--forecast", *arguments, "--output_dir=unused"]
+            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+            with tempfile.TemporaryDirectory() as folder:
+                seconds.append((float(told), measured(arguments, Path(folder) / "run")))
+        told, run = (statistics.median(column) for column in zip(*seconds, strict=True))
+        each = ", ".join(f"{a / b - 1:+.1%}" for a, b in seconds)
+        print(f"| {name} | {told:.1f} | {run:.1f} | {each} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
