@@ -3,7 +3,7 @@
     python benchmarks/time_forecast.py
     python benchmarks/time_forecast.py --rounds 1
 
-The run's seconds are those of `run.json`: updates, validations, samples, distances, pictures and checkpoints, without imports,
+The seconds of a run are those of `run.json`: updates, validations, samples, distances, pictures, checkpoints; no imports,
 data and checks before it. What the forecast leaves out (distances, drawing, writing) is part of what it is off by.
 """
 
