@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .errors import Interrupted
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def interrupts_raised(make_error: Callable[[int], Interrupted]) -> Iterator[None]:
+def interrupts_raised(make_error: Callable[[int], BaseException]) -> Iterator[None]:
     """Raises, at once on SIGINT or SIGTERM inside this block, what `make_error` makes of the number of the signal."""
 
     def stop(number: int, _frame: FrameType | None) -> None:

@@ -65,8 +65,8 @@ class Parameter:
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         else:
-            # A float of that size would be another number.
-            exact = isinstance(value, float) or abs(value) < 2**53
+            # A float of that size would be another number; and no count of updates is anywhere near.
+            exact = abs(value) < 2**53 or (isinstance(value, float) and kind is float)
             right_kind = exact and (kind is float or float(value).is_integer())
         return right_kind and self._contains(value)
 

@@ -73,6 +73,7 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     sdk: str | None = None
+    titles: dict[str, str] = field(default_factory=dict)
 
     @property
     def files(self):
@@ -309,6 +310,23 @@ class _Handler(BaseHTTPRequestHandler):
         repo.branches[branch] = repo.head
         self._send_json({})
 
+    def auth_check(self, kind, id):
+        self._repo(kind, id, to_write=True)
+        self._send_json({})
+
+    def discussions(self, kind, id):
+        repo = self._repo(kind, id)
+        found = [
+            {
+                **{"num": int(branch.rpartition("/")[2]), "title": repo.titles[branch], "status": "open"},
+                **{"isPullRequest": True, "author": {"name": "user"}, "createdAt": "2026-01-01T00:00:00.000Z"},
+                "repo": {"name": id, "type": kind.removesuffix("s")},
+            }
+            for branch in repo.branches
+            if branch.startswith("refs/pr/")
+        ]
+        self._send_json({"discussions": found, "count": len(found), "start": 0})
+
     def validate_yaml(self):
         """The real one knows every field; this one those that cards of ours have."""
         asked = json.loads(self.body)
@@ -365,7 +383,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 raise HubError(501, f"{key!r} is not part of this server")
         number = 1 + sum(branch.startswith("refs/pr/") for branch in repo.branches)
-        sha = repo.commit(files, message, f"refs/pr/{number}" if is_pr else revision)
+        branch = f"refs/pr/{number}" if is_pr else revision
+        repo.titles[branch] = message
+        sha = repo.commit(files, message, branch)
         prefix = f"{self.server.hub.url}/{'' if kind == 'models' else kind + '/'}{id}"
         pull_request = {"pullRequestUrl": f"{prefix}/discussions/{number}"} if is_pr else {}
         url = {"commitUrl": f"{prefix}/commit/{sha}"}
@@ -476,6 +496,8 @@ ROUTES = [
     (["POST"], REPO + r"/paths-info/(?P<revision>[^/]+)", _Handler.paths_info),
     (["POST"], FILES + r"\.git/info/lfs/objects/batch", _Handler.lfs_batch),
     (["PUT"], r"/lfs/(?P<oid>[0-9a-f]+)", _Handler.lfs_put),
+    (["GET"], REPO + r"/auth-check/write", _Handler.auth_check),
+    (["GET"], REPO + r"/discussions", _Handler.discussions),
     (["GET"], REPO, _Handler.info),
     (["GET"], REPO + r"/revision/(?P<revision>[^/]+)", _Handler.info),
     (["GET"], REPO + r"/tree/(?P<revision>[^/]+)", _Handler.tree),

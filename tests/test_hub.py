@@ -179,14 +179,15 @@ def test_the_token_is_written_nowhere(pushed):
     ("env", "arguments", "message"),
     [
         ({"HF_TOKEN": ""}, [], "needs a token with the right to write. Run `hf auth login`"),
-        ({"HF_TOKEN": "hf_wrong"}, [], "Invalid user token"),
+        ({"HF_TOKEN": "hf_wrong"}, [], "does not accept the token"),
         ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),
         ({"HF_HUB_OFFLINE": "1"}, [], "cannot be reached"),
         ({}, ["--hub_model_id", "a/b/c"], "'a/b/c' is not a valid id"),
         ({}, ["--hub_model_id", "somebody/else"], "Check --hub_model_id"),
+        ({}, ["--hub_license", "my own"], "license"),
     ],
-    ids=["no-token", "wrong-token", "wrong-hub_token", "unreachable", "offline", "invalid-id", "foreign-id"],
+    ids=["no-token", "wrong-token", "wrong-hub_token", "unreachable", "offline", "invalid-id", "foreign-id", "license"],
 )
 def test_refuses_before_training(hub, tmp_path, env, arguments, message):
     output = tmp_path / "run"
@@ -198,8 +199,8 @@ def test_refuses_before_training(hub, tmp_path, env, arguments, message):
     assert "Traceback" not in result.stderr
     assert "hf_wrong" not in result.stdout + result.stderr
     assert not output.exists()
-    assert hub.repos == {}
-    if "somebody/else" not in arguments:
+    assert set(hub.repos) <= {("models", "user/digits")}  # made before its license was refused
+    if not {"somebody/else", "my own"} & set(arguments):
         assert ("POST", "/api/repos/create") not in hub.requests
 
 

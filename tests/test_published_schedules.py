@@ -61,8 +61,9 @@ def test_a_folder_has_data_picture_and_card(tmp_path):
         ("[" * 60_000, "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         (" " * 70_000, "has 70000 bytes, and no schedule has more"),
+        ({"lr_scheduler_kwargs": {"step_size": 1e308}}, "step_size"),
     ],
-    ids=range(15),
+    ids=range(16),
 )  # fmt: skip
 def test_a_file_that_is_no_schedule_is_refused(tmp_path, change, message):
     file = tmp_path / "schedule.json"
@@ -143,13 +144,14 @@ def test_a_published_schedule_can_be_held_still(mine, hub, tmp_path):
     [
         ("hub:user/nothing", "no such repository"),
         ("hub:user/mine@v9", "no such repository or revision"),
+        ("hub:user/mine:num_cycles=2", "names no schedule. Write hub:USER/NAME"),
         ("hub:mine", "names no schedule. Write hub:USER/NAME"),
         ("hub:", "names no schedule"),
         ("hub:user/other", "holds no schedule.json"),
         ("hub:user/huge", "has 70000 bytes"),
         ("hub:user/bad", "not valid JSON"),
         ("hub:else/private", "no such repository"),
-        ("join:schedules=[constant|hub:user/mine]", "also sets the momentum"),
+        ("join:schedules=[constant|hub:user/mine]", "join cannot take 'hub:user/mine', which may change under it"),
     ],
 )
 def test_names_that_lead_nowhere(mine, hub, tmp_path, spec, message):
@@ -168,7 +170,26 @@ def test_a_second_momentum_schedule_is_refused(mine, hub, tmp_path):
     assert "brings the momentum schedule 'demon'" in error
 
 
-def test_a_hub_that_is_away_is_told(tmp_path, hub):
+def test_what_would_make_another_schedule_of_it_is_refused(mine, hub, tmp_path):
+    preview = ("preview", "--lr_scheduler", "hub:user/mine", "--num_training_steps", "50")
+    for more in (["--lr_scheduler_kwargs", '{"decay_type": "linear"}'],):
+        error = lrlab(*preview, *more, env=hub.env, cwd=tmp_path, status=2).stderr
+        assert "would make another schedule of it" in error
+    plan = ("plan", "--lr_scheduler", "hub:user/mine")
+    for more, message in (
+        (["--lr_num_cycles", "3"], "would make another schedule"),
+        (["--momentum_scheduler_kwargs", '{"min_momentum": 0.5}'], "brings the momentum schedule 'demon'"),
+        (["--lr_scheduler_source", "hub:somebody/else"], "is written by --lr_scheduler hub:USER/NAME, not given"),
+    ):
+        assert message in lrlab(*plan, *more, env=hub.env, cwd=tmp_path, status=2).stderr
+
+
+def test_a_hub_that_is_away_is_told(mine, tmp_path, hub):
     env = hub.env | {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    arguments = ("preview", "--lr_scheduler", "hub:user/mine", "--num_training_steps", "50")
+    arguments = ("preview", "--lr_scheduler", "hub:user/mine", "--num_training_steps", "50", "--json")
     assert "The Hub cannot be reached" in lrlab(*arguments, env=env, cwd=tmp_path, status=2).stderr
+    there = lrlab(*arguments, env=hub.env, cwd=tmp_path).stdout
+    # Once seen, it is in the cache.
+    result = lrlab(*arguments, env=env, cwd=tmp_path)
+    assert result.stdout == there
+    assert f"is taken from the cache, commit {mine.head}" in result.stderr

@@ -63,7 +63,7 @@ def test_another_version_is_named_and_gets_a_tolerance(pair):
     assert not found.is_exact
     assert "torch: '2.13.0+cpu' in the record, '9.9' now" in found.describe()
     assert "losses: apart from update 9 on" in found.describe()
-    assert "confirmed within 5%" in found.describe()
+    assert "confirmed within 5%, in another environment; weights are not held to that" in found.describe()
     assert not compare_runs(*pair, tolerance=1e-5).agrees
 
 
@@ -72,6 +72,48 @@ def test_the_same_environment_gets_none(pair):
     found = compare_runs(*pair)
     assert not found.agrees
     assert "NOT reproduced" in found.describe()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: change_log(folder, "lr", 1.001, at=2399),  # next to nothing of the peak, and yet another curve
+        lambda folder: change_log(folder, "loss", 1.5, at=2399),
+        lambda folder: (folder / WEIGHTS).unlink(),
+        lambda folder: save_file({"weights": torch.zeros(3)}, folder / WEIGHTS),
+        lambda folder: (folder / WEIGHTS).write_bytes(b"damaged"),
+    ],
+    ids=["lr", "late-loss", "no-weights", "other-shapes", "damaged"],
+)
+def test_another_version_excuses_little(pair, spoil):
+    change(pair[1], lambda record: record["meta"]["versions"].update(torch="9.9"))
+    spoil(pair[1])
+    assert not compare_runs(*pair).agrees
+
+
+def test_nothing_to_compare_confirms_nothing(pair):
+    for folder in pair:
+        (folder / "lrlab" / "metrics.jsonl").unlink()
+        (folder / WEIGHTS).unlink()
+        change(folder, lambda record: record["train"].update(results={}))
+    found = compare_runs(*pair)
+    assert not found.is_exact
+    assert not found.agrees
+    assert "nothing to confirm" in found.describe()
+
+
+def test_another_number_of_processes_is_another_batch(pair):
+    change(pair[1], lambda record: record["train"].update(global_batch=128))
+    assert compare_runs(*pair).settings == {"images an update, over all processes": (64, 128)}
+
+
+@pytest.mark.parametrize(
+    "row", ["[]", "{}", '{"update": 1, "lr": "x"}', '{"update": "1"}', '{"update": 1, "lo', '{"update": NaN}']
+)
+def test_a_log_that_is_none_is_refused(pair, row):
+    (pair[0] / "lrlab" / "metrics.jsonl").write_text('{"update": 0}\n' + row + "\n")
+    with pytest.raises(LabError, match="Line 2 of .* is no row of a log"):
+        compare_runs(*pair)
 
 
 def test_another_setting_is_another_run(pair):
@@ -174,6 +216,11 @@ def test_a_run_is_done_again(tmp_path):
         (["nothing"], "'nothing' is neither a folder nor the id of a repository"),
         (["empty"], "holds no record of a run"),
         (["then", "--tolerance", "0.1"], "--tolerance has no effect without --compare"),
+        (["then", "--compare", "--tolerance", "nan"], "--tolerance nan is not allowed"),
+        (["then", "--compare", "--output_dir", "then"], "'--output_dir' is not for a rerun"),
+        (["then", "--compare", "--resume-from-checkpoint=latest"], "is not for a rerun"),
+        (["then", "--compare", "--config", "x.yaml"], "'--config' is not for a rerun"),
+        (["then", "--compare", "--overwrite_output_dir"], "is not for a rerun"),
         (["then", "--revision", "v1"], "--revision 'v1' is about repositories"),
         (["then", "--out", "then"], "is the folder of the record"),
         (["then", "--out", "now"], "already holds a run"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -98,7 +100,7 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
         raise LabError(f"{target.id_option} {target.repo_id!r} is not a valid id: {error}") from None
     api = target.api
     with hub_errors(target):
-        who = api.whoami()
+        who = patiently(api.whoami, "Asking whose token it is")
         token_name, role = _describe_token(who)
         if role == "read":
             raise LabError(
@@ -109,14 +111,27 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
             target = dataclasses.replace(target, repo_id=f"{who['name']}/{target.repo_id}")
         if dry_run:
             return target
-        if target.create_pr:
-            api.repo_info(**target.where)
-            return target
-        extra = {"space_sdk": "static"} if target.repo_type == "space" else {}
-        api.create_repo(**target.where, private=target.private or None, exist_ok=True, **extra)  # type: ignore[arg-type]
-        if target.revision != "main":
-            api.create_branch(**target.where, branch=target.revision, exist_ok=True)
+        patiently(lambda: _make_ready(target), "Looking at the repository")
     return target
+
+
+def _make_ready(target: Target) -> None:
+    """Makes repository and branch if they are missing, and asks for the right to write."""
+    api = target.api
+    if target.create_pr:
+        api.repo_info(**target.where)  # everybody may propose changes to what is there
+        return
+    extra = {"space_sdk": "static"} if target.repo_type == "space" else {}
+    api.create_repo(**target.where, private=target.private or None, exist_ok=True, **extra)  # type: ignore[arg-type]
+    # One that is there already is no sign that one may write to it.
+    api.auth_check(**target.where, write=True)
+    if target.private and not api.repo_info(**target.where).private:
+        raise LabError(
+            f"{target.id_option} {target.repo_id!r} is there already, and public. Make it private in its settings on the "
+            "Hub, or leave out the option that asks for a private one."
+        )
+    if target.revision != "main":
+        api.create_branch(**target.where, branch=target.revision, exist_ok=True)
 
 
 def _describe_token(who: dict[str, Any]) -> tuple[str, str | None]:
@@ -134,14 +149,16 @@ def hub_errors(target: Target) -> Iterator[None]:
         yield
     except LabError:
         raise
-    # A failed connection is an HTTPError in huggingface_hub 1 and later, an OSError before.
+    # A failed connection is an HTTPError in huggingface_hub 1 and later, an OSError before; storage raises RuntimeErrors.
     except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as raised:
         error = _cause(raised)
-        if _is_local(error) or isinstance(error, RuntimeError):
+        if _is_local(error):
             raise
         raise LabError(explain(error, target)) from None
-    except ValueError as error:  # the client's own checks, such as that of a card's metadata
-        raise LabError(f"{_without(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})") from None
+    except ValueError as error:  # the client's own checks, such as that of a card's metadata, or an answer that is no JSON
+        text = f"{_without(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})"
+        is_foreign = isinstance(error, json.JSONDecodeError)
+        raise LabError("What answered is not the Hub. Check the network and HF_ENDPOINT: " * is_foreign + text) from None
 
 
 def explain(error: BaseException, target: Target) -> str:
@@ -201,7 +218,7 @@ def patiently(action: Callable[[], T], doing: str) -> T:
         except (HTTPError, OSError, RuntimeError) as raised:
             error = _cause(raised)
             status = status_of(error)
-            passes = (status is None or status == 429 or status >= 500) and not isinstance(error, RuntimeError)
+            passes = status is None or status == 429 or status >= 500
             wait = _asked_wait(error) or 2.0**attempt
             if not passes or attempt + 1 == _ATTEMPTS or wait > _LONGEST_WAIT or _is_local(error):
                 raise
@@ -227,6 +244,7 @@ def _asked_wait(error: BaseException) -> float | None:
     """Seconds of the answer's Retry-After."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     try:
-        return float(headers["Retry-After"])
+        seconds = float(headers["Retry-After"])
     except (KeyError, ValueError):
         return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

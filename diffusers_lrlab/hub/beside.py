@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ..errors import LabError
 from .access import say
 from .contents import run_files
 
@@ -29,7 +31,8 @@ class PushesBeside:
 
     def __init__(self, folder: Path, config: TrainingConfig):
         self.folder, self.config = folder, config
-        self._snapshot = folder / ".tmp-push"
+        # The number keeps it apart from that of a run that was killed, and whose upload may be still going on.
+        self._snapshot = folder / f".tmp-{os.getpid()}-push"
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[str] | None = None
         self._update = 0
@@ -54,7 +57,8 @@ class PushesBeside:
                 stderr=self._output,
                 env=self._environment(),
             )
-        except OSError as error:
+        except (OSError, LabError) as error:
+            shutil.rmtree(self._snapshot, ignore_errors=True)
             say(f"warning: no upload at update {update}: {error}. Training goes on; the upload at the end takes everything.")
 
     def _copy(self) -> None:
@@ -64,6 +68,10 @@ class PushesBeside:
             assert isinstance(path, Path)
             to = self._snapshot / name
             to.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".safetensors":
+                with contextlib.suppress(OSError):  # where there are no links, it is copied
+                    os.link(path, to)  # weights are replaced whole, never changed
+                    continue
             shutil.copyfile(path, to)
 
     def _command(self, update: int) -> list[str]:
@@ -71,7 +79,7 @@ class PushesBeside:
         return [
             *(sys.executable, "-m", "diffusers_lrlab.cli", "push", str(self._snapshot), "--unfinished"),
             *("--repo_id", self.config.hub_model_id, "--message", f"Update {update}, training goes on"),
-        ]
+        ]  # it is private already, if that was asked for: the repository was made before training
 
     def _environment(self) -> dict[str, str]:
         """The token goes by the environment, where no list of processes shows it."""
@@ -94,13 +102,14 @@ class PushesBeside:
         shutil.rmtree(self._snapshot, ignore_errors=True)
 
     def finish(self) -> None:
-        """Waits for the last upload, before that of the end; one that takes too long is ended."""
-        if self._process is not None:
-            try:
+        """Waits for the last upload, before that of the end; one that takes too long is ended, and so it is by a signal."""
+        try:
+            if self._process is not None:
                 self._process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                say(f"warning: the upload of update {self._update} took more than {_PATIENCE} s and was ended.")
-        self.stop()
+        except subprocess.TimeoutExpired:
+            say(f"warning: the upload of update {self._update} took more than {_PATIENCE} s and was ended.")
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Ends an upload that is still going on; the repository then is as it was before it."""

@@ -29,15 +29,14 @@ def fill(template: Path, metadata: Any, **values: Any) -> str:
     return str(RepoCard.from_template(metadata, template_path=str(template), **values))
 
 
-def _parsed(text: str, name: str) -> Any:
+def parsed_card(text: str, name: str) -> Any:
     """Metadata and text of a card, apart."""
     from huggingface_hub import ModelCard
 
     try:
-        card = ModelCard(text)
-    except ValueError as error:
+        return ModelCard(text)
+    except Exception as error:  # whatever YAML's parser makes of what somebody wrote
         raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None
-    return card
 
 
 def _read(folder: Path) -> str:
@@ -48,56 +47,58 @@ def _read(folder: Path) -> str:
         raise LabError(f"{str(path)!r} cannot be read ({error}); a result without its card is not uploaded.") from None
 
 
-def _with_location(text: str, old: list[str], repo_id: str) -> str:
-    """A card whose examples load from the repository; whatever else was written into it stays."""
-    for location in old:
-        text = text.replace(f'"{location}"', f'"{repo_id}"')
-    return text
+def _with_location(text: str, repo_id: str, revision: str) -> str:
+    """A card whose examples load from this branch of the repository; whatever else was written into it stays."""
+    branch = "" if revision == "main" else f', revision="{revision}"'
+    text = re.sub(
+        r'(\b(?:from_pretrained|load_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?', rf'\1"{repo_id}"{branch}', text
+    )
+    return re.sub(r'(custom_pipeline=)"[^"\n]*"', rf'\1"{repo_id}"', text)
 
 
-def card_for_run(folder: Path, record: dict[str, Any], repo_id: str) -> str:
+def card_for_run(folder: Path, record: dict[str, Any], repo_id: str, revision: str, updates_done: int) -> str:
     """
     The card of a run as it goes up: its examples load from the repository, and its results name their source.
 
-    A run that is still going on has a card that says so.
+    A run that has not finished has a card that says so.
     """
-    config = record["config"]
-    if record["run"]["status"] != "finished" and not (folder / "README.md").exists():
+    if record["run"]["status"] != "finished":
         from huggingface_hub import ModelCardData
 
-        done, total = record["train"].get("updates_done"), record["train"]["num_updates"]
         return fill(
             _TEMPLATES / "unfinished_card.md",
             ModelCardData(library_name="diffusers", tags=["diffusers", "diffusers_lrlab", "unfinished"]),
             title=repo_id.split("/")[-1],
             status=record["run"]["status"],
-            num_updates=total,
-            updates_done=done,
+            num_updates=record["train"]["num_updates"],
+            updates_done=updates_done,
             command=record["run"]["command"],
         )
-    old = [str(location) for location in (config["hub_model_id"], config["output_dir"], folder) if location]
-    card = _parsed(_with_location(_read(folder), old, repo_id), str(folder / "README.md"))
+    card = parsed_card(_with_location(_read(folder), repo_id, revision), str(folder / "README.md"))
     for result in card.data.eval_results or []:
-        result.source_name, result.source_url = "lrlab/run.json", f"{HUB}/{repo_id}/blob/main/lrlab/run.json"
+        result.source_name, result.source_url = "lrlab/run.json", f"{HUB}/{repo_id}/blob/{revision}/lrlab/run.json"
     return str(card)
 
 
-def card_for_dataset(folder: Path, repo_id: str) -> str:
+def card_for_dataset(folder: Path, repo_id: str, revision: str) -> str:
     """The card of a set of points, whose example loads from the repository."""
-    return _with_location(_read(folder), ["DIR"], repo_id)
+    return _with_location(_read(folder), repo_id, revision)
 
 
-def card_for_schedule(folder: Path, repo_id: str) -> str:
+def card_for_schedule(folder: Path, repo_id: str, revision: str) -> str:
     """The card of a schedule, whose examples name the repository."""
-    return re.sub(r"hub:USER/NAME\b", f"hub:{repo_id}", _read(folder))
+    branch = "" if revision == "main" else f"@{revision}"
+    text = re.sub(r'(lr_scheduler |get_scheduler\(")hub:[\w./-]+(@[\w./-]+)?', rf"\1hub:{repo_id}{branch}", _read(folder))
+    return re.sub(r"`hub:[\w./-]+@REVISION`", f"`hub:{repo_id}@REVISION`", text)
 
 
-def study_card(text: str, repo_id: str) -> str:
+def study_card(text: str, repo_id: str, revision: str) -> str:
     """The card of a study as that of a data set: a row of its summary for each arm, data set and metric."""
-    card = _parsed(text, "README.md")
+    card = parsed_card(text, "README.md")
     card.data.configs = [{"config_name": "default", "data_files": [{"split": "summary", "path": "summary.parquet"}]}]
+    branch = "" if revision == "main" else f'revision="{revision}", '
     card.text = (
-        card.text.rstrip()
+        re.sub(r"\n## Use\n\n```python\nfrom datasets.*\Z", "", card.text, flags=re.DOTALL).rstrip()
         + f"""
 
 ## Use
@@ -105,7 +106,7 @@ def study_card(text: str, repo_id: str) -> str:
 ```python
 from datasets import load_dataset
 
-summary = load_dataset("{repo_id}", split="summary")  # a row for each arm, data set and metric
+summary = load_dataset("{repo_id}", {branch}split="summary")  # a row for each arm, data set and metric
 ```
 
 `runs/` has a file for each run, `spec.yaml` what was asked for: `lrlab study run spec.yaml --out DIR` does it again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import tempfile
@@ -98,10 +99,21 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument_group("options of training_scripts/train_ddpm.py", "They take the place of what was recorded.")
 
 
+# They would put the run where the record is, or take another one's place.
+_NOT_AGAIN = ("__config", "__output_dir", "__overwrite_output_dir", "__resume_from_checkpoint")
+
+
 def rerun(options: argparse.Namespace) -> None:
     """Trains a run again from its record."""
     if options.tolerance is not None and not options.compare:
         raise LabError("--tolerance has no effect without --compare. Add it or leave it out.")
+    if options.tolerance is not None and not 0 <= options.tolerance < math.inf:
+        raise LabError(f"--tolerance {options.tolerance} is not allowed; give a share of 0 or more, such as 0.05.")
+    for given in options.rest:
+        if given.partition("=")[0].replace("-", "_") in _NOT_AGAIN:
+            raise LabError(
+                f"{given!r} is not for a rerun, which goes to a folder of its own from the record. Use --out DIR."
+            )
     source = Path(options.source)
     if source.is_dir():
         if options.revision is not None:
@@ -111,9 +123,11 @@ def rerun(options: argparse.Namespace) -> None:
     from .fetch import fetch
 
     if "/" not in options.source or options.source.count("/") > 1:
-        raise LabError(f"{options.source!r} is neither a folder nor the id of a repository, USER/NAME.")
+        raise LabError(
+            f"{options.source!r} is neither a folder nor the id of a repository, USER/NAME, which comes before all options."
+        )
     with tempfile.TemporaryDirectory() as temporary:
-        folder = fetch(options.source, Path(temporary) / "record", options.revision)
+        folder = fetch(options.source, Path(temporary) / "record", options.revision, kind="run")
         _rerun(folder, options.source.split("/")[-1], options)
 
 
@@ -122,9 +136,12 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
 
     from ..training.arguments import parse_arguments
     from ..training.run import train
+    from .records import read_log, read_record
     from .rerun import TOLERANCE, compare_runs, recorded_options, write_comparison
 
     recorded = recorded_options(folder)
+    read_log(folder)  # what is wrong with it is to be told before training, too
+    source = read_record(folder)["config"].get("lr_scheduler_source")
     out = options.out or Path(f"{name}-rerun")
     if out.resolve() == folder.resolve():
         raise LabError(f"--out {str(out)!r} is the folder of the record. Give another one.")
@@ -132,8 +149,8 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
         file = Path(temporary) / "recorded.yaml"
         file.write_text(yaml.safe_dump(recorded), encoding="utf-8")
         config = parse_arguments(["--config", str(file), "--output_dir", str(out), *options.rest], "A run done again.")
-    if config.lr_scheduler != recorded["lr_scheduler"]:
-        config.lr_scheduler_source = None  # that was of the recorded one
+    if isinstance(source, str) and not any("scheduler" in given or "--lr_" in given for given in options.rest):
+        config.lr_scheduler_source = source  # the same schedule
     trained = train(config)
     if trained is None or not options.compare:
         return

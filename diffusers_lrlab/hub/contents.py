@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import LabError
 from .cards import card_for_dataset, card_for_run, space_card, study_card
+from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
 RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "unet/*", "denoiser/*", "scheduler/*", "lrlab/*")
@@ -22,6 +21,12 @@ _STUDY_FILES = ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.p
 _STUDY_WEIGHTS = "weights/*.safetensors"
 _DATASET_FILES = ("README.md", "points.png", "data/*.parquet")
 SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")
+_MARKERS = {
+    "run": "lrlab/run.json",
+    "study": "spec.yaml",
+    "schedule": "schedule.json",
+    "dataset": "data/*.parquet",
+}
 _SPACE_FILES = ("README.md", "index.html", "summary.json", "spec.yaml")
 KINDS = {"run": "model", "schedule": "model", "dataset": "dataset", "study": "dataset", "space": "space"}
 
@@ -58,23 +63,24 @@ def kind_of_folder(folder: Path) -> str:
     """
     if not folder.is_dir():
         raise LabError(f"{str(folder)!r} is no folder. Give that of a run, a study, a set of points or a schedule.")
-    if (folder / "lrlab" / "run.json").is_file():
-        return "run"
-    if (folder / "spec.yaml").is_file():
-        return "study"
-    if (folder / "schedule.json").is_file():
-        return "schedule"
-    if any((folder / "data").glob("*.parquet")) and (folder / "README.md").is_file():
-        return "dataset"
+    for kind, marker in _MARKERS.items():
+        if next(folder.glob(marker), None) is not None:
+            return kind
     raise LabError(
-        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), set of points (data/*.parquet and README.md) or "
+        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), set of points (data/*.parquet) or "
         "schedule (schedule.json). Give the folder that a command of this package wrote."
     )
 
 
 @contextmanager
 def contents_of(
-    folder: Path, repo_id: str, *, space: bool = False, include_checkpoints: bool = False, unfinished: bool = False
+    folder: Path,
+    repo_id: str,
+    revision: str = "main",
+    *,
+    space: bool = False,
+    include_checkpoints: bool = False,
+    unfinished: bool = False,
 ) -> Iterator[Contents]:
     """
     What of a folder goes to a repository; files that are made for it live inside this block.
@@ -82,6 +88,7 @@ def contents_of(
     Args:
         folder (`Path`): Of a run, a study, a set of points or a schedule.
         repo_id (`str`): What its card tells people to load.
+        revision (`str`): The branch of it.
         space (`bool`): Whether the report of a study is to be a web page, instead of the study a data set.
         include_checkpoints (`bool`): Whether the checkpoints of a run, or the weights of a study's runs, go up too.
         unfinished (`bool`): Whether a run that has not ended well goes up as far as it is.
@@ -97,10 +104,10 @@ def contents_of(
     if unfinished and kind != "run":
         raise LabError(f"--unfinished is about runs, and {str(folder)!r} holds a {kind}. Leave it out.")
     if kind == "run":
-        yield _run(folder, repo_id, include_checkpoints, unfinished)
+        yield _run(folder, repo_id, revision, include_checkpoints, unfinished)
     elif kind == "dataset":
         files = _collect(folder, _DATASET_FILES)
-        files["README.md"] = card_for_dataset(folder, repo_id).encode()
+        files["README.md"] = card_for_dataset(folder, repo_id, revision).encode()
         yield Contents("dataset", files, _DATASET_FILES, f"The set of points {folder.resolve().name}")
     elif kind == "schedule":
         from ..schedules.artefact import read_schedule_file
@@ -108,11 +115,24 @@ def contents_of(
 
         schedule = read_schedule_file(folder / "schedule.json")
         files = _collect(folder, SCHEDULE_FILES)
-        files["README.md"] = card_for_schedule(folder, repo_id).encode()
+        files["README.md"] = card_for_schedule(folder, repo_id, revision).encode()
         yield Contents("schedule", files, SCHEDULE_FILES, f"The schedule {schedule.text}")
     else:
         with tempfile.TemporaryDirectory() as temporary:
-            yield _study(folder, Path(temporary) / "card", repo_id, space, include_checkpoints)
+            yield _study(folder, Path(temporary) / "card", repo_id, revision, space, include_checkpoints)
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a path fits one of the patterns; those without a slash are of files at the top."""
+    return any(fnmatch.fnmatchcase(name, each) and ("/" in each or "/" not in name) for each in patterns)
+
+
+def kind_of_files(names: Collection[str]) -> str | None:
+    """What a repository with these files holds, if it is one of ours."""
+    for kind, marker in _MARKERS.items():
+        if any(fnmatch.fnmatchcase(name, marker) for name in names):
+            return kind
+    return None
 
 
 def _collect(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
@@ -121,8 +141,11 @@ def _collect(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]
     found: dict[str, Path | bytes] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        wanted = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        if not path.is_file() or not wanted or any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER):
+        if (
+            not path.is_file()
+            or not matches(name, patterns)
+            or any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
+        ):
             continue
         if not path.resolve().is_relative_to(root):
             raise LabError(f"{str(path)!r} is a link to a file outside of {str(folder)!r}. Put a copy in its place.")
@@ -135,20 +158,9 @@ def run_files(folder: Path, include_checkpoints: bool = False) -> dict[str, Path
     return _collect(folder, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints)
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file, or a `LabError` that names it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LabError(f"{str(path)!r} cannot be read as JSON ({error}).") from None
-
-
-def _run(folder: Path, repo_id: str, include_checkpoints: bool, unfinished: bool) -> Contents:
-    record = read_json(folder / "lrlab" / "run.json")
-    try:
-        status, command = record["run"]["status"], record["run"]["command"]
-    except (KeyError, TypeError):
-        raise LabError(f"{str(folder / 'lrlab' / 'run.json')!r} is not the record of a run.") from None
+def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, unfinished: bool) -> Contents:
+    record = read_record(folder)
+    status, command = record["run"]["status"], record["run"]["command"]
     if status != "finished" and not unfinished:
         raise LabError(
             f"The run in {str(folder)!r} is not finished (status: {status}). Go on with it by --resume_from_checkpoint "
@@ -157,16 +169,20 @@ def _run(folder: Path, repo_id: str, include_checkpoints: bool, unfinished: bool
     files = run_files(folder, include_checkpoints)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
-    files["README.md"] = card_for_run(folder, record, repo_id).encode()
-    updates = record["train"].get("updates_done", record["train"]["num_updates"])
-    return Contents("run", files, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints, f"{updates} updates: {command}")
+    done, total = updates_done(folder, record), record["train"]["num_updates"]
+    files["README.md"] = card_for_run(folder, record, repo_id, revision, done).encode()
+    message = f"{done} updates: {command}" if status == "finished" else f"{done} of {total} updates: {command}"
+    return Contents("run", files, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints, message)
 
 
-def _study(folder: Path, temporary: Path, repo_id: str, space: bool, include_weights: bool) -> Contents:
+def _study(folder: Path, temporary: Path, repo_id: str, revision: str, space: bool, include_weights: bool) -> Contents:
     summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
     if summary is None:
         raise LabError(f"{str(folder)!r} has no summary yet. Finish the study by `lrlab study run`, then push it.")
-    title = summary["study"]["title"]
+    try:
+        title = str(summary["study"]["title"])
+    except (KeyError, TypeError):
+        raise LabError(f"{str(folder / 'summary.json')!r} is not the summary of a study.") from None
     if space:
         page = folder / "report" / "index.html"
         if not page.exists():
@@ -184,6 +200,11 @@ def _study(folder: Path, temporary: Path, repo_id: str, space: bool, include_wei
     weights = _collect(folder, (_STUDY_WEIGHTS,)) if include_weights else {}
     readme = shown["README.md"]
     assert isinstance(readme, Path)
-    files = {**shown, **runs, **weights, "README.md": study_card(readme.read_text(encoding="utf-8"), repo_id).encode()}
+    files = {
+        **shown,
+        **runs,
+        **weights,
+        "README.md": study_card(readme.read_text(encoding="utf-8"), repo_id, revision).encode(),
+    }
     owned = _STUDY_FILES + (_STUDY_WEIGHTS,) * include_weights
     return Contents("study", files, owned, f"The study: {title}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 from ..errors import DiskFull, LabError
 from ..files import atomic_folder
 from .access import Target, hub_errors, patiently, status_of
-from .contents import kind_of_folder, read_json
+from .cards import HUB, parsed_card
+from .contents import kind_of_files
+from .records import read_json
 
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
@@ -20,10 +24,10 @@ _LARGEST = {
     **{".parquet": 1 << 30, ".png": 64 << 20, ".gif": 64 << 20, ".html": 256 << 20, ".safetensors": 64 << 30},
 }
 _IGNORED = (".gitattributes", ".gitignore", "LICENSE")
-_MOST_FILES = 20_000
+_MOST_FILES, _LONGEST_NAME = 20_000, 200
 
 
-def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
+def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | None = None) -> Path:
     """
     Downloads what somebody published: a run, a study, a set of points or a schedule.
 
@@ -33,6 +37,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
         repo_id (`str`): "USER/NAME", of any type.
         folder (`Path`): A new or empty folder; it appears whole or not at all.
         revision (`str`, *optional*): Branch, tag or commit; "main" if not given.
+        kind (`str`, *optional*): What it must be, such as "run".
 
     Returns:
         `Path`: of the folder.
@@ -46,6 +51,10 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
         raise LabError("The current folder cannot be replaced. Give --out, a new one in it.")
     target, info = _find(repo_id, revision)
     files = check_files(repo_id, [(file.rfilename, file.size or 0) for file in info.siblings or []])
+    found = kind_of_files(files)
+    if found is None or (kind is not None and found != kind):
+        wanted = f"a {kind}" if kind else "a run, a study, a set of points or a schedule of this package"
+        raise LabError(f"{repo_id!r} holds {f'a {found}' if found else 'something else'}, and not {wanted}.")
     try:
         with atomic_folder(folder) as temporary, hub_errors(target):
             for name in files:
@@ -53,18 +62,10 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
                 to = temporary / name
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, to)
-            _check_kind(temporary, repo_id)
             check_formats(temporary, repo_id)
     except DiskFull as error:
         raise LabError(f"{error.event} then pull again: what was downloaded is kept by the client's cache.") from None
     return folder
-
-
-def _check_kind(folder: Path, repo_id: str) -> None:
-    try:
-        kind_of_folder(folder)
-    except LabError as error:
-        raise LabError(str(error).replace(repr(str(folder)), f"The repository {repo_id!r}")) from None
 
 
 def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
@@ -83,10 +84,13 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
                 lambda target=target: target.api.repo_info(**target.where, revision=revision, files_metadata=True),  # type: ignore[misc]
                 "Looking at the repository",
             )
-        except (HTTPError, OSError) as error:
+        except (HTTPError, OSError, ValueError) as error:
             if status_of(error) not in (401, 403, 404):
                 with hub_errors(target):
                     raise
+    with contextlib.suppress(HTTPError, OSError):
+        if target.api.repo_exists(repo_id, repo_type="space"):
+            raise LabError(f"{repo_id!r} is a Space, a page to look at: {HUB}/spaces/{repo_id}. Give a model or a data set.")
     raise LabError(
         f"There is no model and no data set {repo_id!r}{f' at {revision!r}' if revision else ''} on the Hub, or your token "
         "may not see it. Check the id; for a private one run `hf auth login` or set HF_TOKEN."
@@ -125,6 +129,8 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name or not path.parts:
             raise LabError(f"{repo_id!r} holds {name!r}, a path that leads out of its folder. Nothing was downloaded.")
         ending = path.suffix.lower()
+        if path.parts[0].startswith("checkpoint-"):
+            continue  # states of a training run, which nobody needs who has the result
         if ending in _PICKLED:
             raise LabError(
                 f"{repo_id!r} holds {name!r}, a format that can run code when it is read. Only safetensors are taken; "
@@ -137,17 +143,19 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
                 f"{repo_id!r} holds {name!r} of {size / 2**20:.0f} MiB, where no more than {_LARGEST[ending] / 2**20:.0f} "
                 "are expected. Nothing was downloaded."
             )
+        if max(map(len, path.parts)) > _LONGEST_NAME:
+            raise LabError(f"{repo_id!r} holds a file whose name has more than {_LONGEST_NAME} characters: {name[:60]!r}...")
         taken.append(name)
+    if clash := {str(parent) for name in taken for parent in PurePosixPath(name).parents} & set(taken):
+        raise LabError(f"{repo_id!r} holds {clash.pop()!r} as a file and as a folder. Nothing was downloaded.")
     return taken
 
 
 def check_formats(folder: Path, repo_id: str) -> None:
     """Raises a `LabError` that names the first JSON, YAML, parquet or safetensors file that is not what its name says."""
-    import json
-
     import yaml
-    from pyarrow import ArrowException, parquet
-    from safetensors import SafetensorError, safe_open
+    from pyarrow import parquet
+    from safetensors import safe_open
 
     def read(path: Path) -> None:
         if path.suffix == ".json":
@@ -162,11 +170,13 @@ def check_formats(folder: Path, repo_id: str) -> None:
         elif path.suffix == ".safetensors":
             with safe_open(path, "np"):
                 pass
+        elif path.name == "README.md":
+            parsed_card(path.read_text(encoding="utf-8"), path.name)
 
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         try:
             read(path)
-        except (LabError, ValueError, OSError, RecursionError, yaml.YAMLError, ArrowException, SafetensorError) as error:
+        except Exception as error:  # whatever parsers raise for what somebody made to break them
             name = path.relative_to(folder).as_posix()
             reason = str(error).replace(str(path), name)
             raise LabError(

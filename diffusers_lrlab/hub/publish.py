@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import hashlib
+import json
+import re
 import shlex
 import warnings
 from pathlib import Path
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import Interrupted, LabError
 from ..interruption import interrupts_raised
 from .access import Target, check_can_write, hub_errors, patiently
-from .contents import Contents, contents_of
+from .contents import Contents, contents_of, kind_of_files, matches
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
 
     from ..training.config import TrainingConfig
 
-_TEXTS = (".json", ".jsonl", ".md", ".yaml", ".html", ".py", ".tex")
+_NO_TEXTS = (".safetensors", ".parquet", ".png", ".gif")
 
 
 class Published(NamedTuple):
@@ -29,6 +30,14 @@ class Published(NamedTuple):
     url: str
     revision: str
     num_files: int
+
+
+class _Stop(KeyboardInterrupt):
+    """A signal during an upload; not an `Exception`, which the client would take for one of its own."""
+
+    def __init__(self, signal_number: int):
+        super().__init__(signal_number)
+        self.signal_number = signal_number
 
 
 class UploadInterrupted(Interrupted):
@@ -57,16 +66,17 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
         LabError: before anything is sent if it cannot work, and if it fails; then with the command that goes on.
         UploadInterrupted: after SIGINT or SIGTERM.
     """
-    with contents_of(folder, target.repo_id, **options) as contents:
+    with contents_of(folder, target.repo_id, target.revision, **options) as contents:
         target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
     # Once more, since the card names the complete id.
-    with contents_of(folder, target.repo_id, **options) as contents:
-        return publish(contents, target, message or contents.message, _push_command(folder, target, options))
+    with contents_of(folder, target.repo_id, target.revision, **options) as contents:
+        return publish(contents, target, message or contents.message, _push_command(folder, target, options, message))
 
 
-def _push_command(folder: Path, target: Target, options: dict[str, bool]) -> str:
+def _push_command(folder: Path, target: Target, options: dict[str, bool], message: str | None = None) -> str:
     """The command that repeats a push."""
     flags = [f"--{name}" for name, value in options.items() if value]
+    flags += ["--message", message] if message else []
     flags += ["--create_pr"] if target.create_pr else []
     flags += ["--private"] if target.private else []
     flags += ["--revision", target.revision] if target.revision != "main" else []
@@ -87,28 +97,34 @@ def publish(contents: Contents, target: Target, message: str, again: str) -> Pub
         LabError: if it fails; it tells what is up, what is not, and how to go on.
         UploadInterrupted: after SIGINT or SIGTERM.
     """
-    _refuse_secrets(contents, target)
-    with interrupts_raised(lambda number: UploadInterrupted(number, again)):
-        try:
-            with hub_errors(target):
-                return _Upload(contents, target, message).done()
-        except LabError as error:
-            raise LabError(
-                f"The upload failed: {error}\nNothing half is there: a commit appears whole or not at all. Files that were "
-                f"sent are not sent again. To go on: {again}"
-            ) from None
+    _refuse_secrets(contents, target, message)
+    if target.token:
+        again += ", with the token in HF_TOKEN"
+    try:
+        with interrupts_raised(_Stop), hub_errors(target):
+            return _Upload(contents, target, message).done()
+    except _Stop as stop:
+        raise UploadInterrupted(stop.signal_number, again) from None
+    except LabError as error:
+        raise LabError(
+            f"The upload failed: {error}\nNothing half is there: a commit appears whole or not at all. Files that were "
+            f"sent are not sent again. To go on: {again}"
+        ) from None
 
 
-def _refuse_secrets(contents: Contents, target: Target) -> None:
-    """Raises a `LabError` if a text that goes up holds the token."""
+def _refuse_secrets(contents: Contents, target: Target, message: str) -> None:
+    """Raises a `LabError` if a text that goes up holds a token: the one in use, or what looks like another."""
     from huggingface_hub import get_token
 
-    secrets = [secret.encode() for secret in (target.token, get_token()) if secret]
+    secrets = [re.escape(secret.encode()) for secret in (target.token, get_token()) if secret]
+    pattern = re.compile(b"|".join([*secrets, rb"\bhf_[A-Za-z0-9]{30,}"]))
+    if pattern.search(message.encode()):
+        raise LabError("The message of the commit holds a token, so nothing was sent. Take it out, and push again.")
     for name, content in contents.files.items():
-        if name.endswith(_TEXTS):
+        if not name.endswith(_NO_TEXTS):
             text = content if isinstance(content, bytes) else content.read_bytes()
-            if any(secret in text for secret in secrets):
-                raise LabError(f"{name!r} holds your token, so nothing was sent. Take it out, and push again.")
+            if pattern.search(text):
+                raise LabError(f"{name!r} holds a token, so nothing was sent. Take it out, and push again.")
 
 
 class _Upload:
@@ -123,17 +139,16 @@ class _Upload:
     def done(self) -> Published:
         head = patiently(self._head, "Looking at the repository")
         before = patiently(lambda: self._tree(head), "Looking at the repository")
-        commit: Any = None
+        self._check_kind(before)
 
         def attempt() -> Any:
-            nonlocal head
-            now = self._head()
-            if now != head and self.sent and not self._missing(now):
-                # The commit was made, only its answer was lost.
-                return None
+            if self.sent and (self._was_proposed() if self.target.create_pr else self._was_made(head)):
+                return None  # only the answer was lost
             return self._commit(head, before)
 
-        commit = patiently(attempt, f"Uploading {len(self.contents.files)} files")
+        commit: Any = patiently(attempt, f"Uploading {len(self.contents.files)} files")
+        if commit is None and self.target.create_pr:
+            return Published(self.target.repo_id, "the pull request that is open", len(self.sent))
         revision = self._head() if commit is None else (commit.pr_revision or commit.oid)
         if wrong := self._missing(revision):
             raise LabError(
@@ -141,6 +156,24 @@ class _Upload:
             )
         url = getattr(commit, "pr_url", None) or getattr(commit, "commit_url", None)
         return Published(str(url or self.target.repo_id), revision, len(self.sent))
+
+    def _check_kind(self, before: dict[str, Any]) -> None:
+        """Raises a `LabError` if the repository holds another kind of result, whose card this one's would replace."""
+        kind = kind_of_files(before)
+        if kind is not None and kind != self.contents.kind and self.target.repo_type != "space":
+            raise LabError(
+                f"The repository {self.target.repo_id!r} holds a {kind}, and this is a {self.contents.kind}. Give another "
+                f"{self.target.id_option}."
+            )
+
+    def _was_made(self, head: str) -> bool:
+        now = self._head()
+        return now != head and not self._missing(now)
+
+    def _was_proposed(self) -> bool:
+        """Whether a pull request of this title is open: a second one would be a nuisance."""
+        found = self.api.get_repo_discussions(**self.target.where)
+        return any(each.is_pull_request and each.status == "open" and each.title == self.title for each in found)
 
     def _head(self) -> str:
         return str(self.api.repo_info(**self.target.where, revision=self.target.revision).sha)
@@ -156,7 +189,7 @@ class _Upload:
         stale = [
             name
             for name in before
-            if name not in self.sent and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.contents.owned)
+            if name not in self.sent and matches(name, self.contents.owned) and not name.endswith(".py")
         ]
         with warnings.catch_warnings():
             # The client takes parquet beside a model for a mistake; here it is part of the evidence.
@@ -210,7 +243,14 @@ def check_can_push(config: TrainingConfig) -> None:
     Raises:
         LabError: as [`check_can_write`].
     """
-    config.hub_model_id = check_can_write(training_target(config), config.dry_run).repo_id
+    target = check_can_write(training_target(config), config.dry_run)
+    if config.hub_license is not None:
+        from huggingface_hub import ModelCard
+
+        with hub_errors(target):  # now, rather than with the whole card after training
+            card = ModelCard(f"---\nlicense: {json.dumps(config.hub_license)}\n---\n")
+            patiently(card.validate, "Checking --hub_license")
+    config.hub_model_id = target.repo_id
 
 
 def push_run(folder: Path, config: TrainingConfig, message: str | None = None) -> Published:

@@ -11,16 +11,17 @@ from typing import Any
 
 from ..errors import LabError
 from ..files import write_text
-from .contents import read_json
+from .records import is_number, read_log, read_record
 
 # Options that say where a run goes and who watches it; a run that is done again has its own.
 _NOT_REPEATED = (
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logger", "logging_dir", "cache_dir", "local_rank"),
     *("push_to_hub", "hub_token", "hub_model_id", "hub_private_repo", "hub_push_every", "dry_run", "sanity", "preflight"),
+    "lr_scheduler_source",
 )
 TOLERANCE = 0.05
-# Figures of the results that the same run has differently on every start.
-_NOT_COMPARED = ("frechet_features",)
+_EXACT_ENOUGH = 1e-6  # of a learning rate, which is a function of the clock and nothing else
+_ALL = ("learning rate", "losses", "results", "weights")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Comparison:
         environment (`dict`): The same of versions, hardware, processes and source.
         findings (`dict`): For "learning rate", "losses", "results" and "weights": "equal", or how far apart they are.
         largest (`dict`): For the same, the largest relative difference; `None` where one of the two has nothing to compare.
-        tolerance (`float`): Up to which learning rates, losses and results count as the same elsewhere.
+        tolerance (`float`): Up to which losses and results count as the same elsewhere.
     """
 
     settings: dict[str, tuple[Any, Any]]
@@ -44,21 +45,26 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether everything that can be compared is equal, to the bit."""
-        return all(value in (0.0, None) for value in self.largest.values())
+        """Whether the log, and the results or the weights, are there to be compared, and all of it is equal, to the bit."""
+        largest = self.largest
+        enough = largest["losses"] is not None and (largest["results"] is not None or largest["weights"] is not None)
+        return enough and not self.settings and all(value in (0.0, None) for value in largest.values())
 
     @property
     def agrees(self) -> bool:
         """
         Whether the record is confirmed: to the bit with the same settings, versions and machine, else within the tolerance.
 
-        Weights are not held to the tolerance: two orders of summation lead to other weights of the same quality.
+        Weights are not held to it, as long as they are there and of the same shapes: two orders of summation lead to other
+        weights of the same quality. Learning rates are held to a closer one everywhere.
         """
-        if self.settings:
-            return False
-        if not self.environment:
+        if self.settings or not self.environment:
             return self.is_exact
-        return all(value is None or value <= self.tolerance for name, value in self.largest.items() if name != "weights")
+        largest = self.largest
+        if largest["losses"] is None or not math.isfinite(largest["weights"] or 0.0):
+            return False
+        bounds = {"learning rate": min(_EXACT_ENOUGH, self.tolerance), "losses": self.tolerance, "results": self.tolerance}
+        return all((largest[name] or 0.0) <= bound for name, bound in bounds.items())
 
     def describe(self) -> str:
         """All of it, for people."""
@@ -67,12 +73,15 @@ class Comparison:
             lines += [f"{title}:"] * bool(differences)
             lines += [f"  {name}: {then!r} in the record, {now!r} now" for name, (then, now) in differences.items()]
         lines += [f"{name}: {text}" for name, text in self.findings.items()]
-        if self.is_exact:
+        if self.settings:
+            lines.append("This is another run: it was set otherwise.")
+        elif self.is_exact:
             lines.append("The record is reproduced, to the bit.")
         elif self.agrees:
-            lines.append(f"The record is confirmed within {self.tolerance:.0%}, in another environment.")
-        elif self.settings:
-            lines.append("This is another run: it was set otherwise.")
+            weights = "" if self.largest["weights"] is None else "; weights are not held to that"
+            lines.append(f"The record is confirmed within {self.tolerance:.0%}, in another environment{weights}.")
+        elif self.largest["losses"] is None:
+            lines.append("The record has no log, so that there is nothing to confirm.")
         else:
             lines.append("The record is NOT reproduced.")
         return "\n".join(lines)
@@ -90,20 +99,14 @@ def recorded_options(folder: Path) -> dict[str, Any]:
     """
     from ..training.config import TrainingConfig
 
-    file = folder / "lrlab" / "run.json"
-    if not file.is_file():
-        raise LabError(f"{str(folder)!r} holds no record of a run (lrlab/run.json). Give the folder of a run.")
-    record = read_json(file)
-    config = record.get("config") if isinstance(record, dict) else None
-    if not isinstance(config, dict):
-        raise LabError(f"{str(file)!r} is not the record of a run.")
+    record = read_record(folder)
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
-    if unknown := sorted(config.keys() - known):
+    if unknown := sorted(record["config"].keys() - known):
         raise LabError(
-            f"{str(file)!r} has {unknown[0]!r}, which this version does not know. Use the version that made the record, "
-            f"diffusers_lrlab {record.get('meta', {}).get('versions', {}).get('diffusers_lrlab', 'of then')}."
+            f"The record of {str(folder)!r} has {unknown[0]!r}, which this version does not know. Use the version that made "
+            f"it, diffusers_lrlab {record['meta']['versions'].get('diffusers_lrlab', 'of then')}."
         )
-    return {key: value for key, value in config.items() if key not in _NOT_REPEATED and value is not None}
+    return {key: value for key, value in record["config"].items() if key not in _NOT_REPEATED and value is not None}
 
 
 def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Comparison:
@@ -118,21 +121,19 @@ def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Compari
     Raises:
         LabError: if either is no run.
     """
-    records = [read_json(folder / "lrlab" / "run.json") for folder in (then, now)]
-    settings = _settings(*records)
-    environment = _environment(*records)
-    rows = _rows(then), _rows(now)
-    parts = {
-        "learning rate": _compare_rows(*rows, ("lr", "beta1")),
-        "losses": _compare_rows(*rows, ("loss", "validation_loss", "validation_loss_ema", "grad_norm")),
-        "results": _compare_results(*(record["train"].get("results") or {} for record in records)),
-        "weights": _compare_weights(then, now),
-    }
+    records = read_record(then), read_record(now)
+    rows = read_log(then), read_log(now)
+    parts = (
+        _compare_rows(*rows, ("lr", "beta1")),
+        _compare_rows(*rows, ("loss", "validation_loss", "validation_loss_ema", "grad_norm")),
+        _compare_results(*(record["train"].get("results") or {} for record in records)),
+        _compare_weights(then, now),
+    )
     return Comparison(
-        settings,
-        environment,
-        {name: text for name, (text, _) in parts.items()},
-        {name: largest for name, (_, largest) in parts.items()},
+        _settings(*records),
+        _environment(*records),
+        dict(zip(_ALL, (text for text, _ in parts), strict=True)),
+        dict(zip(_ALL, (largest for _, largest in parts), strict=True)),
         tolerance,
     )
 
@@ -143,6 +144,7 @@ def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any,
 
     fields = {field.name: field.default for field in dataclasses.fields(TrainingConfig) if field.name not in _NOT_REPEATED}
     pairs = {name: (then["config"].get(name, default), now["config"].get(name, default)) for name, default in fields.items()}
+    pairs["images an update, over all processes"] = then["train"]["global_batch"], now["train"]["global_batch"]
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
@@ -159,49 +161,43 @@ def _environment(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[A
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "lrlab" / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
-
-
-def _apart(old: float, new: float, scale: float) -> float:
-    """How far two numbers are apart, relative to `scale`."""
-    if old == new or (math.isnan(old) and math.isnan(new)):
+def _apart(old: float, new: float) -> float:
+    """How far two finite numbers are apart, relative to the first."""
+    if old == new:
         return 0.0
-    return abs(new - old) / scale if scale > 0 and math.isfinite(new - old) else math.inf
+    return abs(new - old) / abs(old) if old else math.inf
 
 
 def _compare_rows(
     then: list[dict[str, Any]], now: list[dict[str, Any]], columns: tuple[str, ...]
 ) -> tuple[str, float | None]:
-    """Columns of the log, row by row; differences are relative to the largest value of a column."""
+    """Columns of the log, row by row; differences are relative to the value of the record in that row."""
     if not then:
         return "the record has no log", None
     if [row["update"] for row in then] != [row["update"] for row in now]:
         return f"{len(then)} rows of the log in the record and {len(now)} now, of other updates", math.inf
     largest, first, where = 0.0, None, ""
     for column in columns:
-        scale = max((abs(row[column]) for row in then if column in row), default=0.0)
         for old, new in zip(then, now, strict=True):
             if (column in old) != (column in new):
                 return f"{column} is in one of the two logs only", math.inf
-            apart = _apart(old[column], new[column], scale) if column in old else 0.0
+            apart = _apart(old[column], new[column]) if column in old else 0.0
             if apart > 0 and (first is None or old["update"] < first):
                 first = old["update"]
             if apart > largest:
                 largest, where = apart, f"{column} at update {old['update']}: {old[column]:.6g} then, {new[column]:.6g} now"
     if first is None:
         return "equal", 0.0
-    return f"apart from update {first} on, by {largest:.2g} of the largest value at most ({where})", largest
+    return f"apart from update {first} on, by {largest:.2g} of the value at most ({where})", largest
 
 
 def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, float | None]:
-    numbers = [name for name in then if isinstance(then[name], (int, float)) and name not in _NOT_COMPARED]
+    numbers = [name for name in then if is_number(then[name])]
     if not numbers:
         return "the record has none", None
-    if missing := [name for name in numbers if name not in now]:
+    if missing := [name for name in numbers if not is_number(now.get(name))]:
         return f"{missing[0]} is in the record only", math.inf
-    apart = {name: _apart(then[name], now[name], abs(then[name])) for name in numbers}
+    apart = {name: _apart(then[name], now[name]) for name in numbers}
     worst = max(apart, key=lambda name: apart[name])
     if apart[worst] == 0:
         return "equal", 0.0
@@ -214,6 +210,7 @@ def _weights_file(folder: Path) -> Path | None:
 
 def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
     """All tensors; the difference is that of the norms."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     files = [_weights_file(folder) for folder in (then, now)]
@@ -221,7 +218,10 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
         return "the record has none", None
     if files[1] is None:
         return "in the record only", math.inf
-    old, new = (load_file(file) for file in files if file)
+    try:
+        old, new = (load_file(file) for file in files if file)
+    except (SafetensorError, OSError) as error:
+        return f"cannot be read ({error})", math.inf
     if {name: tensor.shape for name, tensor in old.items()} != {name: tensor.shape for name, tensor in new.items()}:
         return "of other shapes", math.inf
     different = [name for name in old if not old[name].equal(new[name])]
@@ -236,7 +236,5 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
 def write_comparison(comparison: Comparison, folder: Path) -> None:
     """Keeps a comparison beside the run that was done again, as `lrlab/rerun.json`."""
     data = dataclasses.asdict(comparison) | {"is_exact": comparison.is_exact, "agrees": comparison.agrees}
-    data["largest"] = {
-        name: value if value is None or math.isfinite(value) else None for name, value in comparison.largest.items()
-    }
+    data["largest"] = {name: str(value) if value == math.inf else value for name, value in comparison.largest.items()}
     write_text(folder / "lrlab" / "rerun.json", json.dumps(data, indent=2, allow_nan=False, default=str) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,16 @@ def hub_schedule(spec: str) -> PublishedSchedule:
     Raises:
         LabError: if there is none, the Hub is away, or what is there is no schedule.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HTTPError
+    from huggingface_hub.utils import validate_repo_id
 
     repo_id, _, revision = spec.removeprefix(PREFIX).partition("@")
-    if repo_id.count("/") != 1 or not all(repo_id.split("/")):
+    try:
+        validate_repo_id(repo_id)
+    except ValueError:
+        repo_id = ""
+    if repo_id.count("/") != 1:
         raise LabError(f"{spec!r} names no schedule. Write hub:USER/NAME or hub:USER/NAME@REVISION.")
     try:
         info = HfApi().model_info(repo_id, revision=revision or None, files_metadata=True)
@@ -140,7 +146,7 @@ def hub_schedule(spec: str) -> PublishedSchedule:
         if FILE not in sizes:
             raise LabError(f"{spec!r}: the repository holds no {FILE}, so no schedule. `lrlab schedule` makes one.")
         _check_size(sizes[FILE], spec)
-        path = hf_hub_download(repo_id, FILE, revision=info.sha)
+        path = Path(hf_hub_download(repo_id, FILE, revision=revision or None))  # by name, so that the cache knows it too
     except LabError:
         raise
     except (HTTPError, OSError, ValueError) as error:
@@ -148,6 +154,11 @@ def hub_schedule(spec: str) -> PublishedSchedule:
         if status in (401, 403, 404):
             reason = "There is no such repository or revision for models on the Hub, or your token may not see it."
         else:
+            kept = try_to_load_from_cache(repo_id, FILE, revision=revision or None)
+            if isinstance(kept, str):
+                commit = Path(kept).parent.name
+                sys.stderr.write(f"warning: the Hub cannot be reached; {spec!r} is taken from the cache, commit {commit}.\n")
+                return read_schedule_file(Path(kept), f"{PREFIX}{repo_id}@{commit}")
             reason = f"The Hub cannot be reached or refuses: {error}".strip()
         raise LabError(f"{spec!r}: {reason}") from None
-    return read_schedule_file(Path(path), f"{PREFIX}{repo_id}@{info.sha}")
+    return read_schedule_file(path, f"{PREFIX}{repo_id}@{path.parent.name}")

@@ -110,6 +110,10 @@ def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
 
     parts = []
     for spec in specs:
+        if spec.startswith("hub:"):
+            raise LabError(
+                f"join cannot take {spec!r}, which may change under it. Write out what it is: `lrlab pull` shows it."
+            )
         part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
         entry = SCHEDULERS[name]
         if "feedback" in entry.traits or part.sets_momentum:

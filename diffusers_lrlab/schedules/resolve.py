@@ -34,6 +34,11 @@ def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SC
     """
     published = hub_schedule(spec) if registry is SCHEDULERS and spec.startswith(HUB_PREFIX) else None
     name, from_spec = (published.name, published.kwargs) if published else parse_spec(spec)
+    if published and kwargs:
+        raise LabError(
+            f"{spec!r} is taken as it was published, and {', '.join(kwargs)} would make another schedule of it. Leave it "
+            f"out, or write {format_spec(name, from_spec)!r} with the change."
+        )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
     given = dict(kwargs or {})
@@ -101,7 +106,8 @@ def published_momentum(
     published = hub_schedule(spec)
     if published.momentum is None:
         return momentum, momentum_kwargs
-    if momentum is not None:
+    if momentum is not None or momentum_kwargs:
+        momentum = momentum or str(momentum_kwargs)
         raise LabError(f"{spec!r} brings the momentum schedule {published.momentum!r}, and {momentum!r} is given. Drop one.")
     return published.momentum, published.momentum_kwargs
 

@@ -18,13 +18,11 @@ NOT_IN_SPECS = frozenset(
 ) | {"seed", "local_rank", "cpu_threads", "log_timestep_bins", "timestep_grad_every", "auto_learning_rate"}
 # Fields that say how a run is done, not what comes out of it.
 _NOT_IN_RESULT = NOT_IN_SPECS - {"seed", "eval_batch_size"} | {"checkpointing_steps", "in_memory_limit_mb"}
+_NOT_IN_RESULT |= {"lr_scheduler_source"}  # the schedule itself counts
 # The same of fields that a specification may have; they count as these values.
 _WITHOUT_EFFECT = {"cache_dir": None, "dataloader_num_workers": 0}
 # Fields that are younger than results that are kept: at these values they count for nothing, so that those keep their names.
-_YOUNGER = {
-    **{"scale_lr": "none", "base_batch_size": 64, "gradient_checkpointing": False},
-    **{"lr_scheduler_source": None},
-}
+_YOUNGER = {"scale_lr": "none", "base_batch_size": 64, "gradient_checkpointing": False}
 PRESETS = "(presets)"  # the folder of those of the package
 _FORMAT = 1  # of result files; part of the identity of a run
 

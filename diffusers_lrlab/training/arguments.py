@@ -162,4 +162,6 @@ def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, A
             raise LabError(f"Unknown argument {unknown[0]!r} in {source}.{hint} See --help for all of them.")
         options = vars(values)
     del options["config"]
+    if options.get("lr_scheduler_source") is not None:
+        raise LabError("--lr_scheduler_source is written by --lr_scheduler hub:USER/NAME, not given. Leave it out.")
     return options

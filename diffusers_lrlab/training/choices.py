@@ -84,7 +84,8 @@ def resolve_momentum(config: TrainingConfig) -> None:
 
 def resolve_lr_schedule(config: TrainingConfig) -> None:
     """Splits name and parameters, fills in defaults, and settles warm-up as far as the length of the run is known."""
-    if config.lr_scheduler.startswith(HUB_PREFIX):
+    is_published = config.lr_scheduler.startswith(HUB_PREFIX)
+    if is_published:
         config.lr_scheduler_source = hub_schedule(config.lr_scheduler).pin
         config.momentum_scheduler, config.momentum_scheduler_kwargs = published_momentum(
             config.lr_scheduler,
@@ -93,6 +94,8 @@ def resolve_lr_schedule(config: TrainingConfig) -> None:
         )
     name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config.lr_scheduler_kwargs, "--lr_scheduler_kwargs"))
     flags = {"num_cycles": config.lr_num_cycles, "power": config.lr_power}
+    if any(value is not None for value in flags.values()) and is_published:
+        raise LabError("--lr_num_cycles and --lr_power would make another schedule of a published one. Leave them out.")
     for key, value in flags.items():
         if value is not None and key in kwargs:
             raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Drop one.")

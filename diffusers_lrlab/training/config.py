@@ -11,8 +11,8 @@ from ..schedules.frame import Schedule
 from ..timesteps.bands import TimestepLR
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(default: Any, help: str, repr: bool = True) -> Any:
+    return field(default=default, metadata={"help": help}, repr=repr)
 
 
 @dataclass(kw_only=True)
@@ -267,7 +267,7 @@ class OutputConfig:
     )
     logging_dir: str = _option("logs", "Folder of the tensorboard log, inside output_dir.")
     push_to_hub: bool = _option(False, "Upload the result to the Hub when the pipeline is saved.")
-    hub_token: str | None = _option(None, "Token for the Hub; the one of `hf auth login` if not given.")
+    hub_token: str | None = _option(None, "Token for the Hub; the one of `hf auth login` if not given.", repr=False)
     hub_model_id: str | None = _option(None, "Repository on the Hub; the name of output_dir in your namespace.")
     hub_private_repo: bool = _option(False, "Make the repository private if it is new.")
     hub_push_every: int | None = _option(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.sources import settle_point_column
 from ..errors import Interrupted, LabError
+from ..interruption import interrupts_raised
 from .checks import check_launch, check_precision, check_source, resolve_config
 from .choices import check_schedule
 from .config import TrainingConfig
@@ -97,7 +98,8 @@ def train(config: TrainingConfig) -> Path | None:
     if pushes is not None:
         from ..hub.publish import push_run
 
-        pushes.finish()
+        with interrupts_raised(lambda number: Interrupted(number, folder.path / f"checkpoint-{plan.num_updates}")):
+            pushes.finish()
         accelerator.print(f"Uploaded: {push_run(folder.path, config).url}")
     return folder.path
 
@@ -171,8 +173,19 @@ def _prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
         data = kind_of(config).load_data(config, accelerator.num_processes)
     if data.skipped:
         accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
+    _check_same_schedule(config)
     plan = make_plan(config, data, model_config, accelerator.num_processes, accelerator.process_index)
     return plan, data, accelerator
+
+
+def _check_same_schedule(config: TrainingConfig) -> None:
+    """Raises a `LabError` if a published schedule changed between two processes' looks at it."""
+    from accelerate.utils import gather_object
+
+    if config.lr_scheduler_source is not None and len(found := set(gather_object([config.lr_scheduler_source]))) > 1:
+        raise LabError(
+            f"The published schedule changed while the processes read it: {', '.join(sorted(found))}. Start again."
+        )
 
 
 def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
@@ -208,7 +221,6 @@ def _look_at_run(trainer: Trainer) -> dict[str, str]:
 
 def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
     """Runs to the end; `run.json` tells what became of the run, whatever that is."""
-    from ..interruption import interrupts_raised
     from .finish import finish_run
 
     started = time.perf_counter()

@@ -28,7 +28,7 @@ _FREE_ON_RESUME = frozenset(
     "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo hub_push_every hub_license dry_run "
     "eval_batch_size save_images_epochs save_model_epochs frechet_samples skip_corrupt_images "
     "model_config_name_or_path mixed_precision preflight sanity gradient_checkpointing "
-    "auto_learning_rate".split()
+    "auto_learning_rate lr_scheduler_source".split()
 )
 
 

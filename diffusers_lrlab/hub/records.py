@@ -1,0 +1,98 @@
+"""The record and the log of a run in a folder, which may be somebody else's: checked before they are believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..errors import LabError
+
+# What is read of a record, and the type that it has.
+_SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "run": {"status": str, "command": str},
+    "train": {"num_updates": int, "global_batch": int},
+    "config": {"output_dir": str, "lr_scheduler": str},
+    "meta": {"versions": dict},
+}
+_COLUMNS = ("lr", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file; a `LabError` that names it if it is none, or holds what is no number."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, parse_int=_small)
+    except (OSError, ValueError, RecursionError) as error:
+        raise LabError(f"{str(path)!r} cannot be read as JSON ({error}).") from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _small(text: str) -> int:
+    if len(text) > 20:
+        raise ValueError("it holds a number of more than 20 digits")
+    return int(text)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """
+    `lrlab/run.json` of a run.
+
+    Raises:
+        LabError: if there is none, or it is not the record of a run.
+    """
+    file = folder / "lrlab" / "run.json"
+    if not file.is_file():
+        raise LabError(f"{str(folder)!r} holds no record of a run (lrlab/run.json). Give the folder of a run.")
+    record = read_json(file)
+    for section, fields in _SHAPE.items():
+        part = record.get(section) if isinstance(record, dict) else None
+        if not isinstance(part, dict):
+            raise LabError(f"{str(file)!r} is not the record of a run: it has no section {section!r}.")
+        for name, kind in fields.items():
+            if not isinstance(part.get(name), kind):
+                raise LabError(f"{str(file)!r} is not the record of a run: {section}.{name} is {part.get(name)!r}.")
+    if not isinstance(record["train"].get("results", {}), dict):
+        raise LabError(f"{str(file)!r} is not the record of a run: its results are no figures by name.")
+    return record
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """
+    The rows of `lrlab/metrics.jsonl`; none if there is no log.
+
+    Raises:
+        LabError: if a row is no row of a log.
+    """
+    file = folder / "lrlab" / "metrics.jsonl"
+    if not file.is_file():
+        return []
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        try:
+            row = json.loads(line, parse_constant=_no_number, parse_int=_small)
+            good = isinstance(row["update"], int) and all(is_number(row[name]) for name in _COLUMNS if name in row)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            good = False
+        if not good:
+            raise LabError(f"Line {number} of {str(file)!r} is no row of a log.")
+        rows.append(row)
+    return rows
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def updates_done(folder: Path, record: dict[str, Any]) -> int:
+    """Updates that a run has done, as far as its record or its log knows."""
+    done = record["train"].get("updates_done")
+    if isinstance(done, int):
+        return done
+    if record["run"]["status"] == "finished":
+        return record["train"]["num_updates"]
+    return max((row["update"] + 1 for row in read_log(folder) if "loss" in row), default=0)
