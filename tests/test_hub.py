@@ -97,14 +97,14 @@ print(pipeline(num_points=3, generator=torch.Generator().manual_seed(0)).points.
         assert json.loads((tmp_path / "circle-rerun" / "lrlab" / "rerun.json").read_text())["is_exact"]
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """The folder in which a run called `runs/digits` was made and not pushed."""
-    folder = tmp_path_factory.mktemp("kept")
-    with HubServer(folder / "hf_home") as hub:
-        run(SCRIPT, *TINY, "--output_dir", "runs/digits", env=hub.env, cwd=folder)
-        assert hub.requests == []
-    return folder
+@pytest.fixture
+def kept(pushed, tmp_path):
+    """The folder in which the same run is called `runs/digits`, as if it had not been pushed."""
+    shutil.copytree(pushed[0], tmp_path / "runs" / "digits")
+    record = json.loads((tmp_path / "runs" / "digits" / "lrlab" / "run.json").read_text())
+    record["config"] |= {"push_to_hub": False, "hub_model_id": None}
+    (tmp_path / "runs" / "digits" / "lrlab" / "run.json").write_text(json.dumps(record))
+    return tmp_path
 
 
 def test_pushes_what_a_user_needs_and_nothing_else(pushed):
@@ -156,6 +156,9 @@ assert "diffusers_lrlab" not in sys.modules
 assert images[0].shape == (3, 8, 8, 1) and images[0].std() > 0
 assert np.array_equal(*images)
 """
+    example = example_in(hub.model("user/digits").files["README.md"].decode())
+    assert '"user/digits"' in example
+    code += f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)"
     run("-c", code, "user/digits", folder, env=hub.env, cwd=tmp_path)
     assert ("GET", f"/user/digits/resolve/{hub.model('user/digits').head}/model_index.json") in hub.requests
 
@@ -175,6 +178,22 @@ def test_the_token_is_written_nowhere(pushed):
     assert b"--hub_token ..." in texts["README.md"]
 
 
+# What the script does first of all when it is to push; without its imports, which take longer than the rest.
+CHECK = """
+import sys
+from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.hub.publish import check_can_push
+from diffusers_lrlab.training.config import TrainingConfig
+flags = sys.argv[1:]
+given = dict(zip((flag.removeprefix("--") for flag in flags[::2]), flags[1::2]))
+try:
+    check_can_push(TrainingConfig(push_to_hub=True, dry_run=bool(given.pop("dry_run", "")), **given))
+except LabError as error:
+    sys.stderr.write(f"error: {error}")
+    sys.exit(2)
+"""
+
+
 @pytest.mark.parametrize(
     ("env", "arguments", "message"),
     [
@@ -191,9 +210,10 @@ def test_the_token_is_written_nowhere(pushed):
 )
 def test_refuses_before_training(hub, tmp_path, env, arguments, message):
     output = tmp_path / "run"
-    command = [SCRIPT, *TINY, "--push_to_hub", "--hub_model_id", "user/digits", *arguments, "--output_dir", output]
+    program = [SCRIPT, *TINY, "--push_to_hub"] if "hf_wrong" in arguments else ["-c", CHECK]
+    command = [*program, "--hub_model_id", "user/digits", *arguments, "--output_dir", str(output)]
     result = run(*command, env=hub.env | env, cwd=tmp_path, status=2)
-    assert result.stderr.startswith("error: ")
+    assert "error: " in result.stderr
     assert message in result.stderr
     assert "--push_to_hub" in result.stderr or "--hub_model_id" in result.stderr
     assert "Traceback" not in result.stderr
@@ -205,7 +225,7 @@ def test_refuses_before_training(hub, tmp_path, env, arguments, message):
 
 
 def test_a_dry_run_checks_the_token_and_creates_nothing(hub, tmp_path):
-    run(SCRIPT, *TINY, "--push_to_hub", "--dry_run", "--output_dir", tmp_path / "run", env=hub.env, cwd=tmp_path)
+    run("-c", CHECK, "--dry_run", "yes", "--output_dir", "run", env=hub.env, cwd=tmp_path)
     assert hub.requests == [("GET", "/api/whoami-v2")]
 
 
@@ -284,14 +304,10 @@ def test_an_invalid_card_is_refused(hub, tmp_path):
     assert "ValueError" in run("-c", code, env=hub.env, cwd=tmp_path, status=1).stderr
 
 
-def test_the_cards_example_runs(pushed, tmp_path):
-    _, hub, _ = pushed
-    example = example_in(hub.model("user/digits").files["README.md"].decode())
-    assert '"user/digits"' in example
-    run("-c", f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)", env=hub.env, cwd=tmp_path)
-
-
-def test_the_cards_example_runs_for_a_run_that_stayed_here(kept, hub):
+def test_the_cards_example_runs_for_a_run_that_stayed_here(kept, hub, monkeypatch):
+    monkeypatch.chdir(kept)
+    folder = Path("runs/digits")
+    write_model_card(folder, json.loads((folder / "lrlab" / "run.json").read_text()))
     example = example_in((kept / "runs" / "digits" / "README.md").read_text())
     run("-c", f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)", env=hub.env, cwd=kept)
     assert hub.requests == []

@@ -346,7 +346,7 @@ def test_of_two_pushes_at_once_one_is_refused(folders, hub, tmp_path):
 
 @pytest.mark.parametrize("num_large", [1, 2])  # a single one is sent from the main thread, by other code of the client
 def test_a_push_that_is_stopped_leaves_no_half(folders, hub, tmp_path, num_large):
-    hub.faults.append(Fault(LARGE_FILE, delay=10))
+    hub.faults.append(Fault(LARGE_FILE, delay=4))
     shutil.copytree(folders / "run", tmp_path / "run")
     if num_large == 1:
         (tmp_path / "run" / "lrlab" / "timesteps.parquet").unlink()

@@ -94,6 +94,15 @@ def test_gradients_by_hand_are_those_of_autograd(way, dtype, layers, dimension):
                 torch.testing.assert_close(its_twin.grad, parameter.grad, rtol=tolerance, atol=tolerance)
 
 
+@pytest.fixture
+def one_thread():
+    """What each lane of a study has; tests before this one may have left more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def test_a_network_stays_usable_by_itself():
     models = networks(2)
     before = copy.deepcopy(models)
@@ -105,6 +114,7 @@ def test_a_network_stays_usable_by_itself():
         )
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("layers", "dimension"), [(0, 1), (1, 5), (2, 2)])
 @pytest.mark.parametrize(("way", "dtype"), PRECISIONS)
 @pytest.mark.parametrize(("hidden_size", "embedding_size", "batch"), [(24, 12, 10), (36, 6, 7), (64, 32, 64), (33, 6, 7)])

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ATTEMPTS = 4
 _LONGEST_WAIT = 120  # seconds; a Hub that asks for more patience is told to the user instead
 _MEANINGS = {
     401: "The Hub does not accept the token: it is wrong, or it has expired.",
@@ -100,7 +99,7 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
         raise LabError(f"{target.id_option} {target.repo_id!r} is not a valid id: {error}") from None
     api = target.api
     with hub_errors(target):
-        who = patiently(api.whoami, "Asking whose token it is")
+        who = patiently(api.whoami, "Asking whose token it is", attempts=2)
         token_name, role = _describe_token(who)
         if role == "read":
             raise LabError(
@@ -199,31 +198,32 @@ def say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def patiently(action: Callable[[], T], doing: str) -> T:
+def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
     """
     Does something on the Hub, and again after a while if the Hub is busy or the connection breaks.
 
     Args:
         action (`Callable`): May be called several times.
         doing (`str`): For messages.
+        attempts (`int`): At most.
 
     Raises:
         What `action` raises the last time.
     """
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(attempts):
         try:
             return action()
         except (HTTPError, OSError, RuntimeError) as raised:
             error = _cause(raised)
             status = status_of(error)
-            passes = status is None or status == 429 or status >= 500
+            passes = (status is None or status == 429 or status >= 500) and not isinstance(error, OfflineModeIsEnabled)
             wait = _asked_wait(error) or 2.0**attempt
-            if not passes or attempt + 1 == _ATTEMPTS or wait > _LONGEST_WAIT or _is_local(error):
+            if not passes or attempt + 1 == attempts or wait > _LONGEST_WAIT or _is_local(error):
                 raise
             what = "no answer" if status is None else f"status {status}"
-            say(f"{doing}: {what} from the Hub; again in {wait:g} s ({attempt + 1} of {_ATTEMPTS - 1}).")
+            say(f"{doing}: {what} from the Hub; again in {wait:g} s ({attempt + 1} of {attempts - 1}).")
             time.sleep(wait)
     raise AssertionError("unreachable")
 

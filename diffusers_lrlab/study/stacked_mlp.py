@@ -16,7 +16,7 @@ class StackedMLP:
     The parameters of each network become views of these, and so do their gradients: what an optimizer does to a network
     happens in the stack. Nothing is computed across networks, so that none can disturb another: where `hidden_size` is a
     multiple of 4, no bit of a network depends on which others there are, and elsewhere only rounding does (MKL's depends on
-    addresses modulo 16).
+    addresses modulo 16). This is so in a single thread, such as a lane has; several share products out by their number.
 
     Args:
         models (`list` of [`MLPDenoiser`]): Of one configuration, device and dtype. They stay usable by themselves.
