@@ -14,6 +14,7 @@ from hub_server import Fault, HubServer, metadata_errors
 from huggingface_hub import ModelCard
 from published import lrlab
 
+from diffusers_lrlab.data.export import export_toy_dataset
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 
@@ -57,7 +58,8 @@ def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path)
         write_schedule_folder(tmp_path / "mine", "wsd:num_decay_steps=0.5", "demon")
         lrlab("push", "mine", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
         pin = hub.model("user/mine").head
-        small = ["--dataset_name=circle", "--max_train_steps=4", "--num_validation_images=20", "--ddpm_num_steps=4"]
+        export_toy_dataset("circle", tmp_path / "points", n=300, n_test=0)  # a small one, whose losses take no time
+        small = ["--dataset_name=points", "--max_train_steps=4", "--num_validation_images=20", "--ddpm_num_steps=4"]
         small += ["--lr_scheduler=hub:user/mine", "--hub_license=apache-2.0", "--hub_push_every=1"]
         push = ["--push_to_hub", "--hub_model_id", "user/circle", "--hub_token", TOKEN, "--eval_batch_size=9"]
         hub.faults.append(Fault(r"^POST .*/user/circle/preupload", 403))  # the first upload during training

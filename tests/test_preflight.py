@@ -247,7 +247,7 @@ def test_decays_are_diffusers_own(power, every, start):
 
 @pytest.mark.parametrize("options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}])
 def test_nothing_is_left_behind(tmp_path, options):
-    trainer = make_trainer(tmp_path, **options)
+    trainer = make_trainer(tmp_path, train_batch_size=8, **options)
     before = state_of(trainer)
     run_checks(trainer)
     overfit_one_batch(Subject(trainer))
