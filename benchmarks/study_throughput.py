@@ -20,10 +20,10 @@ from toy2d import RECIPE, make_trainer, plain_updates
 
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.study.bench import Bench
-from diffusers_lrlab.study.commands import PRECISIONS
 from diffusers_lrlab.study.expansion import expand
 from diffusers_lrlab.study.lanes import Lanes, side_by_side
 from diffusers_lrlab.study.matmuls import CANDIDATES, WAYS
+from diffusers_lrlab.study.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.probe import fastest_products
 from diffusers_lrlab.study.reading import read_spec
 from diffusers_lrlab.study.results import StudyFolder
@@ -137,7 +137,7 @@ def main():
         trainer = make_trainer(Path(folder) / "local", total)
         loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
         torch.set_num_threads(options.threads)
-        with side_by_side(bench.device, max(sizes)) as lanes:
+        with products_in(options.precision, bench.device), side_by_side(bench.device, max(sizes)) as lanes:
             stacks = {f"stacked, R = {size}": make_stacks(bench, size, total, lanes) for size in sizes}
             for name, ways in CANDIDATES.items():
                 stacks[f"stacked, R = 20, {name}"] = make_stacks(bench, 20, total, lanes, ways)

@@ -19,6 +19,7 @@ from ..training.core import RunCore
 from ..training.environment import describe_environment
 from ..training.kinds import kind_of
 from ..training.plan import Plan, make_plan
+from .precision import check_precision
 from .probe import fastest_products
 from .results import StudyFolder
 from .spec import RunSpec
@@ -35,7 +36,7 @@ class Bench:
         folder ([`StudyFolder`]): Where results go.
         stack_size (`int`, *optional*): Runs side by side at most.
         quiet (`bool`, *optional*): Say nothing.
-        precision (`str`, *optional*): Of products of matrices: "fp32", "bf16" or "tf32".
+        precision (`str`, *optional*): Of products of matrices, a name in `PRECISIONS`.
 
     Raises:
         LabError: for a precision that this machine does not have.
@@ -45,7 +46,7 @@ class Bench:
         self.folder, self.quiet, self.precision = folder, quiet, precision
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.stack_size = stack_size or _STACK_SIZES.get(self.device.type, 20)
-        set_precision(precision, self.device)
+        check_precision(precision, self.device)
         self.meta = describe_environment()
         self._data: dict[Any, TrainingData] = {}
         self._bar: tqdm | None = None
@@ -161,20 +162,3 @@ class Bench:
     def stacks(self) -> Path:
         """Where stacks are saved."""
         return self.folder.path / "stacks"
-
-
-def set_precision(precision: str, device: torch.device) -> None:
-    """Lets products of float32 matrices be computed in a cheaper precision, in this whole process."""
-    mkldnn: Any = torch.backends.mkldnn
-    backends = {"bf16": ("cpu", mkldnn.matmul), "tf32": ("cuda", torch.backends.cuda.matmul)}
-    for name, (_, matmul) in backends.items():
-        if name != precision and matmul.fp32_precision == name:
-            matmul.fp32_precision = "none"  # it was of an earlier study in this process
-    backend = backends.get(precision)
-    if backend is None:
-        return
-    if device.type != backend[0]:
-        raise LabError(
-            f"--precision {precision} is for {backend[0].upper()}s, and the study runs on {device.type}. Use fp32."
-        )
-    backend[1].fp32_precision = precision

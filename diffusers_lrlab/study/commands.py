@@ -9,13 +9,9 @@ import sys
 from pathlib import Path
 
 from ..errors import LabError, did_you_mean
+from .precision import PRECISIONS
 
 ACTIONS = ("list", "run", "report", "card")
-PRECISIONS = {
-    "fp32": "products in float32",
-    "bf16": "products of bfloat16 with sums in float32, on CPUs that have them",
-    "tf32": "products of TF32 with sums in float32, on NVIDIA GPUs",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +38,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="stacked or local, for all runs; by default stacks of all runs that can be stacked",
     )
     add("--stack_size", type=int, metavar="N", help="runs side by side at most; 20, and 256 on a GPU")
-    add("--precision", metavar="NAME", help=f"{_described(PRECISIONS)}; fp32, or that of the study that a spec.yaml is of")
+    add("--precision", metavar="NAME", help=f"{_precisions()}; fp32, or that of the study that a spec.yaml is of")
     add("--dry_run", action="store_true", help="prints the runs, and what they will take by a short measurement, and stops")
 
 
-def _described(names: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {text}" for name, text in names.items())
+def _precisions() -> str:
+    return "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
 
 
 def command(options: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from .executors import check_stackable, share_out
 from .expansion import expand, expand_tuning
 from .lanes import Lanes, side_by_side
 from .measure import measure
+from .precision import products_in
 from .probe import fastest_products
 from .results import StudyFolder
 from .run import check_executor, use_all_cores
@@ -57,7 +58,8 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
         lines.append(f"  {num_done} of them are done already in {out}")
     for name, some in share_out(missing, bench, executor):
         updates = sum(bench.plan(run)[0].num_updates for run in some)
-        cost = _stacked_cost(some, bench) if name == "stacked" else _local_cost(some, bench)
+        with products_in(spec.precision, bench.device):
+            cost = _stacked_cost(some, bench) if name == "stacked" else _local_cost(some, bench)
         lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, {cost}")
         together += cost
     lines.append(f"  together {together}")

@@ -13,6 +13,7 @@ from ..training.run import keep_freed_memory
 from .bench import Bench
 from .executors import EXECUTORS, check_stackable, share_out, stops_explained
 from .expansion import expand, expand_tuning
+from .precision import products_in
 from .reading import spec_from_dict
 from .results import StudyFolder
 from .spec import RunSpec, StudySpec
@@ -55,7 +56,7 @@ def run_study(
         bench.plan(run)
     if executor == "stacked":
         check_stackable([*tuning, *first], bench)
-    with folder.locked(), stops_explained(folder.path):
+    with folder.locked(), stops_explained(folder.path), products_in(spec.precision, bench.device):
         folder.write_spec(spec, command)
         do_missing(tuning, bench, executor, "tune")
         runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
