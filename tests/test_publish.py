@@ -370,10 +370,11 @@ def test_a_proposal_whose_answer_is_lost_is_not_made_twice(folders, hub, tmp_pat
     assert [name for name in hub.model("else/theirs").branches if "pr" in name] == ["refs/pr/1"]
 
 
-def test_what_is_not_the_hub_is_told(folders, hub, tmp_path):
-    hub.put("user/mine", {})
+def test_passing_troubles_before_a_push_are_waited_for(folders, hub, tmp_path):
     hub.faults += [Fault(r"whoami", 500), Fault(r"/repos/create", 503)]  # passing troubles before anything is done
     lrlab("push", folders / "schedule", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
+    assert [fault.times for fault in hub.faults] == [0, 0]
+    assert "schedule.json" in hub.model("user/mine").files
 
 
 def test_a_hub_that_stays_broken_is_told(folders, hub, tmp_path):

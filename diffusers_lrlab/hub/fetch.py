@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 from pathlib import Path, PurePosixPath
@@ -49,6 +50,8 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
         raise LabError(f"{str(folder)!r} is there already and not an empty folder. Give --out, a new one.")
     if folder.resolve() == Path.cwd():
         raise LabError("The current folder cannot be replaced. Give --out, a new one in it.")
+    from huggingface_hub import hf_hub_download
+
     target, info = _find(repo_id, revision)
     files = check_files(repo_id, [(file.rfilename, file.size or 0) for file in info.siblings or []])
     found = kind_of_files(files)
@@ -58,7 +61,8 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
     try:
         with atomic_folder(folder) as temporary, hub_errors(target):
             for name in files:
-                path = patiently(lambda name=name: _download(target, name, info.sha), f"Downloading {name}")  # type: ignore[misc]
+                get = functools.partial(hf_hub_download, **target.where, filename=name, revision=info.sha)
+                path = patiently(get, f"Downloading {name}")
                 to = temporary / name
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, to)
@@ -95,19 +99,6 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
         f"There is no model and no data set {repo_id!r}{f' at {revision!r}' if revision else ''} on the Hub, or your token "
         "may not see it. Check the id; for a private one run `hf auth login` or set HF_TOKEN."
     )
-
-
-def _download(target: Target, name: str, revision: str) -> str:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return hf_hub_download(**target.where, filename=name, revision=revision)
-    except LocalEntryNotFoundError:  # what the client makes of a broken connection
-        cached = try_to_load_from_cache(**target.where, filename=name, revision=revision)
-        if isinstance(cached, str):
-            return cached
-        raise
 
 
 def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:

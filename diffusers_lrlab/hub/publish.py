@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 import shlex
@@ -212,13 +211,15 @@ class _Upload:
 
 def _is_same(entry: Any, operation: CommitOperationAdd) -> bool:
     """Whether a file of the repository has the content of an operation."""
+    from huggingface_hub.utils.sha import git_hash
+
     if entry is None or entry.size != operation.upload_info.size:
         return False
     if entry.lfs is not None:
         return entry.lfs.sha256 == operation.upload_info.sha256.hex()
     with operation.as_file() as file:
         content = file.read()
-    return entry.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    return entry.blob_id == git_hash(content)
 
 
 # --- the training script ---------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def launch_command() -> str:
         arguments.append("..." if hidden else re.sub(r"^(--hub[_-]token=).*", r"\1...", argument))
     script, repository = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
     inside = script.is_relative_to(repository)
-    if script.name in ("lrlab", "cli.py"):
+    if script.name == "lrlab" or script == Path(__file__).resolve().parents[1] / "cli.py":
         return shlex.join(["lrlab", *arguments])
     program = ["accelerate", "launch", str(script.relative_to(repository)) if inside else os.path.relpath(script)]
     processes = int(os.environ.get("WORLD_SIZE", 1))
