@@ -23,11 +23,11 @@ from diffusers_lrlab.study.bench import Bench
 from diffusers_lrlab.study.expansion import expand
 from diffusers_lrlab.study.lanes import Lanes, side_by_side
 from diffusers_lrlab.study.matmuls import CANDIDATES, WAYS
+from diffusers_lrlab.study.member import Member
 from diffusers_lrlab.study.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.probe import fastest_products
 from diffusers_lrlab.study.reading import read_spec
 from diffusers_lrlab.study.results import StudyFolder
-from diffusers_lrlab.study.stack import Member
 from diffusers_lrlab.training.arguments import read_yaml
 from diffusers_lrlab.training.environment import describe_environment
 from diffusers_lrlab.training.run import keep_freed_memory

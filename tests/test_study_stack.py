@@ -19,8 +19,9 @@ from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
 from diffusers_lrlab.study.curves import Curves
 from diffusers_lrlab.study.lanes import Lanes, side_by_side
 from diffusers_lrlab.study.matmuls import CANDIDATES, KINDS, STOCK, WAYS
+from diffusers_lrlab.study.member import Member
 from diffusers_lrlab.study.probe import fastest_products
-from diffusers_lrlab.study.stack import Member, Stack
+from diffusers_lrlab.study.stack import Stack
 from diffusers_lrlab.study.stacked_mlp import StackedMLP
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig

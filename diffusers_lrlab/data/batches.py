@@ -86,6 +86,13 @@ def iterate_batches(
         yield images
 
 
+def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Images on `device`, whose copy the host does not wait for."""
+    if device.type == "cuda":
+        images = images.pin_memory()  # only from pinned memory does the copy run beside the host
+    return images.to(device, non_blocking=True)
+
+
 def _note(data: TrainingData, problems: list[str]) -> None:
     """Corrupt images come again every epoch; each is noted once."""
     for problem in problems:

@@ -21,12 +21,12 @@ from .executors import check_stackable, share_out
 from .expansion import expand, expand_tuning
 from .lanes import Lanes, side_by_side
 from .measure import measure
+from .member import Member
 from .precision import products_in
 from .probe import fastest_products
 from .results import StudyFolder
 from .run import check_executor, use_all_cores
 from .spec import RunSpec, StudySpec
-from .stack import Member
 from .stacks import cut
 
 _PROBED_UPDATES = 12

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .stack import Member, Stack
+from .member import Member
+from .stack import Stack
 
 
 class Lanes:

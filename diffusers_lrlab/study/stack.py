@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..data.batches import iterate_batches
-from ..data.loading import TrainingData
+from ..data.batches import iterate_batches, to_device
 from ..loss import prediction_losses
-from ..schedules.feedback import FeedbackSchedule
-from ..timesteps.bands import scaled_lr
-from ..training.core import RunCore
 from ..training.objective import Objective
-from ..training.plan import Plan
-from .curves import Curves
+from .captured import CapturedUpdate, Inputs, Recorder, record_graph
+from .member import Member
 from .stacked_mlp import StackedMLP, take_out
 
 # What decides which points, timesteps and noise an update has. Members that agree in all of it share the draws.
@@ -28,91 +25,7 @@ _DRAWN_BY = (
 )
 
 
-class Member(RunCore):
-    """
-    A run whose network is part of a stack; model, optimizer, schedules and EMA are the real ones.
-
-    Args:
-        plan ([`Plan`]): What to do.
-        data ([`TrainingData`]): What to train on.
-        device (`torch.device`): Where.
-    """
-
-    def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
-        super().__init__(plan, data)
-        self.model = self.model.to(device).train()
-        self.curves = Curves(plan.num_updates)
-        self.error: str | None = None
-        self.last_lr = 0.0
-        self.last_momentum: float | None = None
-
-    def start(self, objective: Objective, device: torch.device) -> None:
-        """Makes the rest, once the network is in its stack."""
-        self.objective = objective
-        self.make_parts(device)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has come to its end, whichever that is."""
-        return self.error is not None or self.update == self.plan.num_updates
-
-    def take_step(self) -> None:
-        """The optimizer's step with the gradients that are there, and one tick of the clock."""
-        started = time.perf_counter()
-        with scaled_lr(self.optimizer, self.lr_factor):
-            self.check_schedules()
-            self.last_lr, self.last_momentum = self.current_lr, self.current_momentum
-            self.optimizer.step()
-        self.advance()
-        self.training_seconds += time.perf_counter() - started
-
-    def state_dict(self, sums: torch.Tensor) -> dict[str, Any]:
-        """Everything that an exact continuation needs; `sums` are what the stack holds for it."""
-        return {
-            "update": self.update,
-            "error": self.error,
-            "sums": sums,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedules": [scheduler.state_dict() for scheduler in self.schedulers],
-            "ema": self.ema.state_dict() if self.ema is not None else {},
-            "objective": self.objective.state_dict(),
-            "audit": self.audit.state_dict(),
-            "curves": self.curves.state_dict(),
-            "seconds": [self.training_seconds, self.evaluation_seconds],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to a state; the network stays in its stack."""
-        self.update, self.error = state["update"], state["error"]
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
-            scheduler.load_state_dict(saved)
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
-            self.ema.to(self.model.device)
-        self.objective.load_state_dict(state["objective"])
-        self.audit.load_state_dict(state["audit"])
-        self.curves.load_state_dict(state["curves"])
-        self.training_seconds, self.evaluation_seconds = state["seconds"]
-
-    def diverge(self) -> None:
-        """Notes that the loss is no longer finite."""
-        self.error = f"The loss was not finite at update {self.update}, at learning rate {self.current_lr:.3g}."
-
-    def validate(self) -> None:
-        """Adds validation losses to the curves, and shows them to a schedule that follows them."""
-        losses = {name: float(values.mean()) for name, values in self.validation_losses().items()}
-        if not all(map(math.isfinite, losses.values())):
-            self.diverge()
-            return
-        self.curves.add_quality(self.update, losses)
-        if isinstance(self.schedulers[0], FeedbackSchedule):
-            self.schedulers[0].step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch
-
-
-class _Inputs:
+class _Draws:
     """What members with the same draws learn from at each update."""
 
     def __init__(self, member: Member, updates: range, device: torch.device):
@@ -122,12 +35,12 @@ class _Inputs:
         )
         self.batches = iterate_batches(data, plan.layout, member.config.seed, updates)
 
-    def draw(self, update: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Points, timesteps, noise and weights of the losses."""
-        points = next(self.batches).to(self.device)
+    def draw(self, update: int) -> Inputs:
+        """Of one member."""
+        points = to_device(next(self.batches), self.device)
         timesteps = self.objective.draw(update)
         noise = torch.cat(list(self.objective.noise(update, points)))
-        return points, timesteps, noise, self.objective.weights(timesteps, update)
+        return Inputs(points, timesteps, noise, self.objective.weights(timesteps, update))
 
 
 class Stack:
@@ -139,21 +52,30 @@ class Stack:
             one update.
         device (`torch.device`): Where.
         ways (`dict`, *optional*): See [`StackedMLP`].
+        recorder (`Callable`, *optional*): How the device's part of an update is recorded, see [`CapturedUpdate`]; as a CUDA
+            graph on a GPU if not given, and elsewhere not at all.
     """
 
-    def __init__(self, members: list[Member], device: torch.device, ways: dict[str, str] | None = None):
+    def __init__(
+        self,
+        members: list[Member],
+        device: torch.device,
+        ways: dict[str, str] | None = None,
+        recorder: Recorder | None = None,
+    ):
         self.device, self.ways = device, ways
+        self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
         self.update = next((member.update for member in members if not member.is_done), members[0].update)
         self.sums = torch.zeros(3, len(members), device=device)
         self._gather(members)
-        self._inputs_of: dict[int, _Inputs] = {}
-        shared: dict[Any, _Inputs] = {}
+        self._draws_of: dict[int, _Draws] = {}
+        shared: dict[Any, _Draws] = {}
         for member in members:
             key = _draws_key(member)
-            inputs = shared.get(key) or _Inputs(member, range(self.update, member.plan.num_updates), device)
+            inputs = shared.get(key) or _Draws(member, range(self.update, member.plan.num_updates), device)
             if not inputs.objective.follows_losses:  # which are each member's own
                 shared[key] = inputs
-            self._inputs_of[id(member)] = inputs
+            self._draws_of[id(member)] = inputs
             member.start(inputs.objective, device)
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
@@ -188,40 +110,63 @@ class Stack:
             return
         layout = members[0].plan.layout
         self.mlp = StackedMLP([member.model for member in members], layout.global_batch, self.ways)
+        self._captured: CapturedUpdate | None = None
+        self._can_record = False
         norms = [member.config.max_grad_norm or math.inf for member in members]
         self.max_norms = torch.tensor(norms, device=self.device, dtype=self.mlp.weights[0].dtype)
 
     def do_update(self) -> None:
         """One update of all members."""
-        update, members = self.update, self.members
-        inputs = [self._inputs_of[id(member)] for member in members]
-        drawn = {source: source.draw(update) for source in dict.fromkeys(inputs)}
+        members, inputs = self.members, self._draw()
+        for member in members:
+            member.note_rates()
+        if self.recorder is not None and self._can_record and self._captured is None:
+            self._record(inputs, self.recorder)
+        losses = self._compute(inputs) if self._captured is None else self._captured(inputs)
+        stepped = set() if self._captured is None else set(self._captured.members)
+        for index, member in enumerate(members):
+            member.objective.observe(inputs.timesteps[index], losses[index])
+            member.take_step(member in stepped)
+        self._can_record = True  # every optimizer has its state now
+        self.update += 1
+
+    def _record(self, inputs: Inputs, recorder: Recorder) -> None:
+        try:
+            self._captured = CapturedUpdate(self._compute, self.members, inputs, recorder)
+        except RuntimeError as error:  # what a device refuses
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"Updates cannot be recorded, and are launched kernel by kernel: {reason}", stacklevel=2)
+            self.recorder = None
+
+    def _draw(self) -> Inputs:
+        """What this update learns from."""
+        sources = [self._draws_of[id(member)] for member in self.members]
+        drawn = {source: source.draw(self.update) for source in dict.fromkeys(sources)}
         points, timesteps, noise = (
-            torch.stack([drawn[source][part] for source in inputs])  # type: ignore[misc]  # only the weights may be None
+            torch.stack([drawn[source][part] for source in sources])  # type: ignore[misc]  # only the weights may be None
             for part in range(3)
         )
-        scheduler, flat = members[0].noise_scheduler, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
+        if not any(source.objective.is_weighted for source in sources):
+            return Inputs(points, timesteps, noise, None)
+        ones = torch.ones(points.shape[1], device=self.device)
+        weights = [drawn[source].weights for source in sources]
+        return Inputs(points, timesteps, noise, torch.stack([ones if weight is None else weight for weight in weights]))
+
+    def _compute(self, inputs: Inputs) -> torch.Tensor:
+        """The losses, unweighted, of shape `(members, batch)`; the gradients of their weighted means are left clipped."""
+        points, timesteps, noise, weights = inputs
+        scheduler, flat = self.members[0].noise_scheduler, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = scheduler.add_noise(*flat).view_as(points)
         prediction = self.mlp.forward(noisy, timesteps).requires_grad_()
-        losses = prediction_losses(prediction.flatten(0, 1), scheduler, *flat).view(len(members), -1)
-        weights = [drawn[source][3] for source in inputs]
-        if all(weight is None for weight in weights):
-            weighted = losses
-        else:
-            ones = torch.ones_like(losses[0])
-            weighted = losses * torch.stack([ones if weight is None else weight for weight in weights])
-        means = weighted.mean(1)
+        losses = prediction_losses(prediction.flatten(0, 1), scheduler, *flat).view(len(points), -1)
+        means = (losses if weights is None else losses * weights).mean(1)
         (gradient,) = torch.autograd.grad(means.sum(), prediction)
         prediction.requires_grad_(False)
         with torch.no_grad():
             self.mlp.backward(gradient)
             norms = self.mlp.clip(self.max_norms)
         self.sums += torch.stack([means.detach(), norms.to(means), torch.ones_like(means)])
-        unweighted = losses.detach()
-        for index, member in enumerate(members):
-            member.objective.observe(timesteps[index], unweighted[index])
-            member.take_step()
-        self.update += 1
+        return losses.detach()
 
     def updates(self) -> Iterator[int]:
         """Trains until every member is done, and yields the number of members that were advanced after each update."""

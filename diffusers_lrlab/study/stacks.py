@@ -19,8 +19,8 @@ from .bench import Bench
 from .executors import StudyInterrupted
 from .lanes import Lanes, SideBySide, side_by_side
 from .measure import diverged, make_record, measure
+from .member import Member
 from .spec import RunSpec
-from .stack import Member
 
 _SAVE_SECONDS = 60.0
 

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
-from ..data.batches import iterate_batches
+from ..data.batches import iterate_batches, to_device
 from ..data.loading import TrainingData
 from ..errors import Diverged, Interrupted
 from ..loss import denoising_losses
@@ -108,9 +108,7 @@ class Trainer(RunCore):
         timesteps = self.objective.draw(self.update)
         local = timesteps[self._local]
         weights = self.objective.weights(local, self.update)
-        if device.type == "cuda":
-            images = images.pin_memory()  # only from pinned memory does the copy run beside the host
-        images = images.to(device, non_blocking=True)
+        images = to_device(images, device)
         loss, unweighted = torch.zeros((), device=device), []
         for step, noise in enumerate(self.objective.noise(self.update, images)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)

@@ -5,6 +5,7 @@ ordinary trainer. A new entry is tested by being registered.
 """
 
 import functools
+import importlib
 from contextlib import contextmanager
 
 import pytest
@@ -12,13 +13,16 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers import DDPMScheduler
+from tape import record_tape
 
 from diffusers_lrlab.errors import Diverged, LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
 from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.study.stack import Member, Stack
+from diffusers_lrlab.study.captured import record_graph
+from diffusers_lrlab.study.member import Member
+from diffusers_lrlab.study.stack import Stack
 from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
@@ -388,3 +392,82 @@ def test_neither_number_nor_order_changes_a_bit(way):
         assert [bits(member) for member in some] == expected[:number], f"{number} side by side"
     backwards = run_stack(SIDE_BY_SIDE[::-1], FIRST, ways=ways)
     assert [bits(member) for member in backwards] == expected[::-1]
+
+
+# --- recorded updates -----------------------------------------------------------------------------------------------------
+
+
+def train_recorded(arms, last=None, device=CPU, recorder=record_tape):
+    """As `run_stack` in float64, with an update recorded and done again, and without what the members learn from."""
+    with precision(torch.float64), pytest.MonkeyPatch.context() as patch:
+        # Torch lets optimizers be captured on accelerators only; their arithmetic is there on a CPU too.
+        for module in ("adam", "rmsprop"):
+            found = importlib.import_module(f"torch.optim.{module}")
+            patch.setattr(found, "_get_capturable_supported_devices", lambda *_, **__: ["cpu", "cuda"])
+        members = [Member(*plan_of(options), device) for options in arms]
+        stack = Stack(members, device, recorder=recorder)
+        for _ in stack.updates():
+            if stack.update == last:
+                break
+    return members, stack
+
+
+def assert_same_member(found, expected):
+    """Torch computes the bias correction of a captured Adam in float32, whatever the weights are."""
+    assert difference(found, expected) <= (CLOSE / 100 if found.plan.schedule.sets_momentum else EXACT)
+    assert found.audit.state_dict() == expected.audit.state_dict()
+    kept, wanted = (member.curves.state_dict()["losses"] for member in (found, expected))
+    assert [(update, *rest) for update, _, *rest in kept] == [(update, *rest) for update, _, *rest in wanted]
+    assert [loss for _, loss, *_ in kept] == pytest.approx([loss for _, loss, *_ in wanted], rel=1e-6)
+
+
+def test_what_is_recorded_is_what_is_done_launch_by_launch():
+    members, stack = train_recorded(ARMS.values(), FIRST)
+    alone, _ = train_recorded(ARMS.values(), FIRST, recorder=None)
+    for found, expected in zip(members, alone, strict=True):
+        assert_same_member(found, expected)
+    captured = [member.config for member in stack._captured.members]
+    assert {config.optimizer for config in captured} == {"adamw", "adam", "sgd", "nesterov", "rmsprop"}
+    assert {config.lr_scheduler for config in captured} == {member.config.lr_scheduler for member in members}
+    assert {config.momentum_scheduler for config in captured} == {member.config.momentum_scheduler for member in members}
+
+
+def test_it_is_recorded_anew_when_a_member_leaves():
+    arms = [{}, {"max_train_steps": 20}, {"learning_rate": 1e6, "lr_scheduler": "constant"}, {"momentum_scheduler": "demon"}]
+    members, _ = train_recorded(arms)
+    expected, _ = train_recorded(arms, recorder=None)
+    assert members[2].error == expected[2].error is not None
+    for place in (0, 1, 3):
+        assert members[place].update == expected[place].update
+        assert_same_member(members[place], expected[place])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_graph_is_what_is_done_launch_by_launch():
+    gpu = torch.device("cuda")
+    members, _ = train_recorded(ARMS.values(), FIRST, gpu, record_graph)
+    with pytest.warns(UserWarning, match="launched kernel by kernel"):
+        alone, _ = train_recorded(ARMS.values(), FIRST, gpu, refuse)
+    for found, expected in zip(members, alone, strict=True):
+        assert_same_member(found, expected)
+
+
+def refuse(work):
+    raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+def test_what_a_device_refuses_to_record_is_launched_as_ever():
+    with pytest.warns(UserWarning, match="launched kernel by kernel: operation not permitted when stream is capturing$"):
+        members, stack = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=refuse)
+    assert stack.recorder is None
+    alone, _ = train_recorded(SIDE_BY_SIDE[:2], FIRST, recorder=None)
+    assert [bits(member) for member in members] == [bits(member) for member in alone]
+
+
+def test_nothing_that_is_recorded_waits_for_the_device():
+    """The tape refuses it, as CUDA does; and this is what it is: SGD reads back a momentum that is a tensor."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=torch.tensor(0.1), momentum=0.9)
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        record_tape(optimizer.step)
