@@ -26,8 +26,10 @@ class Rule(NamedTuple):
 
 
 def _guide(batch: float, base: float) -> float:
-    linear = max(1.0, min(batch, LINEAR_UP_TO) / base) if batch >= base else batch / base
-    return linear * math.sqrt(batch / max(base, LINEAR_UP_TO)) if batch > max(base, LINEAR_UP_TO) else linear
+    def from_one(images: float) -> float:
+        return min(images, LINEAR_UP_TO) * math.sqrt(max(images, LINEAR_UP_TO) / LINEAR_UP_TO)
+
+    return from_one(batch) / from_one(base)
 
 
 SCALING_RULES = {

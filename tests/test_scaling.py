@@ -22,11 +22,19 @@ from diffusers_lrlab.training.checks import resolve_config
         ("guide", 512, 64, 8),
         ("guide", 2048, 64, 16),
         ("guide", 4096, 1024, 2),
-        ("guide", 512, 1024, 0.5),
+        ("guide", 512, 1024, 0.5**0.5),
     ],
 )
 def test_factors(rule, batch, base, factor):
     assert scaled_learning_rate(1e-4, rule, batch, base) == pytest.approx(1e-4 * factor)
+
+
+@pytest.mark.parametrize("rule", SCALING_RULES)
+@pytest.mark.parametrize("batches", [(64, 1024), (512, 513), (1024, 8192), (1, 64), (96, 100)])
+def test_there_and_back_is_where_it_was(rule, batches):
+    one, other = batches
+    there = scaled_learning_rate(1e-4, rule, other, one)
+    assert scaled_learning_rate(there, rule, one, other) == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize("rule", SCALING_RULES)

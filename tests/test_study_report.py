@@ -452,7 +452,7 @@ def test_what_a_study_has_besides(tmp_path):
     tuning = made_up_run("a", "dino", 100)
     tuning.stage = "tune"
     summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
-    summary["findings"]["speedup"] = ["b is slower than a to its final quality on dino (so)."]
+    summary["findings"]["speedup"] = ["b never reached the final quality of a on dino, in 5 runs."]
     page = page_of(tmp_path, [*results, tuning], summary)
     shown = Tables(page).found
     assert shown["Speed-ups"][1:] == [
@@ -476,9 +476,26 @@ def test_what_a_study_has_besides(tmp_path):
     own = own_part(page)
     for text in ("lrlab study run made-up --out there", "python 3.12.1, torch 2.13.0", "A processor", "stacked (11 runs)"):
         assert text in own
-    assert "b is slower than a to its final quality" in own
+    assert "speedup: 1 told, 0 not" in own
+    assert "b never reached the final quality of a" in own
     assert "/somewhere" not in own
     assert "train_batch_size" in own
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("p", "said"), [(1.0, "No difference to a passed the adjusted test."), (None, "No test was possible")]
+)
+def test_speedups_that_are_not_told(tmp_path, p, said):
+    """Their tests are in rows of their own."""
+    results, summary = made_up_study(("a", "b"), ("dino",))
+    rows = [{**row, "p_adjusted": p if row["arm"] == "b" else None} for row in SPEEDUPS]
+    summary |= {"speedups": rows}
+    summary["findings"]["speedup"] = ["Whether b is faster than a cannot be told."]
+    write_report(tmp_path, results, summary)
+    _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## speedup: findings")
+    assert found
+    assert section.strip().startswith(said)
 
 
 def test_a_report_replaces_the_one_before(tmp_path):

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 import yaml
@@ -114,7 +115,17 @@ REFUSED = {
         },
         ["'a' and 'b' are the same"],
     ),
+    "arm that is called like one of another's rates": (
+        {"arms": {"a": {"learning_rates": [1e-3, 1e-2]}, "a@0.001": {"lr_scheduler": "cosine"}}},
+        ["Two arms would be called 'a@0.001'"],
+    ),
     "seed twice": ({"seeds": [0, 1, 0]}, ["seeds: 0 is there twice"]),
+    "key without a value": ({"title": ""} | {"base": []}, ["base must be a mapping"]),
+    "nearest arms without figures": ({"paper": "nearest"}, ["kl and training_set_loss", "Add both to metrics"]),
+    "distances of other numbers of samples": (
+        {"arms": {**ARMS, "a": {"lr_scheduler": "linear", "distance_samples": 100}}},
+        ["energy_distance cannot be compared", "different numbers of samples", "(100, 200 on 'dino')", "distance_samples"],
+    ),
     "data set twice": ({"datasets": ["dino", "moons", "dino"]}, ["datasets: 'dino' is there twice"]),
     "data set twice by other names": (
         {"datasets": {"a": {"dataset_name": "dino"}, "b": {"dataset_name": "dino"}}},
@@ -207,7 +218,13 @@ TUNINGS = {
     "rates and factors": ({"factors": [1, 2]}, {}, ["learning_rates, or factors", "one of them"]),
     "neither": ({"learning_rates": None}, {}, ["learning_rates, or factors"]),
     "rates that are compared": ({}, {"learning_rates": [1e-3, 1e-2]}, ["learning_rates and tune exclude each other"]),
+    "rates of an arm that are compared": (
+        {},
+        {"arms": {"a": {"learning_rates": [1e-3, 1e-2]}}},
+        ["learning_rates and tune exclude each other"],
+    ),
     "metric that is better the larger it is": ({"metric": "density"}, {}, ["'density'", "better the smaller"]),
+    "metric that is no merit": ({"metric": "sharpness"}, {}, ["'sharpness'", "better the smaller"]),
     "unknown metric": ({"metric": "kll"}, {}, ["tune: metric: there is no metric 'kll'", "Did you mean 'kl'?"]),
     "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' needs features"]),
     "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
@@ -299,6 +316,7 @@ def test_what_cannot_be_stacked(capsys, tmp_path, more):
         (["study", "run", "TMP/none.yaml", "--out=TMP/out"], ["none.yaml", "No such file", "Give the path"]),
         (["study", "rum", "quick"], ["no action 'rum'", "Did you mean 'run'?"]),
         (["study", "report", "TMP"], ["no study in", "lrlab study run"]),
+        (["study", "list", "--out=TMP/out"], ["The form is `lrlab study list`, without other options"]),
         (["study", "report", "TMP", "--executor=local"], ["study report DIR"]),
         (["study", "report", "TMP", "--precision=bf16"], ["study report DIR"]),
     ],
@@ -316,11 +334,12 @@ def test_folders_that_are_something_else(capsys, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("all of it")
     (tmp_path / "file").write_text("")
-    for out, parts in (
+    for out, parts, *more in (
         ("out", ["holds other files (thesis.tex)", "new or empty"]),
+        ("out", ["holds other files (thesis.tex)", "new or empty"], "--dry_run"),
         ("file", ["is a file", "Give a folder"]),
     ):
-        assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / out}"]) == 2
+        assert main(["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / out}", *more]) == 2
         error = capsys.readouterr().err
         for part in parts:
             assert part in error
@@ -356,13 +375,17 @@ def test_numbers_as_yaml_has_them(tmp_path):
         "base: {learning_rate: 3e-4, max_train_steps: 1_000, lr_warmup_steps: 0, ema_power: 2e-1}\n"
         "arms: {a: {}, b: {learning_rates: [1e-3, 2e-3]}, c: {learning_rates: 5e-5}}\n"
         "datasets: dino\nseeds: [4]\n"
-        "tune: {factors: [1e-1, 1e0], seeds: 2, metric: kl}\n".replace("seeds: 2", "seeds: [0, 1]")
     )
     study = load_spec(str(tmp_path / "study.yaml"))
     rates = {run.arm: run.config.learning_rate for run in expand(study)}
     assert rates == {"a": 3e-4, "b@0.001": 1e-3, "b@0.002": 2e-3, "c@5e-05": 5e-5}
     assert {run.config.max_train_steps for run in expand(study)} == {1000}
-    assert {run.config.learning_rate for run in expand_tuning(study) if run.arm == "a"} == {3e-4 * 1e-1, 3e-4}
+    (tmp_path / "tuned.yaml").write_text(
+        "base: {learning_rate: 3e-4, max_train_steps: 30}\narms: {a: {}}\ndatasets: dino\nseeds: [4]\n"
+        "tune: {factors: [1e-1, 1e0], seeds: 2, metric: kl}\n"
+    )
+    tuned = expand_tuning(load_spec(str(tmp_path / "tuned.yaml")))
+    assert {run.config.learning_rate for run in tuned} == {3e-4 * 1e-1, 3e-4}
 
 
 def test_defaults():
@@ -439,16 +462,54 @@ def test_paths_start_from_the_file(tmp_path, monkeypatch):
 def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
     (tmp_path / "a" / "model").mkdir(parents=True)
     (tmp_path / "a" / "model" / "config.json").write_text(json.dumps(TINY))
-    options = {"arms": {"a": {"model_config_name_or_path": "model"}}, "datasets": ["dino"], "seeds": 1}
+    datasets.Dataset.from_dict({"x": [[0.0, 1.0]] * 3}).save_to_disk(tmp_path / "a" / "points")
+    (tmp_path / "link").symlink_to("a")
+    options = {
+        "arms": {"a": {"model_config_name_or_path": "model"}},
+        "datasets": {"mine": {"dataset_name": "points", "point_column": "x"}},
+        "seeds": 1,
+    }
     study = read_spec(options, "study", tmp_path / "a")
-    StudyFolder(tmp_path / "a" / "out").write_spec(study, "command")
+    StudyFolder(tmp_path / "link" / "out").write_spec(study, "command")
+    before = expand(study)[0].id
     (tmp_path / "a").rename(tmp_path / "b")
     again = load_spec(str(tmp_path / "b" / "out" / "spec.yaml"))
     ((run,), (other,)) = expand(again), expand(read_spec(options, "study", tmp_path / "b"))
-    assert run.id == other.id
+    assert run.id == other.id == before
+    assert run.config.dataset_name == str(tmp_path / "b" / "points")
     assert run.model["hidden_size"] == TINY["hidden_size"]
-    assert run.config.model_config_name_or_path == "model"
+    assert (run.fields["model_config_name_or_path"], run.fields["dataset_name"]) == ("model", "points")
     assert str(tmp_path) not in (tmp_path / "b" / "out" / "spec.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "part"),
+    [
+        (("baseline",), "nonsense", "The baseline 'nonsense' is none of the arms"),
+        (("tune", "seeds"), [0], "seeds [0] are those of the comparison"),
+        (("arms", "../../evil"), {}, "The name '../../evil' of an arm is not allowed"),
+        (("arms", "cosine", "dataset_name"), "moons", "The arm 'cosine' has dataset_name"),
+        (("speedup_metric",), "kl", "speedup_metric: 'kl'"),
+        (("base", "seed"), 3, "base has seed"),
+        (("evaluation_points",), 0, "evaluation_points: 0 is not allowed"),
+        (("baselin",), "cosine", "There is no 'baselin'"),
+        (("precision",), "fp8", "There is no precision 'fp8'"),
+    ],
+)
+def test_what_is_kept_of_a_study_is_read_with_the_same_care(capsys, tmp_path, place, value, part):
+    """People may edit it, as they may edit the first one."""
+    kept = tmp_path / "kept"
+    StudyFolder(kept).write_spec(spec(tune=TUNE), "command")
+    text = yaml.safe_load((kept / "spec.yaml").read_text())
+    assert spec_from_dict(text["spec"], kept) == spec(tune=TUNE)
+    inner = text["spec"]
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (kept / "spec.yaml").write_text(yaml.safe_dump(text))
+    assert main(["study", "run", str(kept / "spec.yaml"), f"--out={tmp_path / 'out'}"]) == 2
+    assert part in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 # --- identities ------------------------------------------------------------------------------------------------------
@@ -481,7 +542,8 @@ def test_which_fields_decide(a_run, name):
     if name == "model_config_name_or_path":
         pytest.skip("what is in the file decides, see below")
     value = other_value(getattr(a_run.config, name))
-    other = dataclasses.replace(a_run, config=dataclasses.replace(a_run.config, **{name: value}))
+    given = {key: value if key == name else old for key, old in a_run.given.items()}
+    other = dataclasses.replace(a_run, config=dataclasses.replace(a_run.config, **{name: value}), given=given)
     assert (other.id == a_run.id) == (name in WITHOUT_EFFECT)
 
 

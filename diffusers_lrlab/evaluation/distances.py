@@ -182,6 +182,6 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
     radii *= 1 + 1e-12  # balls are closed: a point at the distance itself is in, whatever rounding says
     # Repeated real points have balls of radius 0; they hold what cannot be told apart from their centre.
     inside = cKDTree(generated).query_ball_point(
-        real, np.maximum(radii, resolution(real, generated)), workers=cores(), return_length=True
+        real, np.maximum(radii, resolution(real)), workers=cores(), return_length=True
     )
     return float(inside.sum() / (k * len(generated))), float((inside > 0).mean())

@@ -52,9 +52,13 @@ def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple
     return sets[0], sets[1]
 
 
-def resolution(first: np.ndarray, second: np.ndarray) -> float:
-    """The distance below which points cannot be told apart: the rounding of float32 at the largest coordinate."""
-    return float(np.finfo(np.float32).eps * max(np.abs(first).max(), np.abs(second).max(), np.finfo(np.float32).tiny))
+def resolution(real: np.ndarray) -> float:
+    """
+    The distance below which nothing can be told apart from a real point: the rounding of float32 at the largest coordinate.
+
+    Of real points alone, near which others have the same coordinates: a sample far away must not blur all distances.
+    """
+    return float(np.finfo(np.float32).eps * max(np.abs(real).max(), np.finfo(np.float32).tiny))
 
 
 def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.0) -> float:
@@ -70,8 +74,8 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
     The estimate has a bias and a spread that depend on both sets and on their sizes: measure it between two sets of real
     points of the same sizes, as training runs do, and read the figure beside that one. It can be negative.
 
-    Distances below the rounding of float32 at the largest coordinate count as that much, so that repeated points give
-    large figures and not infinite ones.
+    Distances below the rounding of float32 at the largest real coordinate count as that much, so that repeated points
+    give large figures and not infinite ones.
 
     Args:
         real (`np.ndarray`): `(n, dimension)`.
@@ -90,7 +94,7 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
     sizes = f"{len(real)} real and {len(generated)} generated points"
     check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
     check_base(base)
-    workers, smallest = cores(), resolution(real, generated)
+    workers, smallest = cores(), resolution(real)
     # Its own point is the nearest one, at distance 0.
     own = cKDTree(real).query(real, k=[k + 1], workers=workers)[0]
     other = cKDTree(generated).query(real, k=[k], workers=workers)[0]

@@ -23,6 +23,7 @@ from ..training.config import TrainingConfig
 from ..training.environment import describe_environment, launch_command
 from ..training.run_folder import FINDER_FILES, RunFolder, check_fresh
 from .range_test import FinderConfig, Sweep, range_test
+from .snapshot import random_states, restore_random_states
 from .suggestions import RULES, Suggestion, combine, disagreement
 
 if TYPE_CHECKING:
@@ -181,11 +182,14 @@ def find_rate_for(
     """[`find_lr`] of a run that is planned; the accelerator is as it was afterwards."""
     from ..training.loop import Trainer
 
+    states = random_states()  # which making a model sets
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
-        result = find_lr_of(trainer, settings)
-        trainer.release()
-    return result
+        try:
+            return find_lr_of(trainer, settings)
+        finally:
+            trainer.release()
+            restore_random_states(states)
 
 
 def find_lr_of(

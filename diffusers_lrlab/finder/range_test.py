@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
 _NOISE_BINS = 4
 _EXTENSION = 2  # decades
+_NARROWEST = 2.0
 _MOST_OVERFLOWS = 30
 _RISEN = 0.1  # of the fall: then the least is in sight
 
@@ -69,17 +70,23 @@ class FinderConfig:
             raise LabError(
                 f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. The rate rises from one to the other."
             )
+        if self.start_lr is not None and self.end_lr is not None and self.end_lr < _NARROWEST * self.start_lr:
+            raise LabError(
+                f"From --start_lr {self.start_lr:g} to --end_lr {self.end_lr:g} is too little to tell rates apart: make the "
+                f"last at least {_NARROWEST:g} times the first."
+            )
         for name, lowest in (("num_updates", 10), ("repeats", 1), ("probe_size", 8)):
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise LabError(f"--{name} {value} is not allowed; use {lowest} or more.")
-        if not 1 < self.stop_factor:
-            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10.")
+        if not 1 < self.stop_factor < math.inf:
+            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")
 
     def lrs(self) -> np.ndarray:
         """The rate of each update, evenly spaced on a logarithmic scale: float64, of all updates that there may be."""
         decades = math.log10(self.end_lr / self.start_lr) / (self.num_updates - 1)
-        most = self.num_updates + (math.floor(_EXTENSION / decades) if self.extend else 0)
+        # Twice as long at most, where the range is narrow.
+        most = self.num_updates + (min(math.floor(_EXTENSION / decades), self.num_updates) if self.extend else 0)
         return self.start_lr * 10 ** (decades * np.arange(most))
 
 

@@ -27,7 +27,7 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
     weights = {name: _on_cpu(value) for name, value in model.state_dict().items()}
     groups, state = _of_optimizer(optimizer)
     scale = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
-    numbers = _random_states()
+    numbers = random_states()
     own = {name: copy.deepcopy(getattr(trainer, name)) for name in ("update", "training_seconds", "sums")}
     parts = {name: getattr(trainer, name) for name in ("objective", "observer")}
     was_training, num_skipped = model.training, len(trainer.data.skipped)
@@ -48,7 +48,7 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
         # Otherwise an update that was cut short would leave its count of micro-batches.
         trainer.accelerator.step = step
         trainer.accelerator.gradient_state._set_sync_gradients(syncs)
-        _set_random_states(numbers)
+        restore_random_states(numbers)
 
 
 def _of_optimizer(optimizer: Any) -> tuple[Any, Any]:
@@ -67,12 +67,14 @@ def _on_cpu(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _random_states() -> tuple[Any, ...]:
+def random_states() -> tuple[Any, ...]:
+    """Of Python's, numpy's and torch's global generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
 
-def _set_random_states(states: tuple[Any, ...]) -> None:
+def restore_random_states(states: tuple[Any, ...]) -> None:
+    """Puts them back."""
     python, numpy, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(numpy)

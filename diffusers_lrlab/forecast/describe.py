@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..optimizers import optimizer_state_bytes
-from .memory import MemoryForecast, available_bytes, batches_that_fit, forecast_memory, optimizer_bytes
+from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
 from .timing import TimeForecast, forecast_time
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
 
     device = accelerator.device
     available = available_bytes(device)  # before anything of this run is there
+    if device.type == "cpu":  # which its processes share
+        available //= accelerator.num_processes
     memory = forecast_memory(plan, device=device.type)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
@@ -44,9 +46,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
 
 def _memory_lines(plan: Plan, memory: MemoryForecast, available: int, device: str) -> list[str]:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory._asdict().items() if size)
-    things, images = plan.kind.things, plan.layout.micro_batch
-    fewer = max(1, images // 2) if images > 1 else 2
-    fits = batches_that_fit(memory, images, forecast_memory(plan, micro_batch=fewer, device=device), fewer, available)
+    things, fits = plan.kind.things, batch_that_fits(plan, available, device)
     if fits is None:
         largest = f"not even one of the {things} fits"
     else:

@@ -14,6 +14,7 @@ from ..optimizers import OPTIMIZERS, get_optimizer, optimizer_state_bytes
 from ..training.objective import make_noise_scheduler
 from ..training.plan import Plan
 
+_MANY, _MOST_POWER = 64, 20  # images of a batch
 _ACTIVATIONS = ("ACT", "TEMP", "OTH", "BUFFER")
 
 
@@ -140,29 +141,30 @@ def _track(plan: Plan, device: str) -> dict[str, int]:
     return {getattr(part, "name", str(part)): int(size) for part, size in snapshot.items()}
 
 
-def batches_that_fit(
-    memory: MemoryForecast, images: int, half: MemoryForecast, half_images: int, available: int
-) -> int | None:
+def batch_that_fits(plan: Plan, available: int, device: str = "cpu") -> int | None:
     """
     The largest power of two of images per micro-batch whose updates fit into so many bytes; `None` if not even one does.
 
-    Activations grow with the images: two forecasts give the line that the answer lies on.
+    From a batch on in which activations outweigh gradients, memory grows in proportion to images: two forecasts there give
+    the line that the answer lies on, and one of the answer itself confirms it, or the next smaller one.
 
     Args:
-        memory ([`MemoryForecast`]): Of a run.
-        images (`int`): Per micro-batch of this run.
-        half ([`MemoryForecast`]): Of the same run with fewer images.
-        half_images (`int`): Per micro-batch there.
+        plan ([`Plan`]): The run.
         available (`int`): Bytes.
+        device (`str`, *optional*): The type of the device.
     """
-    per_image = (memory.activations - half.activations) / (images - half_images)
-    fixed = memory.total - images * per_image
-    if fixed + per_image > available:
-        return None
-    most = 1
-    while fixed + 2 * most * per_image <= available and most < 2**20:
-        most *= 2
-    return most
+
+    def total(images: int) -> int:
+        return forecast_memory(plan, micro_batch=images, device=device).total
+
+    images = max(_MANY, plan.layout.micro_batch)
+    some = total(images)
+    per_image = (total(2 * images) - some) / images
+    room = (available - some) / per_image + images
+    most = 2 ** min(_MOST_POWER, int(math.log2(max(room, 1))))
+    while most and total(most) > available:
+        most //= 2
+    return most or None
 
 
 def available_bytes(device: torch.device) -> int:

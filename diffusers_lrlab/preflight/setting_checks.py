@@ -83,6 +83,11 @@ def ema_memory(subject: Subject) -> str | None:
     weight = float(np.prod(ema_decays(config, num_updates)[early:]))
     if weight < 0.2:
         return None
+    if config.ema_update_every > num_updates / 20:
+        return (
+            f"The EMA is updated every {config.ema_update_every} of {num_updates} updates: at the end, {100 * weight:.0f} % "
+            "of the averaged weights will be those of the first tenth of the run. Lower --ema_update_every."
+        )
     proposed = math.exp(math.log(0.02) * config.ema_update_every / (0.9 * num_updates))
     return (
         f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of the {num_updates} "

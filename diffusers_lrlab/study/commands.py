@@ -54,20 +54,18 @@ def command(options: argparse.Namespace) -> None:
         )
     if (options.what is None) != (options.action == "list"):
         raise LabError(f"`lrlab study {options.action}` takes {'nothing' if options.what else 'a study'}. See --help.")
+    if options.action == "run":
+        run(options, "lrlab study run " + shlex.quote(options.what))
+        return
+    form = {"list": "list", "card": "card DIR --out CARD", "report": "report DIR"}[options.action]
+    plain = options.executor is None and options.stack_size is None and options.precision is None and not options.dry_run
+    if not plain or (options.out is not None) != ("--out" in form):
+        raise LabError(f"The form is `lrlab study {form}`, without other options.")
     if options.action == "list":
         from .catalogue import presets_text
 
         _say(presets_text())
-        return
-    if options.action == "run":
-        run(options, "lrlab study run " + shlex.quote(options.what))
-        return
-    takes_out = options.action == "card"
-    plain = options.executor is None and options.stack_size is None and options.precision is None and not options.dry_run
-    if not plain or (options.out is not None) != takes_out:
-        form = "card DIR --out CARD" if takes_out else "report DIR"
-        raise LabError(f"The form is `lrlab study {form}`, without other options.")
-    if takes_out:
+    elif options.action == "card":
         from .card import write_study_card
 
         _say(f"Wrote {write_study_card(Path(options.what), options.out)}.")

@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DiskFull, Diverged, Interrupted, LabError
+from ..files import write_text
 from ..interruption import interrupts_raised
 from .bench import Bench
 from .curves import Curves
-from .measure import diverged, make_record, measure
+from .measure import finish, make_record
 from .spec import RunSpec
+
+if TYPE_CHECKING:
+    from ..training.run_folder import RunFolder
 
 Executor = Callable[[list[RunSpec], Bench], None]
 
@@ -34,7 +38,6 @@ def run_local(specs: list[RunSpec], bench: Bench) -> None:
 
     from ..training.loop import Trainer
     from ..training.run import make_accelerator
-    from ..training.run_folder import RunFolder
 
     for spec in specs:
         # accelerate keeps one precision for the whole process.
@@ -43,7 +46,7 @@ def run_local(specs: list[RunSpec], bench: Bench) -> None:
         path = bench.folder.path / "local" / spec.id
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan, data = bench.plan(spec, str(path))
-        folder = RunFolder(path)
+        folder = _folder_for(path, data.fingerprint)
         trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
         if checkpoints := folder.checkpoints():
             trainer.resume(checkpoints[-1])
@@ -55,16 +58,25 @@ def run_local(specs: list[RunSpec], bench: Bench) -> None:
         except Diverged as reason:
             error = str(reason).partition(":")[0] + "."
             bench.advance(plan.num_updates - trainer.update)
-        curves = _curves_of(folder, plan.num_updates)
+        sections, error = finish(trainer, spec, _curves_of(folder, plan.num_updates), error)
         if error is None:
-            sections = measure(trainer, spec, curves.to_dict(), curves.last_quality)
             bench.keep_weights(spec, trainer)
-        else:
-            sections = diverged(trainer, curves.to_dict())
         bench.folder.write(make_record(spec, sections, error, {"name": "local"}, started, bench.meta))
         bench.finished(spec)
         trainer.accelerator.free_memory()
         shutil.rmtree(path, ignore_errors=True)  # a run that diverges at once has none
+
+
+def _folder_for(path: Path, data_fingerprint: str) -> RunFolder:
+    """The folder of a run, empty if what lies there was learned from other data."""
+    from ..training.run_folder import RunFolder
+
+    note = path / "data_fingerprint"
+    if path.exists() and not (note.exists() and note.read_text(encoding="utf-8") == data_fingerprint):
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+    write_text(note, data_fingerprint)
+    return RunFolder(path)
 
 
 def _curves_of(folder: Any, num_updates: int) -> Curves:

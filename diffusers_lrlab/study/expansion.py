@@ -15,7 +15,7 @@ from ..training.choices import check_schedule
 from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
 from ..training.kinds import kind_of
 from ..training.timestep_choices import check_timesteps
-from .metrics import check_metrics, default_metrics
+from .metrics import check_metrics, default_metrics, sample_metrics
 from .spec import PRESETS, RunSpec, StudySpec
 
 
@@ -31,14 +31,13 @@ def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) 
         LabError: for the first run that cannot be done as asked, and for two arms that are the same.
     """
     runs = []
-    for (arm, dataset), (config, model) in _configs(spec).items():
+    for (arm, dataset), (config, model, given) in _configs(spec).items():
         if chosen:
             config = dataclasses.replace(config, learning_rate=chosen[arm, dataset])
         metrics = spec.metrics or default_metrics(config)
-        runs += [
-            RunSpec(arm, dataset, seed, "compare", dataclasses.replace(config, seed=seed), metrics, spec.precision, model)
-            for seed in spec.seeds
-        ]
+        for seed in spec.seeds:
+            own = dataclasses.replace(config, seed=seed)
+            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given))
     _check_distinct(runs)
     measured = {name: None for run in runs for name in run.metrics}
     if spec.primary_metric and spec.primary_metric not in measured:
@@ -54,18 +53,18 @@ def expand_tuning(spec: StudySpec) -> list[RunSpec]:
     if spec.tune is None:
         return []
     runs = []
-    for (arm, dataset), (config, model) in _configs(spec).items():
+    for (arm, dataset), (config, model, given) in _configs(spec).items():
         check_metrics((spec.tune.metric,), config, "tune: metric")
         for rate in spec.tune.rates_for(config):
             for seed in spec.tune.seeds:
                 own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision, model))
+                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision, model, given))
     _check_distinct(runs)
     return runs
 
 
-def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dict[str, Any] | None]]:
-    """The resolved configuration of each arm on each data set, and that of its model if one was asked for."""
+def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dict[str, Any] | None, dict[str, Any]]]:
+    """The resolved configuration of each arm on each data set, that of its model if one is asked for, and paths as given."""
     configs = {}
     models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
     for arm, arm_fields in spec.arms.items():
@@ -85,19 +84,22 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dic
                     models[key] = kind_of(config).load_model_config(config)
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
-            # Its content counts from here on; where it lies on this machine is nobody's business.
-            given = options.get("model_config_name_or_path")
-            configs[arm, dataset] = dataclasses.replace(config, model_config_name_or_path=given), models[key]
-    _check_comparable(spec, {place: config for place, (config, _) in configs.items()})
+            given = {name: options[name] for name in _PATHS if options.get(name) is not None}
+            configs[arm, dataset] = config, models[key], given
+    _check_comparable(spec, {place: config for place, (config, *_) in configs.items()})
     return configs
 
 
+# What may be a file beside that of the study.
+_PATHS = ("model_config_name_or_path", "train_data_dir", "dataset_name")
 # Losses of different targets, noise or points are different quantities.
 _LOSS_OF = ("prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "num_validation_images")
 
 
 def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingConfig]) -> None:
     """Raises a `LabError` if a loss is to be compared between arms for which it means different things."""
+    for dataset in spec.datasets:
+        _check_samples(spec, dataset, [configs[arm, dataset] for arm in spec.arms])
     asked = {*spec.metrics, spec.speedup_metric or ""}
     losses = sorted(asked & {"validation_loss", "validation_loss_ema", "training_set_loss"})
     for name in _LOSS_OF if losses else ():
@@ -113,11 +115,22 @@ def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingCo
                 )
 
 
+def _check_samples(spec: StudySpec, dataset: str, configs: list[TrainingConfig]) -> None:
+    """Raises a `LabError` if distances are to be compared that different numbers of samples make larger or smaller."""
+    of_samples = sorted(sample_metrics() & {*(spec.metrics or default_metrics(configs[0]))})
+    numbers = {config.distance_samples or config.num_validation_images for config in configs}
+    if of_samples and configs[0].point_column is not None and len(numbers) > 1:
+        raise LabError(
+            f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
+            f"({', '.join(map(str, sorted(numbers)))} on {dataset!r}). Give all arms the same distance_samples."
+        )
+
+
 def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
     """Options with whole paths where they mean files beside that of the study."""
     where = Path(str(importlib.resources.files(__package__) / "presets")) if folder == PRESETS else Path(folder)
     located = dict(options)
-    for name in ("model_config_name_or_path", "train_data_dir", "dataset_name"):
+    for name in _PATHS:
         path = options.get(name)
         if path is not None and str(path) not in EMBEDDED_DEFAULTS and (where / str(path)).exists():
             located[name] = str((where / str(path)).resolve())

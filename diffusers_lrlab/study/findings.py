@@ -8,6 +8,7 @@ from typing import Any
 from .statistics import LEVEL, word_for
 
 Row = Mapping[str, Any]
+SPEEDUP = "speedup"  # what sentences about it are kept under, beside those of metrics
 
 
 def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None = None) -> list[str]:
@@ -72,12 +73,23 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
             f"{number(reference['mean'])} ({_difference_of(row, reference)} {signed(diff)}, {interval}, adjusted "
             f"{p_value(row['p_adjusted'])}, {_seeds(pairs)})."
         )
-    needed = row["seeds_needed"].get("5")
-    hint = f"; about {_seeds(needed)} would show a difference of 5 % in a single test" if needed else ""
     return (
         f"Whether {arm} differs from {baseline} on {dataset} cannot be told from {_seeds(pairs)} (difference "
-        f"{signed(diff)}, {interval}, adjusted {p_value(row['p_adjusted'])}){hint}."
+        f"{signed(diff)}, {interval}, adjusted {p_value(row['p_adjusted'])}){_hint(row)}."
     )
+
+
+def _hint(row: Row) -> str:
+    """The smallest difference that these seeds would have shown, and how many the next smaller one takes."""
+    needed = {int(percent): seeds for percent, seeds in row["seeds_needed"].items() if seeds}
+    seen = [percent for percent, seeds in needed.items() if seeds <= row["pairs"]]
+    unseen = [percent for percent, seeds in needed.items() if seeds > row["pairs"]]
+    hints = []
+    if seen:
+        hints.append(f"one of {min(seen)} % would probably have been seen in a single test")
+    if unseen:
+        hints.append(f"about {_seeds(needed[max(unseen)])} would show one of {max(unseen)} %")
+    return f"; {', '.join(hints)}" if hints else ""
 
 
 def _speedup_sentence(row: Row, baseline: str, quality: str) -> str:
@@ -86,8 +98,7 @@ def _speedup_sentence(row: Row, baseline: str, quality: str) -> str:
         return f"{arm} and {baseline} have no runs on {dataset} that could be compared by the updates they need."
     if censored == n:
         return f"{arm} never reached the {quality} of {baseline} on {dataset}, in {_runs(n)}."
-    bound = "at most " if censored else ""
-    figures = f"{bound}{number(row['speedup'])} times as fast"
+    figures = f"{'at most ' if censored else ''}{number(row['speedup'])} times as fast"
     if row["ci_low"] is not None:
         figures += f", 95 % interval {_range(row, 'ci_low', 'ci_high', form=number)}"
     if row["p_adjusted"] is not None:
@@ -116,8 +127,8 @@ def p_value(p: float) -> str:
     """Such as "p = 0.003", which never reads 0.05 for what is below."""
     if p < 0.0001:
         return "p < 0.0001"
-    text = f"{p:.2g}"
-    return "p = 0.0499" if p < LEVEL <= float(text) else f"p = {text}"
+    texts = (f"{p:.{digits}g}" for digits in range(2, 18))
+    return "p = " + next(text for text in texts if (p < LEVEL) == (float(text) < LEVEL))
 
 
 def _range(row: Row, low: str, high: str, form: Any = signed) -> str:

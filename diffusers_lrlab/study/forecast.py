@@ -28,6 +28,7 @@ from .results import StudyFolder
 from .run import check_executor, use_all_cores
 from .spec import RunSpec, StudySpec
 from .stacks import cut
+from .summary import chosen_rates
 
 _PROBED_UPDATES = 12
 
@@ -40,9 +41,14 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
         LabError: for everything that running it would refuse before it starts.
     """
     check_executor(executor)
+    folder = StudyFolder(out or Path("study"))
+    if out is not None:
+        folder.check_is_study(spec.name)
     tuning, runs = expand_tuning(spec), expand(spec)
+    if out is not None and spec.tune is not None and not folder.missing(tuning):
+        runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
     use_all_cores()
-    bench = Bench(StudyFolder(out or Path("study")), stack_size, precision=spec.precision)
+    bench = Bench(folder, stack_size, precision=spec.precision)
     if executor == "stacked":
         check_stackable([*tuning, *runs], bench)
     lines = [

@@ -12,15 +12,36 @@ import numpy as np
 import torch
 from diffusers import DDIMScheduler
 
+from ..errors import Diverged
 from ..streams import stream_generator
 from ..training.core import RunCore
 from ..training.samples import draw_samples
+from .curves import Curves
 from .landscape import sharpness
+from .metrics import sample_metrics
 from .spec import RunSpec
 
 _SHOWN, _SHOWN_IMAGES = 1000, 16  # points and images that the record keeps for pictures
 _COLUMNS = 4
 _FIXED_POINTS, _FIXED_STEPS = 500, 50
+
+
+def finish(run: RunCore, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
+    """
+    The sections of a run's record, and why it diverged if it did: before (`error`), or by what it is at its end.
+
+    Args:
+        run ([`RunCore`]): Trained as far as it came.
+        spec ([`RunSpec`]): What it is and what is asked about it.
+        curves ([`Curves`]): Of its training.
+        error (`str` or `None`): Why training ended early.
+    """
+    if error is None:
+        try:
+            return measure(run, spec, curves.to_dict(), curves.last_quality), None
+        except Diverged as reason:
+            error = str(reason)
+    return {"train": {**_course(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
 def measure(run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: dict[str, float]) -> dict[str, Any]:
@@ -35,9 +56,12 @@ def measure(run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: d
 
     Returns:
         `dict`: sections `train`, `curves`, `samples` and `fixed_start`.
+
+    Raises:
+        Diverged: if samples are not finite.
     """
     started = time.perf_counter()
-    samples = run.kind.samples_to_evaluate(run) if _needs_samples(spec) else None
+    samples = _finite(run.kind.samples_to_evaluate(run)) if _needs_samples(spec) else None
     sampled = time.perf_counter()
     run.sampling_seconds = sampled - started
     results = run.kind.evaluate(run, samples, spec.metrics)
@@ -49,17 +73,12 @@ def measure(run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: d
     if spec.stage == "compare":
         of_points = run.config.point_column is not None
         num = _SHOWN if of_points else _SHOWN_IMAGES
-        shown = samples[:num] if samples is not None else _some_samples(run, num)
+        shown = samples[:num] if samples is not None else _finite(_some_samples(run, num))
         sections["samples"] = {"points": _rounded(shown)} if of_points else {"png": _as_png(run, shown)}
         if of_points:
-            sections["fixed_start"] = {"points": _rounded(from_fixed_start(run))}
+            sections["fixed_start"] = {"points": _rounded(_finite(from_fixed_start(run)))}
     run.evaluation_seconds += time.perf_counter() - sampled
     return {"train": {**_course(run), "results": results}, **sections}
-
-
-def diverged(run: RunCore, curves: dict[str, Any]) -> dict[str, Any]:
-    """The same for a run that did not get there."""
-    return {"train": {**_course(run), "results": {}}, "curves": curves}
 
 
 def make_record(
@@ -76,7 +95,6 @@ def make_record(
         started (`str`): ISO time.
         meta (`dict`): Versions and hardware.
     """
-    config = {key: value for key, value in spec.config.to_dict().items() if key != "output_dir"}
     return {
         "run": {
             "id": spec.id,
@@ -92,15 +110,19 @@ def make_record(
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         },
         **sections,
-        "config": config,
+        "config": spec.fields,
         "meta": meta,
     }
 
 
-def _needs_samples(spec: RunSpec) -> bool:
-    from ..evaluation.points import POINT_METRICS
+def _finite(samples: Any) -> Any:
+    if samples is not None and not np.isfinite(samples).all():
+        raise Diverged("The samples at the end are not finite.")
+    return samples
 
-    return bool({*POINT_METRICS, "exact_kl", "frechet_distance"} & {*spec.metrics})
+
+def _needs_samples(spec: RunSpec) -> bool:
+    return bool((sample_metrics() | {"exact_kl"}) & {*spec.metrics})
 
 
 def _course(run: RunCore) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Member(RunCore):
     def state_dict(self, sums: torch.Tensor) -> dict[str, Any]:
         """Everything that an exact continuation needs; `sums` are what the stack holds for it."""
         return {
+            "data_fingerprint": self.data.fingerprint,
             "update": self.update,
             "error": self.error,
             "sums": sums,

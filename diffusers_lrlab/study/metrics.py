@@ -38,6 +38,13 @@ def metric_label(name: str) -> str:
     return metric_labels().get(name, name.replace("_", " "))
 
 
+def sample_metrics() -> set[str]:
+    """Those that compare samples with data."""
+    from ..evaluation.points import POINT_METRICS
+
+    return {*POINT_METRICS, "frechet_distance"}
+
+
 def _absence(name: str, config: TrainingConfig) -> str | None:
     """Why the data or the options of a run cannot give a metric, `None` if they can."""
     from ..data.toy2d_entries import LOG_PROBS

@@ -13,7 +13,7 @@ from ..errors import LabError, did_you_mean
 from ..training.arguments import read_yaml
 from ..training.config import TrainingConfig
 from .spec import NOT_IN_SPECS, PRESETS, StudySpec, Tuning
-from .statistics import LARGER_IS_BETTER
+from .statistics import LARGER_IS_BETTER, NEITHER_IS_BETTER
 
 # What data a run is about, which the data sets of a study decide.
 _SOURCES = (
@@ -65,10 +65,13 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         folder (`Path`): What paths in it start from.
     """
     _known(options, _KEYS, f"the study {name!r}")
+    for key, value in options.items():
+        if value is None:
+            raise LabError(f"{key} has no value in the study {name!r}. Give one, or leave it out.")
     for needed in ("arms", "datasets"):
         if not options.get(needed):
             raise LabError(f"The study {name!r} has no {needed}. Add them; README, Studies, shows the form.")
-    base = _fields(options.get("base") or {}, "base")
+    base = _fields(options.get("base", {}), "base")
     arms = _arms(options["arms"], options.get("learning_rates"))
     datasets = _datasets(options["datasets"])
     seeds = _seeds(options.get("seeds", 5), "seeds")
@@ -77,8 +80,10 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         raise LabError(
             f"The baseline {baseline!r} is none of the arms.{did_you_mean(baseline, arms)} They are {', '.join(arms)}."
         )
-    metrics = tuple(str(name) for name in _list(options.get("metrics") or [], "metrics"))
-    tune = _tuning(options.get("tune"), seeds, options.get("learning_rates"))
+    metrics = tuple(str(name) for name in _list(options.get("metrics", []), "metrics"))
+    tune = _tuning(options.get("tune"), seeds)
+    if tune and any("learning_rates" in (fields or {}) for fields in (options, *options["arms"].values())):
+        raise LabError("learning_rates and tune exclude each other: either all rates are compared, or one is chosen.")
     points = options.get("evaluation_points", 20)
     if not isinstance(points, int) or isinstance(points, bool) or points < 1:
         raise LabError(f"evaluation_points: {points!r} is not allowed; use a whole number, 1 or more.")
@@ -86,6 +91,8 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     paper = options.get("paper")
     if paper not in (None, "table", "nearest"):
         raise LabError(f"paper: {paper!r} is not allowed; use table, nearest, or nothing.")
+    if paper == "nearest" and metrics and not {"kl", "training_set_loss"} <= {*metrics}:
+        raise LabError("paper: nearest compares kl and training_set_loss with the paper's. Add both to metrics.")
     return StudySpec(
         name, str(options.get("title", name)), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
         _speedup_metric(options.get("speedup_metric")), folder=str(folder.resolve()), paper=paper,
@@ -93,15 +100,21 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
 
 
 def spec_from_dict(kept: dict[str, Any], where: Path) -> StudySpec:
-    """What [`StudyFolder.write_spec`] kept of a study in the folder `where`."""
-    tune = kept["tune"]
-    if tune is not None:
-        lists = (tuple(tune[name]) for name in ("learning_rates", "factors", "seeds"))
-        tune = Tuning(*lists, tune["metric"])  # type: ignore[call-arg, arg-type]  # mypy does not count them
-    folder = kept["folder"] if kept["folder"] == PRESETS else str((where / kept["folder"]).resolve())
-    return StudySpec(
-        **{**kept, "folder": folder, "seeds": tuple(kept["seeds"]), "metrics": tuple(kept["metrics"]), "tune": tune}
-    )
+    """
+    What [`StudyFolder.write_spec`] kept of a study in the folder `where`; read like any other, since people may edit it.
+
+    Raises:
+        LabError: as [`read_spec`].
+    """
+    if not isinstance(kept, dict) or not {"name", "folder", "precision"} <= {*kept}:
+        raise LabError(f"{str(where / 'spec.yaml')!r} is no specification that a study kept. Run the original one again.")
+    # What was not given is kept as nothing.
+    options = {key: value for key, value in kept.items() if value not in (None, [], "")}
+    name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
+    if isinstance(options.get("tune"), dict):
+        options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
+    spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
+    return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec
 
 
 def _speedup_metric(value: Any) -> str | None:
@@ -178,24 +191,26 @@ def _arms(value: Any, rates: Any) -> dict[str, dict[str, Any]]:
         raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
     arms: dict[str, dict[str, Any]] = {}
     for name, fields in _named(value, "an arm").items():
-        fields = _fields(fields or {}, f"the arm {name!r}", ("description", "learning_rates"))
+        fields = _fields({} if fields is None else fields, f"the arm {name!r}", ("description", "learning_rates"))
         for source in _SOURCES:
             if source in fields:
                 raise LabError(
                     f"The arm {name!r} has {source}, but arms are compared on the same data. Add a data set instead."
                 )
         own = fields.pop("learning_rates", rates)
-        if own is None:
-            arms[name] = fields
-            continue
-        if "learning_rate" in fields:
+        if own is not None and "learning_rate" in fields:
             raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
-        for rate in _numbers(own, f"learning_rates of {name!r}"):
-            if f"{name}@{rate:g}" in arms:
+        if own is None:
+            expanded = [(name, fields)]
+        else:
+            several = _numbers(own, f"learning_rates of {name!r}")
+            expanded = [(f"{name}@{rate:g}", {**fields, "learning_rate": rate}) for rate in several]
+        for arm, its_fields in expanded:
+            if arm in arms:
                 raise LabError(
-                    f"Two arms would be called '{name}@{rate:g}'. Give rates that differ in their first 6 digits."
+                    f"Two arms would be called {arm!r}. Give other names, and rates that differ in their first 6 digits."
                 )
-            arms[f"{name}@{rate:g}"] = {**fields, "learning_rate": rate}
+            arms[arm] = its_fields
     return arms
 
 
@@ -207,7 +222,7 @@ def _datasets(value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict):
         raise LabError("datasets must be a list of names, or a mapping of names to fields.")
     return {
-        name: _with_source(name, _fields(fields or {}, f"the data set {name!r}"))
+        name: _with_source(name, _fields({} if fields is None else fields, f"the data set {name!r}"))
         for name, fields in _named(value, "a data set").items()
     }
 
@@ -217,14 +232,12 @@ def _with_source(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     return fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
 
 
-def _tuning(value: Any, seeds: tuple[int, ...], compared_rates: Any) -> Tuning | None:
+def _tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
     if value is None:
         return None
     if not isinstance(value, dict):
         raise LabError("tune must be a mapping with learning_rates, seeds and metric.")
     _known(value, ("learning_rates", "factors", "seeds", "metric"), "tune")
-    if compared_rates is not None:
-        raise LabError("learning_rates and tune exclude each other: either all rates are compared, or one is chosen.")
     if ("learning_rates" in value) == ("factors" in value):
         raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")
     own = _seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
@@ -236,8 +249,6 @@ def _tuning(value: Any, seeds: tuple[int, ...], compared_rates: Any) -> Tuning |
         _numbers(value[name], f"tune: {name}") if name in value else () for name in ("learning_rates", "factors")
     )
     metric = str(value.get("metric", "kl"))
-    if metric in LARGER_IS_BETTER:
-        raise LabError(
-            f"tune: metric {metric!r} is better the larger it is. Choose by one that is better the smaller it is."
-        )
+    if metric in (*LARGER_IS_BETTER, *NEITHER_IS_BETTER):
+        raise LabError(f"tune: metric {metric!r} is not better the smaller it is. Choose by one that is.")
     return Tuning(rates, factors, own, metric)

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from ..files import atomic_folder, write_text
 from . import interactive, plots, tables
+from .findings import SPEEDUP
 from .report_data import FAMILIES, compared, courses, final_values, lines_left_out, looks, spans_decades
 from .table_formats import Table, markdown_text, probability, to_html, to_latex, to_markdown
 
@@ -76,10 +77,8 @@ class _Report:
         found = [
             tables.speedup_table(summary["speedups"]) if summary.get("speedups") else None,
             tables.tuning_table(summary["tuning"]) if summary.get("tuning") else None,
-            tables.any_table("consistency", "Consistency", summary["consistency"]) if summary.get("consistency") else None,
-            tables.any_table("search", "Which arms lead to the paper's figures", summary["search"])
-            if summary.get("search")
-            else None,
+            tables.consistency_table(summary["consistency"]) if summary.get("consistency") else None,
+            tables.search_table(summary["search"]) if summary.get("search") else None,
             tables.divergence_table(self.results),
             tables.cost_table(self.study, self.results),
         ]
@@ -104,14 +103,16 @@ class _Report:
     def findings(self, metric: str) -> tuple[list[str], list[str]]:
         """Sentences that a test carries, and the rest."""
         baseline = self.study["baseline"]
-        starts = tuple(f"{arm} is {word} than {baseline}" for arm in self.study["arms"] for word in _VERDICTS)
+        verdicts = (*(f"is {word} than {baseline}" for word in _VERDICTS), "never reached")
+        starts = tuple(f"{arm} {verdict}" for arm in self.study["arms"] for verdict in verdicts)
         sentences = self.summary["findings"].get(metric, [])
         told = [sentence for sentence in sentences if sentence.startswith(starts)]
         return told, [sentence for sentence in sentences if not sentence.startswith(starts)]
 
     def nothing_told(self, metric: str) -> str:
         """What stands where no difference is told."""
-        if all(row["p_adjusted"] is None for row in tables.rows_of(self.summary, metric)):
+        rows = self.summary["speedups"] if metric == SPEEDUP else tables.rows_of(self.summary, metric)
+        if all(row["p_adjusted"] is None for row in rows):
             return "No test was possible: it needs two arms with two seeds in common."
         return f"No difference to {self.study['baseline']} passed the adjusted test."
 

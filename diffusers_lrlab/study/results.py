@@ -167,7 +167,7 @@ class StudyFolder:
         """Keeps what was asked for, and how."""
         kept = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative, so that both can be moved together, and nobody reads where they are
-            kept["folder"] = os.path.relpath(spec.folder, self.path)
+            kept["folder"] = os.path.relpath(spec.folder, self.path.resolve())
         text = yaml.safe_dump({"command": command, "spec": kept}, sort_keys=False)
         write_text(self.path / "spec.yaml", text)
 

@@ -108,6 +108,8 @@ class RunSpec:
         metrics (`tuple` of `str`): What is measured at its end.
         precision (`str`): Of products of matrices.
         model (`dict`, *optional*): The configuration of the model, if one was asked for.
+        given (`dict`): Paths among the fields of `config` as they stand in the specification. What lies there counts, where
+            that is on this machine is nobody's business, and a study can be moved together with it.
     """
 
     arm: str
@@ -118,11 +120,17 @@ class RunSpec:
     metrics: tuple[str, ...] = field(repr=False)
     precision: str = field(default="fp32", repr=False)
     model: dict[str, Any] | None = field(default=None, repr=False)
+    given: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Every field of the configuration that others may know, with paths as they were given."""
+        return {key: value for key, value in (self.config.to_dict() | self.given).items() if key != "output_dir"}
 
     @cached_property
     def digest(self) -> str:
         """Changes with everything that decides the result."""
-        fields = {key: value for key, value in self.config.to_dict().items() if key not in _NOT_IN_RESULT} | _WITHOUT_EFFECT
+        fields = {key: value for key, value in self.fields.items() if key not in _NOT_IN_RESULT} | _WITHOUT_EFFECT
         fields = {key: value for key, value in fields.items() if key not in _YOUNGER or value != _YOUNGER[key]}
         if self.model is not None:  # what is in the file counts, not where it is
             fields["model_config_name_or_path"] = self.model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,30 +16,26 @@ Runs = Mapping[int, tuple[ArrayLike, ArrayLike]]  # seed -> updates, quality
 Curves = Mapping[str, Mapping[str, Runs]]  # arm -> data set -> runs
 
 
-def speedups(
-    curves: Curves, baseline: str, target: Literal["own", "mean"] = "own", larger_is_better: bool = False
-) -> list[dict[str, Any]]:
+def speedups(curves: Curves, baseline: str) -> list[dict[str, Any]]:
     """
     How many times as fast as the baseline each arm reaches the baseline's final quality.
 
-    The target is the last quality of the baseline's run. Runs of arm and baseline are paired by seed, and the speed-up of
-    a pair is the updates that the *baseline* needed until it first reached the target over those that the arm needed. The
-    first crossing counts for both, so that noise of the evaluation favours neither. Over seeds this is a geometric mean,
-    with the t interval and the paired t test of the logarithm (see `paired`), and Holm over all arms and data sets.
+    The target is the last quality of the baseline's run; smaller is better. Runs of arm and baseline are paired by seed, and
+    the speed-up of a pair is the updates that the *baseline* needed until it first reached the target over those that the
+    arm needed. The first crossing counts for both, so that noise of the evaluation favours neither. Over seeds this is a
+    geometric mean, with the t interval and the paired t test of the logarithm (see `paired`), and Holm over all arms and
+    data sets.
 
     A run that never gets there is censored. It counts with the number of updates that the longer of the pair has made,
-    the most favourable one for runs of one length; so where "censored" is not 0, the speed-up is an upper bound. (Not with
-    its own number, or a run that diverges early would pass for a fast one.) An upper bound above 1 says nothing, and then
-    p is 1; so it is where the speed-up is below 1 and runs of the baseline are censored. Pairs are left out where the
-    baseline's last quality is not finite and where the target is reached before the first update.
+    the most favourable one for runs of one length; so where "censored" is not 0, the speed-up is an upper bound, without an
+    interval, and where all are censored there is none. (Not with its own number, or a run that diverges early would pass
+    for a fast one.) An upper bound above 1 says nothing, and then p is 1. Pairs are left out where the baseline's last
+    quality is not finite and where the target is reached before the first update.
 
     Args:
         curves (`dict`): `curves[arm][dataset][seed]` is a pair of arrays: updates, which increase, and the quality after
             them. Runs that diverged are in it with what they have; qualities that are not finite reach nothing.
         baseline (`str`): The arm that sets the target.
-        target (`str`): "own", the quality of the baseline's run with the same seed, or "mean", the mean over its seeds;
-            then runs of the baseline can be censored too.
-        larger_is_better (`bool`): Of the quality.
 
     Returns:
         `list[dict]`: one row for each arm and data set, with the keys arm, dataset, n (pairs), censored (runs of this arm),
@@ -47,19 +43,17 @@ def speedups(
         p and p_adjusted; `None` for what cannot be computed and for the baseline's own.
 
     Raises:
-        `LabError`: for a baseline that is no arm, another `target`, and arrays that are no curve.
+        `LabError`: for a baseline that is no arm, and arrays that are no curve.
     """
     if baseline not in curves:
         raise LabError(
             f"The baseline {baseline!r} is none of the arms {', '.join(map(repr, curves))}.{did_you_mean(baseline, curves)}"
         )
-    if target not in ("own", "mean"):
-        raise LabError(f"target is {target!r}; it can be 'own' or 'mean'.")
     rows = []
     for arm, of_arm in curves.items():
         for dataset in datasets_of(curves):
             references = curves[baseline].get(dataset, {})
-            row = {"arm": arm, "dataset": dataset, **_speedup(of_arm.get(dataset, {}), references, target, larger_is_better)}
+            row = {"arm": arm, "dataset": dataset, **_speedup(of_arm.get(dataset, {}), references)}
             if arm == baseline:
                 row |= dict.fromkeys(("speedup", "ci_low", "ci_high", "p"))
             rows.append(row)
@@ -67,22 +61,19 @@ def speedups(
     return rows
 
 
-def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float, larger_is_better: bool = False) -> float | None:
+def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> float | None:
     """
     The updates at which a curve first reaches `target`, linearly between evaluations; `None` if it never does.
 
     Args:
         updates (`ArrayLike`): `(num_evaluations,)`, not negative, increasing.
         quality (`ArrayLike`): `(num_evaluations,)`; what is not finite reaches nothing.
-        target (`float`): The quality to reach.
-        larger_is_better (`bool`): Of the quality.
+        target (`float`): The quality to reach; smaller is better.
 
     Raises:
         `LabError`: for arrays that are no curve.
     """
     at, values = _curve(updates, quality)
-    if larger_is_better:
-        values, target = -values, -target
     reached = np.flatnonzero(np.isfinite(values) & (values <= target))
     if not len(reached):
         return None
@@ -102,35 +93,33 @@ def _curve(updates: ArrayLike, quality: ArrayLike) -> tuple[np.ndarray, np.ndarr
     return at, values
 
 
-def _speedup(runs: Runs, references: Runs, target: str, larger_is_better: bool) -> dict[str, Any]:
+def _speedup(runs: Runs, references: Runs) -> dict[str, Any]:
     """A row's figures, from the curves of an arm and of the baseline by seed."""
     goals = {seed: float(_curve(*curve)[1][-1]) for seed, curve in references.items() if np.size(curve[1])}
     goals = {seed: goals[seed] for seed in sorted(goals) if math.isfinite(goals[seed])}
-    if target == "mean" and goals:
-        goals = dict.fromkeys(goals, float(np.mean(list(goals.values()))))
-    needed, reference_needed, logs, reference_logs = [], [], [], []
+    needed, logs, reference_logs = [], [], []
     for seed, goal in goals.items():
         if seed not in runs:
             continue
-        own, other = (updates_to_reach(pair[seed][0], pair[seed][1], goal, larger_is_better) for pair in (runs, references))
+        own, other = (updates_to_reach(pair[seed][0], pair[seed][1], goal) for pair in (runs, references))
         longest = max(float(np.max(np.asarray(pair[seed][0]), initial=0)) for pair in (runs, references))
+        assert other is not None  # the baseline reaches its own end
         if 0 in (own, other, longest):
             continue
         needed.append(math.inf if own is None else own)
-        reference_needed.append(math.inf if other is None else other)
         logs.append(math.log(own or longest))
-        reference_logs.append(math.log(other or longest))
+        reference_logs.append(math.log(other))
     log = paired(reference_logs, logs)
-    # The side whose censored runs made the difference what it is: their true numbers could make it anything.
-    favoured = needed if (log.diff or 0) > 0 else reference_needed
-    untold = log.p is not None and math.inf in favoured
+    censored = sum(map(math.isinf, needed))
+    # The true numbers of runs that never got there could make an upper bound above 1 anything.
+    untold = log.p is not None and censored and (log.diff or 0) > 0
     median = float(np.median(needed)) if needed else math.inf
     return {
         "n": len(needed),
-        "censored": sum(map(math.isinf, needed)),
+        "censored": censored,
         "updates_needed": median if math.isfinite(median) else None,
-        "speedup": None if log.diff is None else math.exp(log.diff),
-        "ci_low": None if log.low is None else math.exp(log.low),
-        "ci_high": None if log.high is None else math.exp(log.high),
+        "speedup": None if log.diff is None or censored == len(needed) else math.exp(log.diff),
+        "ci_low": None if log.low is None or censored else math.exp(log.low),
+        "ci_high": None if log.high is None or censored else math.exp(log.high),
         "p": 1.0 if untold else log.p,
     }

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..training.interrupts import InterruptGuard
 from .bench import Bench
 from .executors import StudyInterrupted
 from .lanes import Lanes, SideBySide, side_by_side
-from .measure import diverged, make_record, measure
+from .measure import finish, make_record
 from .member import Member
 from .spec import RunSpec
 
@@ -60,7 +59,7 @@ def run_stack(specs: list[RunSpec], bench: Bench) -> None:
 
 
 def _run_stack(specs: list[RunSpec], bench: Bench, lanes: SideBySide) -> None:
-    saved = _Saved(bench.stacks, bench.folder.missing(specs))
+    saved = _Saved(bench, specs)
     wanted, started = saved.together, saved.started
     members = {spec.id: Member(*bench.plan(spec), bench.device) for spec in wanted}
     for run_id, state in saved.states.items():
@@ -100,13 +99,10 @@ def _train(stacks: Lanes, save: Any, bench: Bench) -> None:
 
 
 def _finish(spec: RunSpec, member: Member, executor: dict[str, Any], started: str, bench: Bench) -> None:
-    curves = member.curves.to_dict()
-    if member.error is None:
-        sections = measure(member, spec, curves, member.curves.last_quality)
+    sections, error = finish(member, spec, member.curves, member.error)
+    if error is None:
         bench.keep_weights(spec, member)
-    else:
-        sections = diverged(member, curves)
-    bench.folder.write(make_record(spec, sections, member.error, executor, started, bench.meta))
+    bench.folder.write(make_record(spec, sections, error, executor, started, bench.meta))
     bench.finished(spec)
 
 
@@ -115,21 +111,22 @@ class _Saved:
     What was saved of runs, whichever stacks they were in: these depend on the number of cores and on --stack_size.
 
     Args:
-        folder (`Path`): Of the files.
-        specs (`list` of [`RunSpec`]): Runs to go on with.
+        bench ([`Bench`]): Has the folder, and the data that states must be of.
+        specs (`list` of [`RunSpec`]): Runs to go on with, where they have no result yet.
 
     `together` are the runs that are furthest, and at one update; the others are done after them.
     """
 
-    def __init__(self, folder: Path, specs: list[RunSpec]):
-        self.together = specs
+    def __init__(self, bench: Bench, specs: list[RunSpec]):
+        self.together = specs = bench.folder.missing(specs)
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.states: dict[str, dict[str, Any]] = {}
         self.ways: dict[str, str] | None = None
-        wanted, furthest = {spec.id for spec in specs}, -1
-        for file in sorted(folder.glob("*.pt")):
+        wanted, furthest = {spec.id: bench.data(spec).fingerprint for spec in specs}, -1
+        for file in sorted(bench.stacks.glob("*.pt")):
             saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
-            states = {run_id: state for run_id, state in saved["members"].items() if run_id in wanted}
+            members = saved["members"].items()
+            states = {run_id: state for run_id, state in members if wanted.get(run_id) == state["data_fingerprint"]}
             update = max((state["update"] for state in states.values()), default=-1)
             if update > furthest:  # those of one file are at one update, or done
                 furthest, self.states, self.ways, self.started = update, states, saved["ways"], saved["started"]

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
 from ..files import atomic_file, write_text
 from ..training.environment import describe_environment
 from .bench import Bench
 from .consistency import consistency
-from .findings import findings, speedup_findings
+from .findings import SPEEDUP, findings, speedup_findings
 from .metrics import DEFAULT_METRICS, metric_label, metric_labels
 from .paper import nearest_arms
 from .ranks import ranks
 from .results import RunResult, StudyFolder, finite
 from .spec import RunSpec, StudySpec
 from .speedups import speedups
-from .statistics import compare
+from .statistics import NEITHER_IS_BETTER, compare
 
 Values = dict[str, dict[str, dict[int, float]]]
 
@@ -65,7 +64,8 @@ def summarise(
             row["floor"] = _floor(results, row["arm"], row["dataset"], metric)
         rows += of_metric
         told[metric] = findings(of_metric, metric, spec.baseline, metric_label(metric))
-        ranked[metric] = ranks(values, metric)
+        if metric not in NEITHER_IS_BETTER:
+            ranked[metric] = ranks(values, metric)
     summary: dict[str, Any] = {
         "study": _study(spec, results, tuning, command),
         "rows": rows,
@@ -73,9 +73,9 @@ def summarise(
         "findings": told,
     }
     if spec.speedup_metric:
-        faster = speedups(_quality(spec, results), spec.baseline)
+        faster, label = speedups(_quality(spec, results), spec.baseline), metric_label(spec.speedup_metric)
         summary["speedups"] = faster
-        told["speedup"] = speedup_findings(faster, spec.baseline, metric_label(spec.speedup_metric))
+        told[SPEEDUP] = speedup_findings(faster, spec.baseline, f"final {label[0].lower()}{label[1:]}")
     if spec.tune:
         summary["tuning"] = _tuning_rows(spec, results, tuning)
     if spec.paper == "nearest":
@@ -111,19 +111,18 @@ def _tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResu
 
 
 def chosen_rates(spec: StudySpec, results: list[RunResult]) -> dict[tuple[str, str], float] | None:
-    """The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out."""
+    """
+    The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out.
+
+    The lowest one where there is no other: what the arm comes to with it belongs into the comparison too.
+    """
     if spec.tune is None:
         return None
     chosen = {}
     for arm in spec.arms:
         for dataset in spec.datasets:
             scores = tuning_scores(spec, results, arm, dataset)
-            finite_ones = {rate: score for rate, score in scores.items() if math.isfinite(score)}
-            if not finite_ones:
-                raise LabError(
-                    f"All runs of {arm!r} on {dataset!r} diverged at every learning rate of tune. Give lower ones."
-                )
-            chosen[arm, dataset] = min(finite_ones, key=finite_ones.__getitem__)
+            chosen[arm, dataset] = min(scores, key=lambda rate: (scores[rate], rate))
     return chosen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from .table_formats import NONE, Table, interval, number, plus_minus, probabilit
 if TYPE_CHECKING:
     from .results import RunResult
 
+_NEAREST = 3
 _SHARES = tuple(map(str, PERCENTS))
 
 
@@ -161,13 +163,35 @@ def tuning_table(rows: list[dict[str, Any]]) -> Table:
     return Table("tuning", "The learning rate of each arm", columns, cells, note, labels=3, strong=strong)
 
 
-def any_table(name: str, title: str, rows: list[dict[str, Any]]) -> Table:
+def consistency_table(rows: list[dict[str, Any]]) -> Table:
+    """See [`~study.consistency.consistency`]."""
+    note = (
+        "Means over pairs of runs. Distance: between the points that both make of the same noise by DDIM, beside that of "
+        "points from unrelated noise; the smaller the ratio, the more the runs agree. Loss barrier: how far the held-out "
+        "loss of the averaged weights rises between two neighbouring seeds, on the straight line from weights to weights. "
+        "Curvature: its second difference at the ends of that line, whose length counts as 1."
+    )
+    return _any_table("consistency", "Consistency", rows, note)
+
+
+def search_table(rows: list[dict[str, Any]]) -> Table:
+    """The nearest arms to each of the paper's rows, see [`~study.paper.nearest_arms`]; `summary.json` has all."""
+    nearest = [row for _, some in itertools.groupby(rows, lambda row: row["paper_row"]) for row in [*some][:_NEAREST]]
+    note = (
+        f"The {_NEAREST} arms of this study that come nearest to each row of the paper. Off by: the factor between their "
+        "figures and the paper's, as the geometric mean over these data sets, training-set loss and KL; 1 is equal. What "
+        "leads to the same figures need not be what was done."
+    )
+    return _any_table("search", "Which arms lead to the paper's figures", nearest, note)
+
+
+def _any_table(name: str, title: str, rows: list[dict[str, Any]], note: str) -> Table:
     """Rows with whatever keys they have, as columns in the order in which they first appear."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     texts = [key for key in columns if any(isinstance(row.get(key), str) for row in rows)]
     ordered = texts + [key for key in columns if key not in texts]
     cells = [[_any_text(row.get(key)) for key in ordered] for row in rows]
-    return Table(name, title, [key.replace("_", " ") for key in ordered], cells, labels=max(len(texts), 1))
+    return Table(name, title, [key.replace("_", " ") for key in ordered], cells, note, labels=max(len(texts), 1))
 
 
 def _any_text(value: Any) -> str:

@@ -161,6 +161,8 @@ def _resolve_data(config: TrainingConfig) -> None:
         )
     if config.auto_learning_rate and "learning_rate" in scale:
         raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave --learning_rate out.")
+    if config.scale_lr != "none" and "learning_rate" in scale:
+        raise LabError(f"{config.optimizer!r} finds its learning rate by itself: leave --scale_lr {config.scale_lr} out.")
     defaults["learning_rate"] = scale.get("learning_rate", defaults["learning_rate"] * scale.get("learning_rate_factor", 1))
     for name, value in defaults.items():
         if getattr(config, name) is None:

@@ -9,6 +9,7 @@ import numpy as np
 
 _WINDOW = 20  # rows of the log that are looked at together
 _NOT_FALLEN, _RISEN, _SWINGS, _SWING_GROWTH = 0.95, 1.25, 0.1, 3.0
+_WILD = 0.5  # swings that need not have grown: from the beginning, too
 _CLIPPED, _SPIKES = 0.9, 5
 _FIRST = 50  # updates: what is logged later first has fallen before
 
@@ -43,9 +44,11 @@ def signs_of(
     at = f"at update {rows[-1]['update']}, learning rate {rows[-1]['lr']:.3g}"
     signs = _of_course(rows, losses, medians, at) if still else {}
     if swings := _swings(windows, medians):
+        scatter, growth = swings
+        compared = f", {growth:.1f} times as much as it did when it was calm" if growth > _SWING_GROWTH else ""
         signs["swinging"] = (
-            f"The loss swings by {100 * swings[0]:.0f} % from row to row {at}, {swings[1]:.1f} times as much as it did "
-            "when it was calm. Lower --learning_rate or --max_grad_norm, or use larger batches."
+            f"The loss swings by {100 * scatter:.0f} % from row to row {at}{compared}. Lower --learning_rate or "
+            "--max_grad_norm, or use larger batches."
         )
     norms = np.array([row["grad_norm"] for row in rows[-_WINDOW:]])
     share = float(np.mean(norms > max_grad_norm)) if max_grad_norm else 0.0
@@ -54,12 +57,13 @@ def signs_of(
             f"Nearly all gradients are clipped (their norm is {np.median(norms):.3g}, --max_grad_norm {max_grad_norm:g}) "
             f"{at}: the rate acts on their direction only. Raise --max_grad_norm, or lower --learning_rate."
         )
-    spikes = [place for row in rows for place in row.get("loss_spike_bins", [])]
-    if len(spikes) >= max(_SPIKES, 0.02 * len(rows)):
-        most = max(set(spikes), key=spikes.count)
+    spiked = [row["loss_spike_bins"] for row in rows if row.get("loss_spike_bins")]
+    if len(spiked) >= max(_SPIKES, 0.02 * len(rows)):
+        places = [place for row in spiked for place in row]
+        most = max(set(places), key=places.count)
         signs["spikes"] = (
-            f"{len(spikes)} spikes of the loss so far, most of them in part {most} of the noise levels (0 has least "
-            f"noise), {at}. Lower --learning_rate, or weigh these levels less (--timestep_lr weight:...)."
+            f"{len(spiked)} rows of the log with spikes of the loss so far, most of them in part {most} of the noise levels "
+            f"(0 has least noise), {at}. Lower --learning_rate, or weigh these levels less (--timestep_lr weight:...)."
         )
     return signs
 
@@ -67,7 +71,7 @@ def signs_of(
 def _of_course(rows: list[dict[str, Any]], losses: np.ndarray, medians: np.ndarray, at: str) -> dict[str, str]:
     """The sign that the loss does not fall, or rises again, if there is one."""
     start, now, best = float(np.median(losses[:3])), medians[-1], int(np.argmin(medians))
-    if now > _NOT_FALLEN * start and rows[0]["update"] <= _FIRST:
+    if now > _NOT_FALLEN * start and rows[2]["update"] <= _FIRST:
         return {
             "not_falling": f"The loss has not fallen: {start:.3g} in the first rows, {now:.3g} {at}. The rate may be far "
             "too low, or so high that nothing is learned; training_scripts/find_lr.py tells."
@@ -81,9 +85,10 @@ def _of_course(rows: list[dict[str, Any]], losses: np.ndarray, medians: np.ndarr
 
 
 def _swings(windows: np.ndarray, medians: np.ndarray) -> tuple[float, float] | None:
-    """The scatter of the last rows as a share of their median, and its growth since calmer ones; `None` if it is small."""
+    """The scatter of the last rows as a share of their median, and its growth since calmer ones; `None` if it is no sign."""
     steps = np.abs(np.diff(windows, axis=1))
     scatter = np.median(steps, axis=1) / np.maximum(np.abs(medians), 1e-12)
     # The calmest ones of many are so by chance; a quarter of them is not.
     growth = scatter[-1] / max(float(np.quantile(scatter, 0.25)), 1e-12)
-    return (float(scatter[-1]), growth) if scatter[-1] > _SWINGS and growth > _SWING_GROWTH else None
+    swings = scatter[-1] > _WILD or (scatter[-1] > _SWINGS and growth > _SWING_GROWTH)
+    return (float(scatter[-1]), growth) if swings else None

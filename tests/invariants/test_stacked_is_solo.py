@@ -465,9 +465,11 @@ def test_what_a_device_refuses_to_record_is_launched_as_ever():
 
 
 def test_nothing_that_is_recorded_waits_for_the_device():
-    """The tape refuses it, as CUDA does; and this is what it is: SGD reads back a momentum that is a tensor."""
+    """The tape refuses it, as CUDA does; SGD would read back a momentum that is a tensor."""
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
-    optimizer = torch.optim.SGD([parameter], lr=torch.tensor(0.1), momentum=0.9)
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    record_tape(optimizer.step)
+    optimizer.param_groups[0]["momentum"] = torch.tensor(0.9)
     with pytest.raises(RuntimeError, match="waits for the device"):
         record_tape(optimizer.step)
