@@ -74,13 +74,16 @@ def tell_spread(found):
 
 
 def train(out, found, options):
-    """Mean and standard deviation of the held-out loss, by data set and rate."""
+    """By data set and rate, mean and standard deviation of the held-out loss over seeds, `None` where one diverged."""
     from diffusers_lrlab.study.reading import read_spec
     from diffusers_lrlab.study.run import run_study
 
     losses = {}
     for dataset in DATASETS:
         _, suggested, _ = spread(found[dataset]["probe"][options.rule])
+        if suggested is None:
+            print(f"{dataset}: no rate by {options.rule} from more than one seed, so nothing is trained.")
+            continue
         rates = sorted({*GRID, *(float(f"{suggested * factor:.2g}") for factor in (1 / 3, 1, 3))})
         updates = options.image_updates if dataset == "digits" else options.point_updates
         spec = read_spec(
@@ -96,20 +99,24 @@ def train(out, found, options):
         )
         run_study(spec, out / f"training-{dataset}")
         rows = json.loads((out / f"training-{dataset}" / "summary.json").read_text())["rows"]
-        losses[dataset] = {float(row["arm"].partition("@")[2]): (row["mean"], row["std"]) for row in rows}
-        losses[dataset]["suggested"] = float(f"{suggested:.2g}")
+        losses[dataset] = (
+            float(f"{suggested:.2g}"),
+            {
+                float(row["arm"].partition("@")[2]): None if row["diverged"] else (row["mean"], row["std"] or 0.0)
+                for row in rows
+            },
+        )
     return losses
 
 
 def tell_training(losses):
     print("| data | suggested | loss there | at a third | at three times | best of the grid | loss there | off by |")
     print("|---|---|---|---|---|---|---|---|")
-    for dataset, found in losses.items():
-        suggested = found.pop("suggested")
-        best = min((rate for rate in GRID if found[rate][0] is not None), key=lambda rate: found[rate][0])
+    for dataset, (suggested, found) in losses.items():
+        best = min((rate for rate in GRID if found[rate]), key=lambda rate: found[rate][0], default=GRID[0])
         near = [min(found, key=lambda rate: abs(np.log(rate / suggested / factor))) for factor in (1, 1 / 3, 3)]
-        cells = ["diverged" if found[rate][0] is None else "{:.4f} ± {:.4f}".format(*found[rate]) for rate in (*near, best)]
-        off = "" if found[near[0]][0] is None else f"{found[near[0]][0] / found[best][0] - 1:+.1%}"
+        cells = ["{:.4f} ± {:.4f}".format(*found[rate]) if found[rate] else "diverged" for rate in (*near, best)]
+        off = f"{found[near[0]][0] / found[best][0] - 1:+.1%}" if found[near[0]] and found[best] else ""
         print(f"| {dataset} | {suggested:.2g} | {' | '.join(cells[:3])} | {best:g} | {cells[3]} | {off} |")
 
 
@@ -126,17 +133,19 @@ def tell_cost(rounds):
     print("|---|---|---|---|")
     for dataset in ("digits", "dino"):
         plan, data, accelerator = prepare(TrainingConfig(dataset_name=dataset, max_train_steps=1000))
-        settings = settle(FinderConfig(extend=False, stop_factor=1e9), "adamw")
+        settings = settle(FinderConfig(extend=False, stop_factor=1e9, end_lr=1e-4), "adamw")  # none of them diverges
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
             trainer.model.train()
+            trainer.observer = None  # the finder has none
             times = {"plain": [], "finder": []}
             for turn in range(rounds + 1):
                 started = time.perf_counter()
                 for images in iterate_batches(data, plan.layout, 0, range(200)):
                     trainer.do_update(images)
                 middle = time.perf_counter()
-                range_test(trainer, settings)
+                sweep = range_test(trainer, settings)
+                assert sweep.num_updates == 200, sweep.ended
                 if turn:
                     times["plain"].append(middle - started)
                     times["finder"].append(time.perf_counter() - middle)
@@ -151,7 +160,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="folder of results; what is there is not done again")
     parser.add_argument("--part", choices=("spread", "training", "cost"), help="all of them if not given")
     parser.add_argument("--rule", default="minimum_tenth", choices=list(RULES))
-    parser.add_argument("--seeds", type=int, default=3, help="of training")
+    parser.add_argument("--seeds", type=int, default=5, help="of training")
     parser.add_argument("--image_updates", type=int, default=1000)
     parser.add_argument("--point_updates", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=8, help="of the cost")

@@ -2,10 +2,12 @@
 
     python benchmarks/memory_forecast.py
     python benchmarks/memory_forecast.py --quick
+    python benchmarks/memory_forecast.py --guide
 
 Each case is a process of its own that loads data, makes the trainer and does a few updates. What is forecast is the growth
 from just before the model is made. On a CPU a case is measured twice: with an allocator that gives every large tensor its
 own pages and takes them back, which shows what tensors take, and with glibc's as it is, whose heap keeps gaps between them.
+`--guide` forecasts an example of which people pass round rough figures, and measures nothing.
 """
 
 import argparse
@@ -13,6 +15,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 CASES = {
     "UNet 8x8, adamw": [],
@@ -28,11 +32,32 @@ CASES = {
     "UNet 32x32, checkpointing": [
         *("--train_data_dir={images}", "--resolution=32", "--train_batch_size=32", "--gradient_checkpointing"),
     ],
+    "another UNet, 32x32": [
+        *(
+            "--train_data_dir={images}",
+            "--resolution=32",
+            "--train_batch_size=32",
+            "--model_config_name_or_path={images}/wide",
+        ),
+    ],
     "UNet 64x64": ["--train_data_dir={images}", "--resolution=64", "--train_batch_size=8"],
     "points": ["--dataset_name=dino", "--train_batch_size=20000"],
 }
 LARGE = ["--train_batch_size=512"]  # of digits: small batches drown in what a process takes anyway
 _UPDATES = 4
+WIDE = {"sample_size": 32, "in_channels": 3, "out_channels": 3, "layers_per_block": 1, "block_out_channels": [64, 128, 192]}
+WIDE |= {"down_block_types": ["DownBlock2D"] * 3, "up_block_types": ["UpBlock2D"] * 3}
+# 35.7 M parameters, batch 64. What is said of it: parts in MiB, from and to.
+EXAMPLE = WIDE | {"sample_size": 64, "layers_per_block": 2, "block_out_channels": [128, 256, 256, 256]}
+EXAMPLE |= {"down_block_types": ["DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "DownBlock2D"]}
+EXAMPLE |= {"up_block_types": ["UpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"]}
+SAID = {
+    "parameters": "140",
+    "gradients": "140",
+    "optimizer": "280",
+    "activations": "2,000 to 4,000",
+    "total": "3,000 to 5,000",
+}
 
 
 def memory_now(peak):
@@ -50,9 +75,6 @@ def forget_peak():
 
 def measure(arguments):
     """Forecast and measured bytes of one case, in this process."""
-    import tempfile
-    from pathlib import Path
-
     import torch
 
     from diffusers_lrlab.data.batches import iterate_batches
@@ -80,20 +102,40 @@ def measure(arguments):
             trainer.do_update(images)
             trainer.advance()
     after = torch.cuda.max_memory_allocated() if on_gpu else memory_now(peak=True)
-    forecast = forecast_memory(plan)
+    forecast = forecast_memory(plan, device=accelerator.device.type)
     return {"before": before, "measured": after - before, "forecast": forecast.total, **forecast._asdict()}
+
+
+def tell_example(images):
+    """The example beside what is said of it."""
+    from diffusers_lrlab.forecast.memory import forecast_memory
+    from diffusers_lrlab.training.arguments import parse_arguments
+    from diffusers_lrlab.training.run import prepare
+
+    arguments = [f"--train_data_dir={images}", "--resolution=64", "--train_batch_size=64", "--num_validation_images=0"]
+    arguments += [f"--model_config_name_or_path={images}/example", f"--output_dir={images}/run"]
+    plan, *_ = prepare(parse_arguments(arguments, ""))
+    whole = forecast_memory(plan)
+    checkpointed = forecast_memory(plan, gradient_checkpointing=True)
+    print(f"64x64, batch 64, {plan.num_parameters:,} parameters, MiB\n")
+    print("| part | forecast | with gradient checkpointing | said, MB |")
+    print("|---|---|---|---|")
+    for part in (*whole._fields, "total"):
+        sizes = (f"{getattr(forecast, part) / 2**20:,.0f}" for forecast in (whole, checkpointed))
+        print(f"| {part} | {' | '.join(sizes)} | {SAID.get(part, '–')} |")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the first five cases")
+    parser.add_argument(
+        "--guide", action="store_true", help="only the example that has been talked about, without measuring"
+    )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     if options.case:
         print(json.dumps(measure(rest)))
         return
-    import tempfile
-
     import numpy as np
     from PIL import Image
 
@@ -101,6 +143,12 @@ def main():
         rng = np.random.default_rng(0)
         for number in range(80):
             Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(f"{images}/{number}.png")
+        for name, config in (("wide", WIDE), ("example", EXAMPLE)):
+            (Path(images) / name).mkdir()
+            (Path(images) / name / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel", **config}))
+        if options.guide:
+            tell_example(images)
+            return
         print("| case | forecast, MiB | tensors, MiB | forecast is off by | with glibc's heap, MiB | forecast is off by |")
         print("|---|---|---|---|---|---|")
         for name, arguments in list(CASES.items())[: 5 if options.quick else None]:

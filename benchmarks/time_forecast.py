@@ -39,9 +39,17 @@ def forecast(arguments):
         return forecast_time(Trainer(plan, data, accelerator, RunFolder(Path(folder)))).total
 
 
+def run(command):
+    """What a process prints; ends the benchmark with its complaint if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
 def measured(arguments, folder):
     """Seconds of the real run."""
-    subprocess.run([sys.executable, SCRIPT, *arguments, f"--output_dir={folder}"], check=True, capture_output=True)
+    run([sys.executable, SCRIPT, *arguments, f"--output_dir={folder}"])
     return json.loads((Path(folder) / "lrlab" / "run.json").read_text())["run"]["seconds"]
 
 
@@ -59,12 +67,12 @@ def main():
         seconds = []
         for _ in range(options.rounds):
             command = [sys.executable, __file__, "--forecast", *arguments, "--output_dir=unused"]
-            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+            told = run(command).splitlines()[-1]
             with tempfile.TemporaryDirectory() as folder:
                 seconds.append((float(told), measured(arguments, Path(folder) / "run")))
-        told, run = (statistics.median(column) for column in zip(*seconds, strict=True))
+        told, real = (statistics.median(column) for column in zip(*seconds, strict=True))
         each = ", ".join(f"{a / b - 1:+.1%}" for a, b in seconds)
-        print(f"| {name} | {told:.1f} | {run:.1f} | {each} |", flush=True)
+        print(f"| {name} | {told:.1f} | {real:.1f} | {each} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.finder.find import find_lr_of, settle
+from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, settle
+from diffusers_lrlab.finder.kept import kept_result
 from diffusers_lrlab.finder.range_test import do_one_update, range_test
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
@@ -374,7 +376,6 @@ def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
     range_test(trainer, settle(FinderConfig(**QUICK), "adamw"))
     batches = [pair for pair in seen if len(pair[1]) == 32 and pair[1].unique().numel() > 1][2:]
     noise, timesteps = next((n, t) for n, t in batches if torch.equal(n[:16], -n[16:]))
-    assert sorted((timesteps.numpy() * 32 // 20 // 32).tolist()) == [0] * 32
     np.testing.assert_array_equal(np.bincount(timesteps.numpy(), minlength=20) >= 1, True)
     assert not torch.equal(noise[0], noise[1])
 
@@ -461,7 +462,9 @@ def test_a_model_without_parameters_to_train(tmp_path):
 
 def test_from_python(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     result = find_lr(TrainingConfig(**POINTS), FinderConfig(**QUICK))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
     assert result.about["optimizer"] == "adamw"
     assert list(result.suggestions) == list(RULES)
     result.save(tmp_path)
@@ -493,6 +496,38 @@ def auto(tmp_path_factory):
     runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/found")
     runs.run(*train, "--learning_rate=auto", f"--output_dir={base}/auto", "--resume_from_checkpoint=checkpoint-10")
     return base, shown, told[1], lr
+
+
+def test_of_a_recipe_it_says_what_has_no_effect(tmp_path):
+    options = ["--lr_scheduler=rex", "--no_use_ema", "--dataset_name=moons", f"--output_dir={tmp_path}/run"]
+    options += ["--num_updates=10", "--repeats=1", "--train_batch_size=16", "--num_validation_images=20"]
+    status, _, told = started.run_script(FIND_LR, options, runs.environment())
+    assert status == 0, told
+    assert "Of the run, and without effect on the search for its learning rate: --lr_scheduler, --use_ema." in told
+
+
+OTHERS = {
+    **{
+        "data": {"dataset_name": "circle"},
+        "prediction": {"prediction_type": "v_prediction"},
+        "batch": {"train_batch_size": 8},
+    },
+    **{"optimizer": {"optimizer": "adamw:beta2=0.9"}, "timesteps": {"timestep_sampler": "clts"}, "same": {}},
+}
+
+
+def test_a_result_is_of_its_run_alone(tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    options = {**POINTS, "output_dir": str(tmp_path)}
+    find_lr_for_folder(TrainingConfig(**options), FinderConfig(**{**QUICK, "repeats": 1}))
+    for name, other in OTHERS.items():
+        plan = make_trainer(tmp_path, {"dimension": 2}, **other).plan
+        assert (kept_result(tmp_path, plan) is not None) == (name == "same"), name
+
+
+def test_a_narrow_range_goes_on_for_as_long_again():
+    config = FinderConfig(start_lr=1e-3, end_lr=2e-3, num_updates=50)
+    assert len(config.lrs()) == 100
 
 
 def test_the_script_says_what_it_found(auto):
@@ -539,6 +574,9 @@ def test_the_cards_mention_it(auto):
         (FIND_LR, ["--scale_lr=sqrt"], ["--scale_lr is for training"]),
         (runs.SCRIPT, ["--sanity", "--dry_run"], ["--sanity has no effect here"]),
         (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
+        (FIND_LR, ["--start_lr=8e-3"], ["From --start_lr 0.008 to --end_lr 0.01 is too little", "at least 2 times"]),
+        (FIND_LR, ["--stop_factor=inf"], ["--stop_factor inf is not allowed", "such as 10 or 1e9"]),
+        (runs.SCRIPT, ["--scale_lr=sqrt", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
         (FIND_LR, ["--mode=quick"], ["invalid choice: 'quick'"]),
         (FIND_LR, ["--num_update=3"], ["Unknown argument '--num_update=3'", "--num_updates"]),
     ],
@@ -560,28 +598,25 @@ def test_the_finder_leaves_a_run_alone(auto):
     assert "already holds a run" in told
 
 
-def test_two_processes_find_what_one_finds(tmp_path):
-    accumulation = 2
+def test_two_processes_find_what_one_finds_and_train_as_if_they_had_not(tmp_path):
+    """With accumulation."""
     (tmp_path / "mlp").mkdir()
     (tmp_path / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
-    found = []
-    for processes in (1, 2):
-        batch = 64 // processes // accumulation
-        out = tmp_path / f"of-{processes}"
-        arguments = [
-            *("--dataset_name=moons", f"--train_batch_size={batch}", f"--gradient_accumulation_steps={accumulation}"),
-            *(f"--model_config_name_or_path={tmp_path}/mlp", "--cpu_threads=1", "--num_validation_images=100"),
-            *("--repeats=1", "--num_updates=40", f"--output_dir={out}"),
-        ]
-        if processes == 1:
-            status, _, told = started.run_script(FIND_LR, arguments, runs.environment())
-            assert status == 0, told
-        else:
-            import subprocess
+    options = ["--dataset_name=moons", "--gradient_accumulation_steps=2", f"--model_config_name_or_path={tmp_path}/mlp"]
+    options += ["--cpu_threads=1", "--num_validation_images=100", "--ddpm_num_steps=20", "--distance_samples=50"]
+    arguments = [*options, "--train_batch_size=32", f"--output_dir={tmp_path}/one"]
+    status, _, told = started.run_script(FIND_LR, arguments, runs.environment())
+    assert status == 0, told
 
-            command = [part if part != str(runs.SCRIPT) else str(FIND_LR) for part in runs.command(*arguments, processes=2)]
-            subprocess.run(command, check=True, capture_output=True, timeout=120, env=runs.environment())
-        found.append(json.loads((out / "lrlab/lr_finder.json").read_text()))
-    one, two = (np.array(result["sweeps"][0]["losses"]) for result in found)
-    np.testing.assert_allclose(one[:20], two[:20], rtol=1e-3)
-    assert found[0]["learning_rate"] == pytest.approx(found[1]["learning_rate"], rel=0.3)
+    def train(name, rate):
+        out = [f"--learning_rate={rate}", f"--output_dir={tmp_path / name}"]
+        command = runs.command(*options, "--train_batch_size=16", "--max_train_steps=6", *out, processes=2)
+        subprocess.run(command, check=True, capture_output=True, timeout=120, env=runs.environment())
+        return (tmp_path / name / "denoiser/diffusion_pytorch_model.safetensors").read_bytes()
+
+    weights = train("auto", "auto")
+    assert weights == train("given", repr(runs.read_record(tmp_path / "auto")["config"]["learning_rate"]))
+    one, two = (json.loads((tmp_path / name / "lrlab/lr_finder.json").read_text()) for name in ("one", "auto"))
+    for first, second in zip(one["sweeps"], two["sweeps"], strict=True):
+        np.testing.assert_allclose(first["losses"][:20], second["losses"][:20], rtol=1e-3)
+    assert one["learning_rate"] == pytest.approx(two["learning_rate"], rel=0.3)

@@ -15,6 +15,7 @@ from PIL import Image
 from test_lr_finder import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.finder.kept import deciding
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.setting_checks import ema_decays
@@ -93,6 +94,7 @@ DESERVED = {
             {"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3, "ema_update_every": 10},
             "Use --ema_max_decay 0.9575",
         ),
+        ({"max_train_steps": 500, "ema_update_every": 1000}, "100 % of the averaged weights"),
     ],
     "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
     "learning_rate": [
@@ -112,6 +114,35 @@ def test_a_check_fires(tmp_path, name, case):
     found = run_checks(trainer)
     assert part in found[name]
     assert found.keys() <= {name, "terminal_snr", "constant_images", "value_range"}
+
+
+def test_duplicates_of_a_large_set_are_found(tmp_path):
+    """A sample of it seldom holds both."""
+    trainer = make_trainer(tmp_path)
+    images = torch.rand(4000, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for repeats, fires in ((2, True), (1, False)):
+        trainer.data.in_memory = images.repeat(repeats, 1, 1, 1)
+        assert ("near_duplicates" in run_checks(trainer)) == fires
+
+
+def test_of_what_must_be_decoded_neighbours_are_compared(tmp_path):
+    """Pictures of a film are alike, and one in a hundred is not like the other ones in a hundred."""
+    trainer = make_trainer(tmp_path)
+    trainer.data.in_memory, trainer.data.train = None, range(5000)
+    rows = Subject(trainer).rows
+    assert 100 < len(rows) <= 128
+    assert rows.max() < 5000
+    assert (rows.diff() == 1).sum() >= 60
+
+
+@pytest.mark.parametrize(("num_different", "fires"), [(30, True), (590, False)])
+def test_equal_points_are_counted_exactly(tmp_path, num_different, fires):
+    trainer = make_trainer(tmp_path, dataset_name="moons", ddpm_num_steps=1000)
+    angles = torch.linspace(0, 6, num_different)  # so near to each other that rounded products find equal ones
+    different = torch.stack([angles.cos(), angles.sin()], 1)
+    trainer.data.in_memory = different[torch.arange(600) % num_different]
+    told = run_checks(trainer).get("near_duplicates", "")
+    assert told.startswith("600 of 600 points") == fires
 
 
 GOOD = {
@@ -197,14 +228,14 @@ def test_a_rate_far_from_what_the_finder_found(tmp_path):
     (tmp_path / "run" / "lrlab").mkdir(parents=True)
     file = tmp_path / "run" / "lrlab" / "lr_finder.json"
     trainer = make_trainer(tmp_path)
-    about = {"optimizer": "adamw", "global_batch": 64, "num_parameters": trainer.plan.num_parameters}
+    about = {"deciding": deciding(trainer.config.to_dict(), trainer.plan.num_parameters, 64)}
     found = {"learning_rate": 3e-5, "about": about} | dict.fromkeys(("settings", "suggestions", "sweeps", "seconds"))
     file.write_text(json.dumps(found))
     assert "is 33.3 times the 3e-05 that the finder named" in run_checks(trainer)["learning_rate"]
     for other in (
         found | {"learning_rate": 3e-4},
         found | {"learning_rate": None},
-        found | {"about": about | {"optimizer": "sgd"}},  # of another run
+        found | {"about": {"deciding": {**about["deciding"], "global_batch": 32}}},  # of another run
         {"learning_rate": 3e-5},
         [],
     ):

@@ -22,6 +22,7 @@ from ..optimizers import OPTIMIZERS
 from ..training.config import TrainingConfig
 from ..training.environment import describe_environment, launch_command
 from ..training.run_folder import FINDER_FILES, RunFolder, check_fresh
+from .kept import deciding
 from .range_test import FinderConfig, Sweep, range_test
 from .snapshot import random_states, restore_random_states
 from .suggestions import RULES, Suggestion, combine, disagreement
@@ -34,11 +35,19 @@ if TYPE_CHECKING:
     from ..training.plan import Plan
 
 _RANGE = (1e-7, 1e-2)  # for AdamW
-# Options of the training script that mean nothing here, and their values when they are not given.
-_OF_TRAINING = {
-    **{"auto_learning_rate": False, "scale_lr": "none", "dry_run": False, "sanity": False, "push_to_hub": False},
-    **{"overwrite_output_dir": False, "resume_from_checkpoint": None},
-}
+# Options of the training script that ask for something else, and those that a recipe of a run may have and that are told.
+_REFUSED = (
+    *("auto_learning_rate", "scale_lr", "dry_run", "sanity", "push_to_hub", "overwrite_output_dir"),
+    "resume_from_checkpoint",
+)
+_WITHOUT_EFFECT = (
+    *("learning_rate", "lr_scheduler", "lr_scheduler_kwargs", "lr_warmup_steps", "momentum_scheduler", "strict_lr_audit"),
+    *("num_epochs", "max_train_steps", "use_ema", "ema_update_every", "ema_start_update", "ema_inv_gamma", "ema_power"),
+    *("ema_max_decay", "preflight", "checkpointing_steps", "checkpoints_total_limit", "save_images_epochs"),
+    *("save_model_epochs", "validation_steps", "logging_steps", "frechet_samples", "distance_samples", "logger"),
+    *("hub_model_id", "hub_push_every", "hub_license"),
+)
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainingConfig)}
 
 
 @dataclass(frozen=True)
@@ -163,15 +172,18 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     from ..training.run import prepare, settled
 
     settings = settle(settings or FinderConfig(), config.optimizer)
-    config = settled(config)
-    for name, value in _OF_TRAINING.items():
-        if getattr(config, name) != value:
+    for name in _REFUSED:
+        if getattr(config, name) != _DEFAULTS[name]:
             raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
+    idle = [f"--{name}" for name in _WITHOUT_EFFECT if getattr(config, name) != _DEFAULTS[name]]
+    config = settled(config)
     check_fresh(RunFolder(Path(config.output_dir)), overwrite=False)
     plan, data, accelerator = prepare(config)
     folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
     result = find_rate_for(plan, data, accelerator, settings)
     if accelerator.is_main_process:
+        if idle:
+            sys.stderr.write(f"Of the run, and without effect on the search for its learning rate: {', '.join(idle)}.\n")
         result.save(folder.lab)
     return result, folder.path
 
@@ -238,6 +250,7 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "data": trainer.data.name,
         "model": plan.model_config,
         "num_parameters": plan.num_parameters,
+        "deciding": deciding(config.to_dict(), plan.num_parameters, plan.layout.global_batch),
         "optimizer": config.optimizer,
         "optimizer_kwargs": config.optimizer_kwargs,
         "global_batch": plan.layout.global_batch,

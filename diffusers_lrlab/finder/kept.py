@@ -9,6 +9,25 @@ from typing import Any
 from ..training.run_folder import FINDER_FILES
 
 _NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "about"}
+# Fields of the configuration that a learning rate depends on most; model and batch beside them.
+_DECIDING = (
+    *("dataset_name", "dataset_config_name", "train_data_dir", "resolution", "image_channels", "point_column"),
+    *("optimizer", "optimizer_kwargs", "prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "loss_weighting"),
+    *("loss_weighting_kwargs", "timestep_sampler", "timestep_sampler_kwargs", "timestep_lr", "noise"),
+)
+
+
+def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
+    """
+    What a test of learning rates was of, as data.
+
+    Args:
+        config (`dict`): Every field of the training configuration.
+        num_parameters (`int`): Of the model.
+        global_batch (`int`): Images of an update.
+    """
+    fields = {name: config.get(name) for name in _DECIDING} | {"mixed_precision": config.get("mixed_precision") or "no"}
+    return json.loads(json.dumps({"config": fields, "num_parameters": num_parameters, "global_batch": global_batch}))
 
 
 def kept_result(folder: Path, run: Any) -> dict[str, Any] | None:
@@ -24,11 +43,8 @@ def kept_result(folder: Path, run: Any) -> dict[str, Any] | None:
         about = found["about"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # What a learning rate depends on most.
     if isinstance(run, dict):
-        train = run["train"]
-        now = (run["config"]["optimizer"], train["global_batch"], train["num_parameters"])
+        now = deciding(run["config"], run["train"]["num_parameters"], run["train"]["global_batch"])
     else:
-        now = (run.config.optimizer, run.layout.global_batch, run.num_parameters)
-    then = (about.get("optimizer"), about.get("global_batch"), about.get("num_parameters"))
-    return found if found.keys() >= _NEEDED and then == now else None
+        now = deciding(run.config.to_dict(), run.num_parameters, run.layout.global_batch)
+    return found if found.keys() >= _NEEDED and about.get("deciding") == now else None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
+import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from accelerate.utils import broadcast_object_list
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from ..training.plan import Plan
 
 _UPDATES, _WARM, _FEWEST = 40, 8, 8
+_READINGS, _STEPS, _FEW, _PASS_SECONDS = 3, 4, 4, 2.0
 _SECONDS = 20.0  # a probe ends here, if it has a few updates
 
 
@@ -56,15 +61,14 @@ def forecast_time(trainer: Trainer) -> TimeForecast:
     config, plan = trainer.config, trainer.plan
     validation = 0.0
     if trainer.validation is not None:
-        started = time.perf_counter()
-        trainer.validation_losses()
-        validation = (time.perf_counter() - started) * math.ceil(plan.num_updates / plan.validation_updates)
-        trainer.validation = None  # it is not to be measured among the updates
-    sampling = _seconds_of_samples(trainer)
-    low, update, high = np.quantile(_times_of_updates(trainer), [0.1, 0.5, 0.9]).tolist()
+        validation = _median_seconds(trainer.validation_losses) * math.ceil(plan.num_updates / plan.validation_updates)
     samples = config.frechet_samples
     if config.point_column is not None:
         samples = plan.num_held_out if config.distance_samples is None else config.distance_samples
+    sampling = _seconds_of_samples(trainer, max(samples or 0, config.eval_batch_size))
+    # Validations and pictures that fall among the updates are not to be measured with them.
+    trainer.validation, trainer.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
+    low, update, high = np.quantile(_times_of_updates(trainer), [0.1, 0.5, 0.9]).tolist()
     total = sampling(config.eval_batch_size) * num_pictures(plan) + (sampling(samples) if samples else 0.0)
     num = plan.num_updates
     return TimeForecast(update, low, high, update * num, low * num, high * num, validation, total)
@@ -95,19 +99,30 @@ def _times_of_updates(trainer: Trainer) -> list[float]:
     return times[min(_WARM, len(times) // 4) :]
 
 
-def _seconds_of_samples(trainer: Trainer) -> Callable[[int], float]:
-    """From a number of samples to seconds: a start and a slope, from two small batches in two steps each."""
+def _median_seconds(call: Callable[[], Any]) -> float:
+    """Of three calls, after one that is slower for being the first."""
+    times = []
+    for _ in range(1 + _READINGS):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def _seconds_of_samples(trainer: Trainer, most: int) -> Callable[[int], float]:
+    """From a number of samples, up to `most`, to seconds: a start and a slope, from few samples and from many."""
     config, kind, scheduler = trainer.config, trainer.kind, trainer.noise_scheduler
     model = trainer.bare_model.eval()
     pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
     pipeline.set_progress_bar_config(disable=True)
-    steps = min(2, config.ddpm_num_inference_steps)
-    sizes, seconds = (4, min(kind.sampling_batch, max(16, config.eval_batch_size))), []
-    for size in (sizes[0], *sizes):  # the first one is slower
-        generator = stream_generator(0, "forecast", device=model.device)
-        started = time.perf_counter()
-        kind.sample(pipeline, size, generator, steps)
-        seconds.append((time.perf_counter() - started) * config.ddpm_num_inference_steps / steps)
-    slope = max(0.0, (seconds[2] - seconds[1]) / (sizes[1] - sizes[0]))
-    start = max(0.0, seconds[1] - slope * sizes[0])
+    steps = min(_STEPS, config.ddpm_num_inference_steps)
+
+    def sample(size: int) -> None:
+        kind.sample(pipeline, size, stream_generator(0, "forecast", device=model.device), steps)
+
+    few = _median_seconds(partial(sample, _FEW))
+    # As many as a pass has, unless that would take long.
+    size = max(2 * _FEW, min(kind.sampling_batch, most, int(_FEW * _PASS_SECONDS / few)))
+    slope = max(0.0, (_median_seconds(partial(sample, size)) - few) / (size - _FEW))
+    slope, start = (part * config.ddpm_num_inference_steps / steps for part in (slope, max(0.0, few - slope * _FEW)))
     return lambda num: start * math.ceil(num / kind.sampling_batch) + slope * num

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from .subject import Subject
 
 _ALIKE = 0.05  # of the usual distance between two images
+_AT_ONCE = 4096
+_EXACT = "donot_use_mm_for_euclid_dist"  # products round, and what is equal must be at distance 0
 _LEVEL = 2 / 255  # between neighbours of 256 levels in [-1, 1]
 
 
@@ -54,21 +56,45 @@ def constant_images(subject: Subject) -> str | None:
 
 def near_duplicates(subject: Subject) -> str | None:
     """Images that look alike, or points that are equal: the model learns these by heart."""
-    values = subject.sample
-    if len(values) < 10:
+    if len(subject.sample) < 10:
         return None
-    if subject.is_about_images:
-        values = F.adaptive_avg_pool2d(values, min(8, values.shape[-1]))
-    distances = torch.cdist(values.flatten(1), values.flatten(1)).fill_diagonal_(torch.inf)
-    nearest, usual = distances.amin(dim=1), distances[distances.isfinite()].median()
-    alike = int((nearest <= (_ALIKE if subject.is_about_images else 0) * usual).sum())
-    if alike < 0.1 * len(values):
+    alike, looked_at = _alike_images(subject) if subject.is_about_images else _equal_points(subject)
+    if alike < 0.1 * looked_at:
         return None
     things = subject.plan.kind.things
     return (
-        f"{alike} of {len(values)} {things} that were looked at are nearly the same as another of them. Duplicates are "
+        f"{alike} of {looked_at} {things} that were looked at are nearly the same as another of them. Duplicates are "
         "learned by heart, and held-out losses flatter. Remove them, unless the data are so."
     )
+
+
+def _equal_points(subject: Subject) -> tuple[int, int]:
+    """How many points are there more than once, of how many."""
+    in_memory = subject.data.in_memory
+    points = subject.sample if in_memory is None else in_memory
+    counts = points.unique(dim=0, return_counts=True)[1]
+    return int(counts[counts > 1].sum()), len(points)
+
+
+def _alike_images(subject: Subject) -> tuple[int, int]:
+    """How many images of the sample look like another one of it or, in memory, of all; and how many there are in it."""
+    sample, data = _thumbnails(subject.sample), subject.data
+    distances = torch.cdist(sample, sample, compute_mode=_EXACT)
+    usual = distances[~torch.eye(len(sample), dtype=torch.bool)].median()
+    if data.in_memory is None or data.num_images is None:
+        nearest = distances.fill_diagonal_(torch.inf).amin(dim=1)
+    else:
+        nearest = torch.full((len(sample),), torch.inf)
+        for start in range(0, data.num_images, _AT_ONCE):
+            others = _thumbnails(data.transform.fixed(data.in_memory[start : start + _AT_ONCE]))
+            distances = torch.cdist(sample, others, compute_mode=_EXACT)
+            own = torch.arange(start, start + len(others)) == subject.rows[:, None]
+            nearest = torch.minimum(nearest, distances.masked_fill(own, torch.inf).amin(dim=1))
+    return int((nearest <= _ALIKE * usual).sum()), len(sample)
+
+
+def _thumbnails(images: torch.Tensor) -> torch.Tensor:
+    return F.adaptive_avg_pool2d(images, min(8, images.shape[-1])).flatten(1)
 
 
 def image_sizes(subject: Subject) -> str | None:

@@ -36,14 +36,22 @@ class Subject:
     def sample(self) -> torch.Tensor:
         """Some of the training data as they are learned from: float32 `(num, ...)`; the first ones of a stream."""
         data = self.data
-        if data.in_memory is not None and data.num_images is not None:
-            chosen = torch.randperm(data.num_images, generator=stream_generator(0, "preflight"))[:_MOST]
-            return data.transform.fixed(data.in_memory[chosen])
         if data.num_images is None:
             return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
-        rows = torch.linspace(0, data.num_images - 1, min(_MOST // 4, data.num_images)).long().tolist()
-        read = [values for row in rows if (values := self._read(row)) is not None]
+        if data.in_memory is not None:
+            return data.transform.fixed(data.in_memory[self.rows])
+        read = [values for row in self.rows.tolist() if (values := self._read(row)) is not None]
         return torch.stack(read) if read else torch.empty(0, *data.image_shape)
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """Which ones those are, of data whose number is known."""
+        assert self.data.num_images is not None
+        if self.data.in_memory is not None:
+            return torch.randperm(self.data.num_images, generator=stream_generator(0, "preflight"))[:_MOST]
+        # Of what has to be decoded, fewer: evenly spaced, each with the next one, which may be the same but for a moment.
+        evenly = torch.linspace(0, self.data.num_images - 1, min(_MOST // 8, self.data.num_images)).long()
+        return torch.cat([evenly, evenly + 1]).clamp(max=self.data.num_images - 1).unique()
 
     def _read(self, row: int) -> torch.Tensor | None:
         """One image; `None` for one that cannot be decoded, which training skips or tells."""

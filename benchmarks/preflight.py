@@ -1,0 +1,38 @@
+"""What the checks before a training cost.
+
+    python benchmarks/preflight.py
+    python benchmarks/preflight.py --dataset_name moons
+
+Takes the options of train_ddpm.py; prints the seconds of each check, the first time in a process, and of all of them.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from diffusers_lrlab.preflight.run import CHECKS
+from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.run import prepare
+from diffusers_lrlab.training.run_folder import RunFolder
+
+
+def main():
+    plan, data, accelerator = prepare(parse_arguments(sys.argv[1:], __doc__.partition("\n")[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject(Trainer(plan, data, accelerator, RunFolder(Path(folder))))
+        total = 0.0
+        print("| check | s |\n|---|---|")
+        for name, check in CHECKS.items():
+            started = time.perf_counter()
+            check(subject)
+            seconds = time.perf_counter() - started
+            total += seconds
+            print(f"| {name} | {seconds:.3f} |")
+        print(f"| all | {total:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
