@@ -73,6 +73,20 @@ def forget_peak():
         file.write("5")
 
 
+def warm_up(device):
+    """What libraries load and set up for themselves at the first update of anything is not a matter of the run."""
+    import torch
+    from diffusers.training_utils import EMAModel
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.SiLU()).to(device)
+    optimizer, ema = torch.optim.AdamW(model.parameters(), fused=True), EMAModel(model.parameters(), foreach=True)
+    for kind in (torch.float32, torch.bfloat16):
+        with torch.autocast(device.type, kind, enabled=kind != torch.float32):
+            model(torch.randn(2, 1, 8, 8, device=device)).float().square().mean().backward()
+        optimizer.step()
+        ema.step(model.parameters())
+
+
 def measure(arguments):
     """Forecast and measured bytes of one case, in this process."""
     import torch
@@ -88,7 +102,7 @@ def measure(arguments):
         run.keep_freed_memory = lambda: None  # it would set the threshold anew
     plan, data, accelerator = run.prepare(parse_arguments(arguments, ""))
     on_gpu = accelerator.device.type == "cuda"
-    torch.randn(64, 64) @ torch.randn(64, 64)  # libraries set up their own
+    warm_up(accelerator.device)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     else:

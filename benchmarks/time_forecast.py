@@ -1,10 +1,12 @@
-"""The forecast of a run's time beside the run: three cases, each of them forecast and then really trained, in turns.
+"""The forecast of a run's time beside the run: three cases, forecast and really trained, in turns.
 
     python benchmarks/time_forecast.py
     python benchmarks/time_forecast.py --rounds 1
 
-The seconds of a run are those of `run.json`: updates, validations, samples, distances, pictures, checkpoints; no imports,
-data and checks before it. What the forecast leaves out (distances, drawing, writing) is part of what it is off by.
+A machine's speed drifts, by more than a forecast is off: each run is compared with the mean of the forecasts just before and
+just after it, and beside it is how much these two differ. The seconds of a run are those of `run.json`: updates,
+validations, samples, distances, pictures, checkpoints; no imports, data and checks before it. What the forecast leaves out
+(drawing, writing) is part of what it is off by.
 """
 
 import argparse
@@ -61,18 +63,23 @@ def main():
     if options.forecast:
         print(forecast(rest))
         return
-    print("| run | forecast, s | the run, s | off by (each round) |")
-    print("|---|---|---|---|")
+    print("| run | forecast, s | the run, s | off by (each round) | forecasts before and after differ by |")
+    print("|---|---|---|---|---|")
     for name, arguments in CASES.items():
-        seconds = []
+        command = [sys.executable, __file__, "--forecast", *arguments, "--output_dir=unused"]
+        before, told, real, drifts = float(run(command).splitlines()[-1]), [], [], []
         for _ in range(options.rounds):
-            command = [sys.executable, __file__, "--forecast", *arguments, "--output_dir=unused"]
-            told = run(command).splitlines()[-1]
             with tempfile.TemporaryDirectory() as folder:
-                seconds.append((float(told), measured(arguments, Path(folder) / "run")))
-        told, real = (statistics.median(column) for column in zip(*seconds, strict=True))
-        each = ", ".join(f"{a / b - 1:+.1%}" for a, b in seconds)
-        print(f"| {name} | {told:.1f} | {real:.1f} | {each} |", flush=True)
+                real.append(measured(arguments, Path(folder) / "run"))
+            after = float(run(command).splitlines()[-1])
+            told.append((before + after) / 2)
+            drifts.append(f"{after / before - 1:+.0%}")
+            before = after
+        each = ", ".join(f"{a / b - 1:+.1%}" for a, b in zip(told, real, strict=True))
+        print(
+            f"| {name} | {statistics.median(told):.1f} | {statistics.median(real):.1f} | {each} | {', '.join(drifts)} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -60,9 +60,10 @@ def _memory_lines(plan: Plan, memory: MemoryForecast, available: int, device: st
 
 def _time_lines(plan: Plan, seconds: TimeForecast) -> list[str]:
     rate = plan.layout.global_batch / seconds.update
+    rest = ", ".join(f"{part} {_duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
     return [
         f"{'time':>13}  {_duration(seconds.total)}: training {_duration(seconds.training)} ({_duration(seconds.low)} to "
-        f"{_duration(seconds.high)}), validation {_duration(seconds.validation)}, sampling {_duration(seconds.sampling)}",
+        f"{_duration(seconds.high)}), {rest}",
         f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {plan.kind.things} a second, as measured now",
     ]
 

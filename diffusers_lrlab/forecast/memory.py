@@ -23,9 +23,11 @@ class MemoryForecast(NamedTuple):
     Bytes on the device of one process at the moment of an update when they are most.
 
     Args:
-        parameters, gradients, optimizer, ema, activations, held_out (`int`): Those of the parts; gradients and activations
-            as many as there are at that moment. Gradients of several processes have a copy that is exchanged. Activations
-            are what the backward pass needs, inputs, and what is computed on the way; held-out data come with their noise.
+        parameters, gradients, optimizer, ema, activations, held_out, copies (`int`): Those of the parts; gradients and
+            activations as many as there are at that moment. Gradients of several processes have a copy that is exchanged.
+            Activations are what the backward pass needs, inputs, and what is computed on the way; held-out data come with
+            their noise. Copies are those that a CPU's library makes of what goes into and comes out of a convolution, in a
+            layout of its own: of the largest one.
     """
 
     parameters: int
@@ -34,6 +36,7 @@ class MemoryForecast(NamedTuple):
     ema: int
     activations: int
     held_out: int
+    copies: int = 0
 
     @property
     def total(self) -> int:
@@ -53,8 +56,7 @@ def forecast_memory(
     The memory of a run, or of one that differs from it in something.
 
     Forward and backward passes run on fake tensors under torch's `MemTracker`, which computes nothing: what is alive when is
-    counted, for any model and size. What libraries take beside tensors, such as workspaces of
-    convolutions, is not in it; `benchmarks/memory_forecast.py` compares it with what processes really take.
+    counted, for any model and size. `benchmarks/memory_forecast.py` compares it with what processes really take.
 
     Args:
         plan ([`Plan`]): The run.
@@ -74,7 +76,7 @@ def forecast_memory(
         micro_batch=micro_batch or plan.layout.micro_batch,
         accumulation=accumulation or plan.layout.accumulation,
     )
-    peak = _track(dataclasses.replace(plan, config=config, layout=layout), device)
+    peak, copies = _track(dataclasses.replace(plan, config=config, layout=layout), device)
     state = optimizer_bytes(plan, config.optimizer, config.optimizer_arguments)
     weights = peak["PARAM"]
     passing = sum(peak[part] for part in _ACTIVATIONS)
@@ -84,7 +86,7 @@ def forecast_memory(
         gradients, passing = weights, 0
     if layout.num_processes > 1:
         gradients += weights
-    return MemoryForecast(weights, gradients, state, weights if config.use_ema else 0, passing, held_out)
+    return MemoryForecast(weights, gradients, state, weights if config.use_ema else 0, passing, held_out, copies)
 
 
 def _shape(plan: Plan) -> tuple[int, ...]:
@@ -111,8 +113,8 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
         return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_parameters)
 
 
-def _track(plan: Plan, device: str) -> dict[str, int]:
-    """Bytes by category when they are most in the passes of an update."""
+def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
+    """Bytes by category when they are most in the passes of an update; those of the largest convolution's copies."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -123,6 +125,10 @@ def _track(plan: Plan, device: str) -> dict[str, int]:
         model = plan.kind.model_class()(**plan.model_config).train()
         if config.gradient_checkpointing:
             model.enable_gradient_checkpointing()
+        sizes = [0]
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d) and device == "cpu":
+                module.register_forward_hook(lambda _, given, made: sizes.append(4 * (given[0].numel() + made.numel())))
         scheduler = make_noise_scheduler(config)
         images, noise = torch.zeros(shape), torch.zeros(shape)
         timesteps = torch.zeros(shape[0], dtype=torch.int64)
@@ -138,7 +144,7 @@ def _track(plan: Plan, device: str) -> dict[str, int]:
                 tracker.reset_mod_stats()  # it refuses a second pass otherwise
     found = tracker.get_tracker_snapshot("peak").items()
     (snapshot,) = (bytes_of for where, bytes_of in found if where.type == device)
-    return {getattr(part, "name", str(part)): int(size) for part, size in snapshot.items()}
+    return {getattr(part, "name", str(part)): int(size) for part, size in snapshot.items()}, max(sizes)
 
 
 def batch_that_fits(plan: Plan, available: int, device: str = "cpu") -> int | None:

@@ -35,6 +35,7 @@ class TimeForecast(NamedTuple):
         training, low, high (`float`): All updates, by each of these.
         validation (`float`): All validations.
         sampling (`float`): All pictures in between, and the samples at the end.
+        evaluation (`float`): What is made of these: distances, divergences, losses on all points.
     """
 
     update: float
@@ -45,16 +46,17 @@ class TimeForecast(NamedTuple):
     high: float
     validation: float
     sampling: float
+    evaluation: float
 
     @property
     def total(self) -> float:
-        """Training, validation and sampling."""
-        return self.training + self.validation + self.sampling
+        """Training, validation, sampling and evaluation; not the drawing and writing of results."""
+        return self.training + self.validation + self.sampling + self.evaluation
 
 
 def forecast_time(trainer: Trainer) -> TimeForecast:
     """
-    Measures a validation, some steps of sampling, and updates as they are done in the run.
+    Measures a validation, some steps of sampling, an evaluation, and updates as they are done in the run.
 
     The trainer is used up by it. All processes call this.
     """
@@ -66,12 +68,13 @@ def forecast_time(trainer: Trainer) -> TimeForecast:
     if config.point_column is not None:
         samples = plan.num_held_out if config.distance_samples is None else config.distance_samples
     sampling = _seconds_of_samples(trainer, max(samples or 0, config.eval_batch_size))
+    evaluation = _seconds_of_evaluation(trainer) if trainer.accelerator.is_main_process else 0.0
     # Validations and pictures that fall among the updates are not to be measured with them.
     trainer.validation, trainer.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
     low, update, high = np.quantile(_times_of_updates(trainer), [0.1, 0.5, 0.9]).tolist()
     total = sampling(config.eval_batch_size) * num_pictures(plan) + (sampling(samples) if samples else 0.0)
     num = plan.num_updates
-    return TimeForecast(update, low, high, update * num, low * num, high * num, validation, total)
+    return TimeForecast(update, low, high, update * num, low * num, high * num, validation, total, evaluation)
 
 
 def num_pictures(plan: Plan) -> int:
@@ -81,6 +84,18 @@ def num_pictures(plan: Plan) -> int:
         return min(5, plan.num_updates)
     every = epochs * (plan.num_images or math.inf) / plan.layout.global_batch
     return 1 + int((plan.num_updates - 1) // every)
+
+
+def _seconds_of_evaluation(trainer: Trainer) -> float:
+    """Of that at the end of the run, on samples that were drawn in a few steps."""
+    config, kind = trainer.config, trainer.kind
+    steps = min(2, config.ddpm_num_inference_steps)
+    trainer.config = dataclasses.replace(config, ddpm_num_inference_steps=steps)
+    samples = kind.samples_to_evaluate(trainer)
+    trainer.config = config
+    started = time.perf_counter()
+    kind.evaluate(trainer, samples)
+    return time.perf_counter() - started
 
 
 def _times_of_updates(trainer: Trainer) -> list[float]:
