@@ -4,7 +4,8 @@
     python benchmarks/lr_finder.py --out lr-finder --part spread
 
 `spread`: one test for each of five seeds (weights, batches, timesteps and noise), on digits and four sets of points, by the
-probe and by the classic test; spread is the ratio of the 90 % to the 10 % quantile of the suggested rates.
+probe and by the classic test; spread is the ratio of the 90 % to the 10 % quantile of the suggested rates. OUT/spread.png
+shows all curves.
 `training`: held-out loss (EMA weights) after training at the suggestion (median over these seeds), at a third and three
 times of it, and at a grid of rates, by a study in OUT/training-DATASET that goes on where it was stopped.
 `cost`: 200 updates of the finder beside 200 plain updates, in turns.
@@ -21,6 +22,7 @@ import numpy as np
 from diffusers_lrlab.finder.find import find_lr, settle
 from diffusers_lrlab.finder.range_test import FinderConfig, range_test
 from diffusers_lrlab.finder.suggestions import RULES
+from diffusers_lrlab.preview_plots import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
 from diffusers_lrlab.training.config import TrainingConfig
 
 DATASETS = ("digits", "circle", "dino", "line", "moons")
@@ -29,19 +31,20 @@ SEEDS = 5
 
 
 def suggestions_of(out):
-    """Rates by data set, mode, rule and seed (`None` where there is none); from OUT/spread.json if they are there."""
+    """By data set and mode: rates by rule and seed (`None` without one), and curves; those of OUT/spread.json, too."""
     file = out / "spread.json"
     found = json.loads(file.read_text()) if file.exists() else {}
     for dataset in DATASETS:
         for mode in ("probe", "classic"):
             if mode in found.setdefault(dataset, {}):
                 continue
-            rates = {rule: [] for rule in RULES}
+            rates = {"curves": [], **{rule: [] for rule in RULES}}
             for seed in range(SEEDS):
                 config = TrainingConfig(dataset_name=dataset, seed=seed, max_train_steps=1000)
                 result = find_lr(config, FinderConfig(mode=mode, repeats=1))
                 for rule, suggestion in result.suggestions.items():
                     rates[rule].append(suggestion.lr)
+                rates["curves"].append([result.sweeps[0].lrs.tolist(), result.sweeps[0].losses.tolist()])
                 if seed == 0:
                     result.save(out / f"{dataset}-{mode}")
             found[dataset][mode] = rates
@@ -71,6 +74,31 @@ def tell_spread(found):
                 cells.append("none" + without if ratio is None else f"{median:.2g} ({ratio:.2f}{without})")
             times = "" if None in ratios else f"{ratios[1] / ratios[0]:.1f}"
             print(f"| {dataset} | {rule} | {' | '.join(cells)} | {times} |")
+
+
+def plot_spread(found, path):
+    """A line for each seed, and below them a mark for each rate that is suggested."""
+    figure = new_figure(13, 5.2, dpi=110)
+    rows = zip(("probe", "classic"), figure.subplots(2, len(found), sharex=True), strict=True)
+    for mode, axes_of_row in rows:
+        for axes, (dataset, modes) in zip(axes_of_row, found.items(), strict=True):
+            losses = np.concatenate([losses for _, losses in modes[mode]["curves"]])
+            low, start = np.nanmin(losses), np.nanmedian([losses[0] for _, losses in modes[mode]["curves"]])
+            for lrs, losses in modes[mode]["curves"]:
+                axes.plot(lrs, losses, color=GREY, linewidth=0.7)
+            for place, (rule, color) in enumerate(zip(RULES, (BLUE, ORANGE, DARK), strict=True)):
+                named = [rate for rate in modes[mode][rule] if rate is not None]
+                label = rule if (mode, dataset) == ("probe", DATASETS[0]) else None
+                height = low - (0.1 + 0.08 * place) * (start - low)
+                axes.scatter(named, [height] * len(named), marker="|", s=50, color=color, label=label)
+            axes.set(xscale="log", ylim=(low - 0.35 * (start - low), start + 0.5 * (start - low)), yticks=[])
+            axes.spines[["top", "right", "left"]].set_visible(False)
+            if mode == "probe":
+                axes.set_title(dataset)
+        axes_of_row[0].set_ylabel(f"{mode}: loss")
+    figure.supxlabel("learning rate")
+    figure.legend(loc="outside lower right", ncols=3, frameon=False)
+    save_figure(figure, path)
 
 
 def train(out, found, options):
@@ -172,6 +200,7 @@ def main():
         return
     found = suggestions_of(options.out)
     tell_spread(found)
+    plot_spread(found, options.out / "spread.png")
     if options.part in (None, "training"):
         tell_training(train(options.out, found, options))
 
