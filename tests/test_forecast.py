@@ -20,6 +20,7 @@ from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # optional optimizers' own
+MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 2, "embedding_size": 32}
 UNET = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"}
 
 
@@ -28,7 +29,7 @@ def make_trainer(folder, **options):
     data = kind_of(config).load_data(config, 1)
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps)
-    plan = make_plan(config, data, UNET if config.point_column is None else None)
+    plan = make_plan(config, data, UNET if config.point_column is None else MLP)
     return Trainer(plan, data, accelerator, RunFolder(folder))
 
 

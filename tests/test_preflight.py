@@ -246,7 +246,7 @@ def test_a_rate_far_from_what_the_finder_found(tmp_path):
 
 
 def test_an_image_that_cannot_be_read_ends_no_check(tmp_path):
-    options = with_images(tmp_path, noise) | {"in_memory_limit_mb": 0}
+    options = with_images(tmp_path, noise) | {"in_memory_limit_mb": 0, "train_batch_size": 8}
     (tmp_path / "images" / "000.png").write_bytes(b"no image")
     trainer = make_trainer(tmp_path, **options, skip_corrupt_images=True)
     assert run_checks(trainer) == {}
@@ -328,13 +328,9 @@ def test_sanity_stops_a_run_that_cannot_learn(tmp_path):
 
 
 def test_two_processes_check_once(tmp_path):
-    options = [
-        *runs.tiny_arguments(tmp_path),
-        "--max_train_steps=4",
-        "--train_batch_size=4",
-        "--lr_warmup_steps=2",
-        "--sanity",
-    ]
+    options = ["--dataset_name=moons", "--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2", "--sanity"]
+    options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
+    options += ["--ddpm_num_inference_steps=2", "--cpu_threads=1"]
     command = runs.command(*options, f"--output_dir={tmp_path / 'run'}", processes=2)
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=runs.environment())
     assert done.returncode == 0, done.stderr
