@@ -47,7 +47,7 @@ LARGE = ["--train_batch_size=512"]  # of digits: small batches drown in what a p
 _UPDATES = 4
 WIDE = {"sample_size": 32, "in_channels": 3, "out_channels": 3, "layers_per_block": 1, "block_out_channels": [64, 128, 192]}
 WIDE |= {"down_block_types": ["DownBlock2D"] * 3, "up_block_types": ["UpBlock2D"] * 3}
-# 35.7 M parameters, batch 64. What is said of it: parts in MiB, from and to.
+# 35.7 M parameters, batch 64, and a rule of thumb for such a model, in MB, whose source nobody names.
 EXAMPLE = WIDE | {"sample_size": 64, "layers_per_block": 2, "block_out_channels": [128, 256, 256, 256]}
 EXAMPLE |= {"down_block_types": ["DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "DownBlock2D"]}
 EXAMPLE |= {"up_block_types": ["UpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"]}
@@ -132,7 +132,7 @@ def tell_example(images):
     whole = forecast_memory(plan)
     checkpointed = forecast_memory(plan, gradient_checkpointing=True)
     print(f"64x64, batch 64, {plan.num_parameters:,} parameters, MiB\n")
-    print("| part | forecast | with gradient checkpointing | said, MB |")
+    print("| part | forecast | with gradient checkpointing | rule of thumb, MB |")
     print("|---|---|---|---|")
     for part in (*whole._fields, "total"):
         sizes = (f"{getattr(forecast, part) / 2**20:,.0f}" for forecast in (whole, checkpointed))

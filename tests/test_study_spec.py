@@ -492,6 +492,7 @@ def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
         (("speedup_metric",), "kl", "speedup_metric: 'kl'"),
         (("base", "seed"), 3, "base has seed"),
         (("evaluation_points",), 0, "evaluation_points: 0 is not allowed"),
+        (("seeds",), [], "seeds: [] is not allowed"),
         (("baselin",), "cosine", "There is no 'baselin'"),
         (("precision",), "fp8", "There is no precision 'fp8'"),
     ],

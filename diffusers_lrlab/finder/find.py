@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from ..errors import LabError
 from ..files import write_text
 from ..optimizers import OPTIMIZERS
-from ..training.config import TrainingConfig
+from ..training.config import OutputConfig, ScheduleConfig, TrainingConfig
 from ..training.environment import describe_environment, launch_command
 from ..training.run_folder import FINDER_FILES, RunFolder, check_fresh
 from .kept import deciding
@@ -40,13 +40,9 @@ _REFUSED = (
     *("auto_learning_rate", "scale_lr", "dry_run", "sanity", "push_to_hub", "overwrite_output_dir"),
     "resume_from_checkpoint",
 )
-_WITHOUT_EFFECT = (
-    *("learning_rate", "lr_scheduler", "lr_scheduler_kwargs", "lr_warmup_steps", "momentum_scheduler", "strict_lr_audit"),
-    *("num_epochs", "max_train_steps", "use_ema", "ema_update_every", "ema_start_update", "ema_inv_gamma", "ema_power"),
-    *("ema_max_decay", "preflight", "checkpointing_steps", "checkpoints_total_limit", "save_images_epochs"),
-    *("save_model_epochs", "validation_steps", "logging_steps", "frechet_samples", "distance_samples", "logger"),
-    *("hub_model_id", "hub_push_every", "hub_license"),
-)
+_IDLE = {field.name for part in (ScheduleConfig, OutputConfig) for field in dataclasses.fields(part)} - {"output_dir"}
+_IDLE |= {"num_epochs", "max_train_steps", "use_ema", "ema_update_every", "ema_start_update", "ema_inv_gamma", "ema_power"}
+_IDLE |= {"ema_max_decay", "log_timestep_bins", "timestep_grad_every"}
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainingConfig)}
 
 
@@ -175,7 +171,7 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     for name in _REFUSED:
         if getattr(config, name) != _DEFAULTS[name]:
             raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
-    idle = [f"--{name}" for name in _WITHOUT_EFFECT if getattr(config, name) != _DEFAULTS[name]]
+    idle = [f"--{name}" for name, value in _DEFAULTS.items() if name in _IDLE and getattr(config, name) != value]
     config = settled(config)
     check_fresh(RunFolder(Path(config.output_dir)), overwrite=False)
     plan, data, accelerator = prepare(config)

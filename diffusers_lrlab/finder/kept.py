@@ -13,7 +13,8 @@ _NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "abo
 _DECIDING = (
     *("dataset_name", "dataset_config_name", "train_data_dir", "resolution", "image_channels", "point_column"),
     *("optimizer", "optimizer_kwargs", "prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "loss_weighting"),
-    *("loss_weighting_kwargs", "timestep_sampler", "timestep_sampler_kwargs", "timestep_lr", "noise"),
+    *("loss_weighting_kwargs", "timestep_sampler", "timestep_sampler_kwargs", "timestep_lr", "timestep_lr_kwargs", "noise"),
+    *("noise_kwargs", "adam_beta1", "adam_beta2", "adam_weight_decay", "adam_epsilon", "max_grad_norm"),
 )
 
 

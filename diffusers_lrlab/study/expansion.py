@@ -97,7 +97,7 @@ _LOSS_OF = ("prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "num_vali
 
 
 def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingConfig]) -> None:
-    """Raises a `LabError` if a loss is to be compared between arms for which it means different things."""
+    """Raises a `LabError` if a loss or a distance is to be compared between arms for which it means different things."""
     for dataset in spec.datasets:
         _check_samples(spec, dataset, [configs[arm, dataset] for arm in spec.arms])
     asked = {*spec.metrics, spec.speedup_metric or ""}

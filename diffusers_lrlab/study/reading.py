@@ -99,6 +99,10 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     )  # fmt: skip
 
 
+# What a study keeps in the place of what it was not given.
+_KEPT_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None}
+
+
 def spec_from_dict(kept: dict[str, Any], where: Path) -> StudySpec:
     """
     What [`StudyFolder.write_spec`] kept of a study in the folder `where`; read like any other, since people may edit it.
@@ -108,8 +112,7 @@ def spec_from_dict(kept: dict[str, Any], where: Path) -> StudySpec:
     """
     if not isinstance(kept, dict) or not {"name", "folder", "precision"} <= {*kept}:
         raise LabError(f"{str(where / 'spec.yaml')!r} is no specification that a study kept. Run the original one again.")
-    # What was not given is kept as nothing.
-    options = {key: value for key, value in kept.items() if value not in (None, [], "")}
+    options = {key: value for key, value in kept.items() if key not in _KEPT_AS or value != _KEPT_AS[key]}
     name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
     if isinstance(options.get("tune"), dict):
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}

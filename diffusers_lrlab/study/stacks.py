@@ -126,7 +126,7 @@ class _Saved:
         for file in sorted(bench.stacks.glob("*.pt")):
             saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
             members = saved["members"].items()
-            states = {run_id: state for run_id, state in members if wanted.get(run_id) == state["data_fingerprint"]}
+            states = {run_id: state for run_id, state in members if wanted.get(run_id) == state.get("data_fingerprint", "")}
             update = max((state["update"] for state in states.values()), default=-1)
             if update > furthest:  # those of one file are at one update, or done
                 furthest, self.states, self.ways, self.started = update, states, saved["ways"], saved["started"]
