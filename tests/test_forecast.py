@@ -138,12 +138,13 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     AcceleratorState._reset_state(reset_partial_state=True)
     few = ["--num_validation_images", "100", "--distance_samples", "50"]
-    assert main(["plan", "--dataset_name", "moons", "--max_train_steps", "50", *few]) == 0
+    assert main(["plan", "--dataset_name", "moons", "--max_train_steps", "50", "--learning_rate", "auto", *few]) == 0
     shown = capsys.readouterr().out
     parts = [
         *(" memory  ", " on the cpu: parameters 1.1 MiB", "are free there; --train_batch_size up to", "time  "),
         *(
             "ms an update",
+            "before it, of some 600 updates, to find the learning rate",
             "disk  5.7 MiB: the pipeline 1.1 MiB, 1 checkpoint of 4.5 MiB",
             "memory with",
             "--optimizer adafactor",

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..finder.range_test import FinderConfig
 from ..optimizers import optimizer_state_bytes
 from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
 from .timing import TimeForecast, forecast_time
@@ -61,11 +62,18 @@ def _memory_lines(plan: Plan, memory: MemoryForecast, available: int, device: st
 def _time_lines(plan: Plan, seconds: TimeForecast) -> list[str]:
     rate = plan.layout.global_batch / seconds.update
     rest = ", ".join(f"{part} {_duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
-    return [
+    lines = [
         f"{'time':>13}  {_duration(seconds.total)}: training {_duration(seconds.training)} ({_duration(seconds.low)} to "
         f"{_duration(seconds.high)}), {rest}",
         f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {plan.kind.things} a second, as measured now",
     ]
+    if plan.config.auto_learning_rate:
+        settings = FinderConfig()
+        tests = settings.repeats * settings.num_updates
+        lines.append(
+            f"{'':>13}  {_duration(tests * seconds.update)} before it, of some {tests} updates, to find the learning rate"
+        )
+    return lines
 
 
 def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:

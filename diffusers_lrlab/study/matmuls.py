@@ -16,7 +16,8 @@ KINDS = ("forward", "weight_gradient", "input_gradient")
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
 
 
-def _operands(kind: str, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def operands(kind: str, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a product multiplies, as views: of `(first, second)` as a layer has them, left and right factor."""
     if kind == "forward":
         return first, second.transpose(1, 2)
     return (first.transpose(1, 2) if kind == "weight_gradient" else first), second
@@ -26,7 +27,7 @@ def _stock(kind: str) -> Product:
     """Torch's batched product, which on a CPU is MKL's."""
 
     def product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, add: bool) -> None:
-        left, right = _operands(kind, first, second)
+        left, right = operands(kind, first, second)
         if len(out) == 1 and out.shape[2] == 1:
             # MKL has a routine of its own for a single product with a vector, which rounds otherwise: two of them, then.
             twice = out.repeat(2, 1, 1)
@@ -45,7 +46,7 @@ def _onednn(kind: str) -> Product:
     linear = torch.ops.mkldnn._linear_pointwise
 
     def product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, add: bool) -> None:
-        left, right = _operands(kind, first, second)
+        left, right = operands(kind, first, second)
         for one, other, result in zip(left, right.transpose(1, 2), out, strict=True):
             value = linear(one, other, None, "none", [], "")
             if add:

@@ -1,0 +1,84 @@
+"""How fast the matrix products of a stack are: torch's own, oneDNN's and the compiler's, side by side.
+
+    python benchmarks/matmul_paths.py
+
+Prints GFLOP/s of one core, medians of turns, for layers of 256 and 384 units and 256 points, as in the study of schedules.
+The compiler (`torch.compile`, which needs a C++ compiler) chooses among templates of its own and torch's products by
+measuring them. A study probes the first two (`diffusers_lrlab/study/probe.py`).
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from diffusers_lrlab.study.matmuls import KINDS, WAYS, operands
+from diffusers_lrlab.training.environment import describe_environment
+
+BATCH, OUTPUTS = 256, 256
+
+
+def compiled(kind):
+    """The product as the compiler has it; compiles when it is first called."""
+
+    def product(first, second, out):
+        left, right = operands(kind, first, second)
+        torch.bmm(left, right, out=out)
+
+    # Its template takes no transposed first operand: there it can only choose torch's product.
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
+    return torch.compile(product, options=options)
+
+
+def tensors(kind, members, inputs):
+    """First and second operand, and the product's place, as a layer with so many inputs has them."""
+    x, g = torch.randn(members, BATCH, inputs), torch.randn(members, BATCH, OUTPUTS)
+    weight = torch.randn(members, OUTPUTS, inputs)
+    return {
+        "forward": (x, weight, torch.empty_like(g)),
+        "weight_gradient": (g, x, torch.empty_like(weight)),
+        "input_gradient": (g, weight, torch.empty_like(x)),
+    }[kind]
+
+
+def milliseconds(products, arguments, rounds):
+    """Of each, in turns."""
+    times = {name: [] for name in products}
+    for turn in range(rounds + 2):
+        for name, product in products.items():
+            started = time.perf_counter()
+            product(*arguments)
+            if turn >= 2:
+                times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+@torch.no_grad()
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, default=10, help="of the stack: those of one core in a stack of 20")
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    meta = describe_environment()
+    print(f"{meta['processor']}, torch {meta['versions']['torch']}, {torch.backends.cpu.get_cpu_capability()}\n")
+    rows, compiling = [], 0.0
+    for inputs in (256, 384):
+        for kind in KINDS:
+            arguments = tensors(kind, options.members, inputs)
+            products = {name: lambda *a, way=way, kind=kind: way(kind)(*a, False) for name, way in WAYS.items()}
+            products["compiled"] = compiled(kind)
+            started = time.perf_counter()
+            products["compiled"](*arguments)
+            compiling += time.perf_counter() - started
+            flop = 2 * options.members * BATCH * OUTPUTS * inputs
+            speeds = {name: flop / ms / 1e6 for name, ms in milliseconds(products, arguments, options.rounds).items()}
+            rows.append(f"| {kind}, {inputs} inputs | " + " | ".join(f"{speed:.0f}" for speed in speeds.values()) + " |")
+    print(f"| product | {' | '.join(products)} |\n|{'---|' * (1 + len(products))}")
+    print("\n".join(rows))
+    print(f"\nCompiling took {compiling:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()
