@@ -59,7 +59,7 @@ def make_stacks(bench, size, num_updates, lanes, ways=None):
     )
     runs = sorted(expand(spec), key=lambda run: (run.seed, run.dataset))[:size]
     members = [Member(*bench.plan(run), bench.device) for run in runs]
-    return Lanes(members, bench.device, ways or fastest_products(members[0].model, BATCH, size), lanes if size > 1 else None)
+    return Lanes(members, bench.device, ways or fastest_products(members[0].model, BATCH), lanes if size > 1 else None)
 
 
 def products_alone(stacks, lanes, repeats=3):

@@ -231,6 +231,10 @@ def test_the_summary_is_in_all_three_forms(tmp_path):
         table = tables.summary_table(summary, metric)
         assert to_latex(table) == (tmp_path / "report/tables" / f"summary_{metric}.tex").read_text(encoding="utf-8")
         assert to_markdown(table) in (tmp_path / "report/report.md").read_text(encoding="utf-8")
+    for file in (tmp_path / "report/tables").glob(
+        "*.tex"
+    ):  # LaTeX has no glyph for what is not ASCII; in comments it may be
+        assert all(line.isascii() for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("%"))
 
 
 @pytest.mark.parametrize(
@@ -658,6 +662,23 @@ def test_an_arm_comes_and_goes_in_all_plots(browser, index):
     assert set(browser.evaluate(SHOWN)) == {"-1012", "012"}
     browser.evaluate("document.querySelector('[data-all=false]').click()")
     assert set(browser.evaluate(SHOWN)) == {"-1", ""}
+
+
+@needs_chromium
+def test_a_point_tells_what_it_is_when_the_mouse_is_over_it(browser, index):
+    browser.open(index)
+    draw_everything(browser)
+    x, y = browser.evaluate(
+        "(() => { const canvas = document.querySelector('.canvas[data-drawn] path.point').closest('.canvas');"
+        "canvas.scrollIntoView({block: 'center'}); const box = canvas.querySelector('path.point').getBoundingClientRect();"
+        "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    assert browser.evaluate("document.querySelectorAll('.hovertext').length") == 0
+    for shift in (3, 0):
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + shift, y=y)
+    browser.wait("document.querySelectorAll('.hovertext').length > 0")
+    told = browser.evaluate("document.querySelector('.hovertext').textContent")
+    assert re.fullmatch(r".+seed \d: [\d.]+", told), told
 
 
 @needs_chromium

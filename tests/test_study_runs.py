@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -26,6 +27,7 @@ from diffusers import DDPMScheduler
 from PIL import Image
 from pyarrow import parquet
 from runs import TINY_UNET, environment
+from safetensors.torch import load_file
 
 import diffusers_lrlab.study.report as report
 from diffusers_lrlab.cli import main
@@ -33,13 +35,13 @@ from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.study import bench as benches
-from diffusers_lrlab.study import executors, stacks
+from diffusers_lrlab.study import executors, forecast, stacks
 from diffusers_lrlab.study.bench import Bench
 from diffusers_lrlab.study.consistency import consistency
 from diffusers_lrlab.study.expansion import expand
 from diffusers_lrlab.study.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.study.matmuls import STOCK
-from diffusers_lrlab.study.reading import load_spec, spec_from_dict
+from diffusers_lrlab.study.reading import load_spec, preset_names, spec_from_dict
 from diffusers_lrlab.study.results import StudyFolder
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.stack import Stack
@@ -246,8 +248,7 @@ def test_summary_and_parquet_agree(stacked):
         assert not any(isinstance(value, float) and math.isnan(value) for value in other.values())
     assert summary["study"]["runs"] == {"finished": 8, "diverged": 0}
     assert summary["study"]["arms"]["cosine"]["description"] == "half a cosine"
-    assert summary["study"]["command"].startswith("lrlab study run ")
-    assert f"--out {stacked} --executor stacked" in summary["study"]["command"]
+    assert summary["study"]["command"] == "lrlab study run study.yaml --out stacked --executor stacked"
     seconds = sum(
         record["train"][f"{part}_seconds"]
         for record in records(stacked).values()
@@ -353,6 +354,82 @@ def test_a_damaged_result_is_done_again(home, done, damage, capsys):
     changed = {name for name in after if before[name] != after[name]}
     assert changed == {f"runs/{victim.name}", f"weights/{victim.stem}.safetensors"}
     assert json.loads(victim.read_text())["train"]["results"] == pytest.approx(record["train"]["results"], rel=1e-3)
+
+
+def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
+    """Products, weights and a begun stack, each cut in half: told, and made again."""
+    products, weights = done / "products.json", next(iter(sorted((done / "weights").glob("cosine--moons--1*"))))
+    for file in (products, weights):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    (done / "stacks").mkdir(exist_ok=True)
+    for name, content in (("half", b"PK\x03\x04 half a file"), ("empty", b"")):
+        (done / "stacks" / f"{name}.pt").write_bytes(content)
+    before = moments(done)
+    capsys.readouterr()
+    study(home, done, speedup_metric="validation_loss_ema")
+    shown = capsys.readouterr().out
+    assert f"The weights of 1 runs are damaged, which are done again: {weights.stem}." in shown
+    assert f"{str(products)!r} is damaged" in shown
+    assert shown.count("what was begun there is begun again") == 2
+    assert not list((done / "stacks").glob("*"))
+    after = moments(done)
+    changed = {name for name in after if before.get(name) != after[name]}
+    assert changed == {f"runs/{weights.stem}.json", f"weights/{weights.name}"}
+    assert load_file(weights).keys() == load_file(next(iter((done / "weights").glob("*.safetensors")))).keys()
+    assert json.loads(products.read_text())
+
+
+@pytest.fixture(scope="module")
+def reported(stacked, bare, home):
+    """A finished study with pictures."""
+    out = shutil.copytree(stacked, home / "reported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write_report", write_report)
+        assert main(["study", "report", str(out)]) == 0
+    return out
+
+
+def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
+    done, card = reported, tmp_path / "card"
+    assert main(["study", "card", str(done), f"--out={card}"]) == 0
+    assert f"Wrote {card / 'README.md'}." in capsys.readouterr().out
+    names = {path.name for path in card.iterdir()}
+    assert names >= {"README.md", "summary.json", "summary.parquet", "spec.yaml", "tables"}
+    assert names - {path.name for path in (done / "report").iterdir()} == {
+        "README.md",
+        *names & {path.name for path in done.iterdir()},
+    }
+    _, front, text = (card / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(front)["library_name"] == "diffusers_lrlab"
+    assert text.strip() == (done / "report/report.md").read_text().strip()
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (card / picture).is_file(), picture
+    assert str(done.parent) not in text + (card / "spec.yaml").read_text() + (card / "summary.json").read_text()
+    (card / "loss.png").write_bytes(b"of an older study")
+    assert main(["study", "card", str(done), f"--out={card}"]) == 0  # an older card is replaced
+    assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
+
+
+def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("mine")
+    assert main(["study", "card", str(reported), f"--out={mine}"]) == 2
+    assert "holds something else than the card of a study" in capsys.readouterr().err
+    assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
+    assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
+    assert f"has no report yet. Make one by `lrlab study report {done}`" in capsys.readouterr().err
+    assert main(["study", "card", str(tmp_path), f"--out={tmp_path / 'card'}"]) == 2
+    assert "There is no study in" in capsys.readouterr().err
+    assert not (tmp_path / "card").exists()
+
+
+def test_the_list_of_presets(capsys):
+    assert main(["study", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == preset_names()
+    for line in lines:
+        assert line.endswith(load_spec(line.split()[0]).title)
 
 
 # --- stopped ---------------------------------------------------------------------------------------------------------
@@ -820,9 +897,19 @@ def test_dry_run(home, tmp_path, monkeypatch, capsys):
         assert "before, 8 runs to choose learning rates" in shown
         assert f"{executor}: 16 runs, 480 updates, about " in shown
         assert "seconds of training" in shown
-        assert ("MiB" in shown) == (executor == "stacked")
+        assert re.search(r"evaluation, \d+ MiB of memory", shown)
     AcceleratorState._reset_state(reset_partial_state=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_validations_of_every_member_are_forecast(home, monkeypatch):
+    """A plateau that looks at every update costs more than its neighbour in the stack."""
+    monkeypatch.setattr(forecast, "_validation_and_measurement_seconds", lambda *_: (1.0, 10.0))
+    arms = {"constant": {"validation_steps": 15}, "plateau": {"lr_scheduler": "reduce_lr_on_plateau", "validation_steps": 1}}
+    spec = load_spec(str(write_spec(home, arms=arms, seeds=1, datasets=["dino"])))
+    shown = forecast.describe_study(spec, "stacked", None)
+    seconds = (30 // 15 + 30 // 1 + 2 * 10) / min(2, torch.get_num_threads())
+    assert f"of training and {seconds:.0f} seconds of evaluation" in shown
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="bfloat16 products by name are for CPUs")

@@ -173,6 +173,13 @@ REFUSED = {
         {"metrics": ["validation_loss"], **with_base(num_validation_images=0)},
         ["'validation_loss' needs held-out data", "num_validation_images"],
     ),
+    "arms that train on different data": (
+        {
+            **{"arms": {"a": {}, "b": {"num_validation_images": 100}}, "datasets": ["digits"]},
+            **{"metrics": ["frechet_distance"], "base": {"max_train_steps": 2}},
+        },
+        ["num_validation_images (100, 256 on 'digits') train on different data", "Give all arms the same."],
+    ),
     "distance without samples": (with_base(distance_samples=0), ["'energy_distance' needs samples", "distance_samples"]),
     "primary metric that is not measured": (
         {"primary_metric": "kl"},

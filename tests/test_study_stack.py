@@ -403,7 +403,7 @@ def test_a_stack_goes_on_from_where_it_was_left():
 def test_the_probe_changes_nothing():
     (model,) = networks(1)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    found = fastest_products(model, 16, 3)
+    found = fastest_products(model, 16)
     assert found in CANDIDATES.values()
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
@@ -411,7 +411,7 @@ def test_the_probe_changes_nothing():
 
 
 def test_the_probe_knows_what_only_torch_computes():
-    assert fastest_products(networks(1, dtype=torch.float64)[0], 16, 3) == STOCK
+    assert fastest_products(networks(1, dtype=torch.float64)[0], 16) == STOCK
 
 
 @pytest.mark.parametrize("num_updates", [1, 7, 200, 201, 999, 10_000])

@@ -7,7 +7,6 @@ The same as `lrlab study run`. Presets: see README, Studies.
 """
 
 import argparse
-import shlex
 import sys
 from typing import NoReturn
 
@@ -27,7 +26,7 @@ def main() -> int:
         parser.add_argument("what", metavar="SPEC", help="a YAML file, or the name of a preset")
         add_run_arguments(parser)
         options = parser.parse_args()
-        run(options, f"python training_scripts/run_study.py {shlex.quote(options.what)}")
+        run(options, "python training_scripts/run_study.py")
     except Interrupted as interruption:
         print(interruption, file=sys.stderr)
         return 128 + interruption.signal_number

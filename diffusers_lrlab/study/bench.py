@@ -77,29 +77,51 @@ class Bench:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
 
     def drop_outdated(self, specs: list[RunSpec]) -> None:
-        """Removes results of data that have changed since, and says so: a folder keeps its name when its points change."""
-        outdated = []
+        """
+        Removes results that are to be made again, and says so.
+
+        They are of data that have changed since (a folder keeps its name when its points change), or their weights cannot be
+        read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        outdated, damaged = [], []
         for spec in specs:
             result = self.folder.read(spec.id)
             if result is not None and result.record["train"].get("data_fingerprint") != self.data(spec).fingerprint:
                 self.folder.run_file(spec.id).unlink()
                 outdated.append(spec.id)
+            weights = self.folder.weights_file(spec.id)
+            try:
+                if weights.exists():
+                    safe_open(weights, "pt")  # reads the header, which knows the size
+            except SafetensorError:
+                weights.unlink()
+                self.folder.run_file(spec.id).unlink(missing_ok=True)
+                damaged.append(spec.id)
+        if damaged:
+            self.say(f"The weights of {len(damaged)} runs are damaged, which are done again: {', '.join(damaged)}.")
         if outdated:
             self.say(f"The data have changed since {len(outdated)} runs, which are done again: {', '.join(outdated)}.")
 
-    def products(self, model: Any, batch: int, num_members: int) -> dict[str, str]:
+    def products(self, model: Any, batch: int) -> dict[str, str]:
         """
-        The fastest matrix products for a stack, measured once for a study and a machine.
+        The fastest matrix products for stacks of a network, measured once for a study and a machine.
 
-        Kept, since rounding depends on them: a study that goes on computes what it would have computed.
+        Kept, since rounding depends on them: a study that goes on, or that gets more runs, computes what it would have
+        computed. So they do not depend on how many runs there are.
         """
         file = self.folder.path / "products.json"
-        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        try:
+            known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        except ValueError:
+            self.say(f"{str(file)!r} is damaged: which products are fastest is measured again.")
+            known = {}
         shape = "x".join(str(parameter.numel()) for parameter in model.parameters())
         where = [self.meta["processor"], str(self.meta["cpu_cores"]), self.meta["versions"]["torch"], self.precision]
-        key = ", ".join([f"parameters {shape}", f"batch {batch}", f"{num_members} members", *where])
+        key = ", ".join([f"parameters {shape}", f"batch {batch}", *where])
         if key not in known:
-            known[key] = fastest_products(model, batch, num_members)
+            known[key] = fastest_products(model, batch)
             write_text(file, json.dumps(known, indent=1) + "\n")
         return known[key]
 

@@ -55,7 +55,7 @@ def command(options: argparse.Namespace) -> None:
     if (options.what is None) != (options.action == "list"):
         raise LabError(f"`lrlab study {options.action}` takes {'nothing' if options.what else 'a study'}. See --help.")
     if options.action == "run":
-        run(options, "lrlab study run " + shlex.quote(options.what))
+        run(options, "lrlab study run")
         return
     form = {"list": "list", "card": "card DIR --out CARD", "report": "report DIR"}[options.action]
     plain = options.executor is None and options.stack_size is None and options.precision is None and not options.dry_run
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, program: str) -> None:
 
     Args:
         options: `what` and those of [`add_run_arguments`].
-        program (`str`): The command up to the options, for the report.
+        program (`str`): The command up to the study, for the report.
     """
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
@@ -107,9 +107,14 @@ def run(options: argparse.Namespace, program: str) -> None:
         if value is not None
     )
     given += f" --precision {spec.precision}" if spec.precision != "fp32" else ""
-    command = f"{program} --out {shlex.quote(str(options.out))}{given}"
+    command = f"{program} {_shown(options.what)} --out {_shown(options.out)}{given}"
     page = run_study(spec, options.out, options.executor, options.stack_size, command)
     _say(f"Wrote {page}.")
+
+
+def _shown(path: str | Path) -> str:
+    """A path in a command that others read: where on this machine it leads is nobody's business."""
+    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
 
 
 def _say(text: str) -> None:

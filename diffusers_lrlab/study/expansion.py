@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.sources import settle_point_column
+from ..data.toy2d_entries import TOY_DATASETS
 from ..errors import LabError, did_you_mean
 from ..training.arguments import parse_options
 from ..training.checks import check_source, resolve_config
@@ -99,6 +100,7 @@ _LOSS_OF = ("prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "num_vali
 def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingConfig]) -> None:
     """Raises a `LabError` if a loss or a distance is to be compared between arms for which it means different things."""
     for dataset in spec.datasets:
+        _check_training_data(dataset, [configs[arm, dataset] for arm in spec.arms])
         _check_samples(spec, dataset, [configs[arm, dataset] for arm in spec.arms])
     asked = {*spec.metrics, spec.speedup_metric or ""}
     losses = sorted(asked & {"validation_loss", "validation_loss_ema", "training_set_loss"})
@@ -113,6 +115,18 @@ def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingCo
                     f"({', '.join(map(str, sorted(values)))} on {dataset!r}): it is another quantity for each. Compare "
                     "samples, such as by kl, or give all arms the same."
                 )
+
+
+def _check_training_data(dataset: str, configs: list[TrainingConfig]) -> None:
+    """Raises a `LabError` if arms would learn from different data: what is held out of a data set is not trained on."""
+    if configs[0].dataset_name in TOY_DATASETS:  # which hold out points of their own
+        return
+    numbers = {config.num_validation_images for config in configs}
+    if len(numbers) > 1:
+        raise LabError(
+            f"Arms that differ in num_validation_images ({', '.join(map(str, sorted(numbers)))} on {dataset!r}) train on "
+            "different data, as what is held out is taken from them. Give all arms the same."
+        )
 
 
 def _check_samples(spec: StudySpec, dataset: str, configs: list[TrainingConfig]) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..optimizers import optimizer_state_bytes
 from ..training.core import RunCore
+from ..training.plan import Plan
 from .bench import Bench
 from .executors import check_stackable, share_out
 from .expansion import expand, expand_tuning
@@ -74,7 +76,7 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
 
 @dataclass
 class _Cost:
-    """Seconds, and bytes of the largest stack."""
+    """Seconds, and bytes of what is in memory at one time."""
 
     training: float = 0.0
     evaluation: float = 0.0
@@ -85,50 +87,65 @@ class _Cost:
         return _Cost(self.training + other.training, self.evaluation + other.evaluation, memory)
 
     def __str__(self) -> str:
-        memory = f", {self.memory / 2**20:.0f} MiB of weights and what goes with them" if self.memory else ""
-        return f"about {_duration(self.training)} of training and {_duration(self.evaluation)} of evaluation{memory}"
+        times = f"about {_duration(self.training)} of training and {_duration(self.evaluation)} of evaluation"
+        return f"{times}, {math.ceil(self.memory / 2**20)} MiB of memory"
 
 
 def _stacked_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
-    """By some updates and one evaluation of the first of all stacks that are alike."""
+    """By some updates, a validation and a measurement of the first of all stacks that are alike."""
     total = _Cost()
-    probed: dict[Any, _Cost] = {}
+    probed: dict[Any, _StackProbe] = {}
     for stack_specs in cut(specs, bench):
         plan, _ = bench.plan(stack_specs[0])
         key = (repr(plan.model_config), plan.layout.global_batch, len(stack_specs), stack_specs[0].metrics)
         if key not in probed:
             probed[key] = _probe_stack(stack_specs, bench)
-        cost = probed[key]
-        total += _Cost(cost.training * plan.num_updates, cost.evaluation * len(stack_specs), cost.memory)
+        probe = probed[key]
+        # Arms differ in how often they validate: a plateau may look at every update.
+        validations = sum(_num_validations(bench.plan(spec)[0]) for spec in stack_specs)
+        evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_lanes
+        total += _Cost(probe.update * plan.num_updates, evaluation, probe.memory)
     return total
 
 
-def _probe_stack(specs: list[RunSpec], bench: Bench) -> _Cost:
-    """Of an update of the whole stack, and of the evaluation of one member, of which a core each does one."""
+class _StackProbe(NamedTuple):
+    """Seconds of an update of a whole stack, and of a validation and a measurement of a member, of which a core does one."""
+
+    update: float
+    validation: float
+    measurement: float
+    num_lanes: int
+    memory: float
+
+
+def _probe_stack(specs: list[RunSpec], bench: Bench) -> _StackProbe:
     members = [Member(*bench.plan(spec), bench.device) for spec in specs]
     plan = members[0].plan
     with side_by_side(bench.device, len(specs)) as lanes:
-        ways = fastest_products(members[0].model, plan.layout.global_batch, len(members))
-        updates = Lanes(members, bench.device, ways, lanes).updates()
-        seconds = _seconds_per_update(partial(next, updates, 0), plan.num_updates)
-        evaluation = _evaluation_seconds(members[0], specs[0]) / lanes.num_lanes
-    return _Cost(seconds, evaluation, sum(map(_bytes_of, members)))
+        ways = fastest_products(members[0].model, plan.layout.global_batch)
+        stacks = Lanes(members, bench.device, ways, lanes)
+        memory = sum(stack.mlp.num_bytes for stack in stacks.stacks) + sum(map(_bytes_of, members))
+        seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
+        return _StackProbe(seconds, *_validation_and_measurement_seconds(members[0], specs[0]), lanes.num_lanes, memory)
 
 
-def _evaluation_seconds(run: RunCore, spec: RunSpec) -> float:
-    """Of a run: its validations, and a measurement whose samples are drawn in two steps instead of all."""
-    seconds, started = 0.0, time.perf_counter()
+def _num_validations(plan: Plan) -> int:
+    return plan.num_updates // plan.validation_updates if plan.config.num_validation_images else 0
+
+
+def _validation_and_measurement_seconds(run: RunCore, spec: RunSpec) -> tuple[float, float]:
+    """Of a run: one validation, and the measurement at its end, whose samples are drawn in two steps instead of all."""
+    validation, started = 0.0, time.perf_counter()
     if run.validation is not None:
         run.validation_losses()
-        validations = run.plan.num_updates // run.plan.validation_updates
-        seconds += validations * (time.perf_counter() - started)
+        validation = time.perf_counter() - started
     config, num_steps = run.config, run.config.ddpm_num_inference_steps
     run.config = dataclasses.replace(config, ddpm_num_inference_steps=min(2, num_steps))
     started = time.perf_counter()
     measure(run, spec, {}, {})
-    seconds += time.perf_counter() - started + run.sampling_seconds * (num_steps / min(2, num_steps) - 1)
+    seconds = time.perf_counter() - started + run.sampling_seconds * (num_steps / min(2, num_steps) - 1)
     run.config = config
-    return seconds
+    return validation, seconds
 
 
 def _seconds_per_update(do_update: Any, num_updates: int) -> float:
@@ -142,13 +159,15 @@ def _seconds_per_update(do_update: Any, num_updates: int) -> float:
 
 
 def _bytes_of(member: Member) -> float:
+    """What a member has for itself: the weights and gradients are the stack's."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in member.model.parameters())
-    return weights * (3 if member.ema is not None else 2) + optimizer_state_bytes(member.optimizer)
+    return weights * (member.ema is not None) + optimizer_state_bytes(member.optimizer)
 
 
 def _local_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
     """By some updates and one evaluation of a run of each arm on each data set."""
     from ..data.batches import iterate_batches
+    from ..forecast.memory import forecast_memory
     from ..training.loop import Trainer
     from ..training.run import make_accelerator
     from ..training.run_folder import RunFolder
@@ -163,8 +182,11 @@ def _local_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
                 trainer = Trainer(plan, data, make_accelerator(plan.config), RunFolder(Path(folder)))
                 batches = iterate_batches(data, plan.layout, 0, range(plan.num_updates))
                 seconds = _seconds_per_update(partial(_update, trainer, batches), plan.num_updates)
-                probed[key] = _Cost(seconds, _evaluation_seconds(trainer, spec))
-        total += _Cost(probed[key].training * plan.num_updates, probed[key].evaluation)
+                validation, measurement = _validation_and_measurement_seconds(trainer, spec)
+                memory = forecast_memory(plan, device=bench.device.type).total
+                probed[key] = _Cost(seconds, validation * _num_validations(plan) + measurement, memory)
+        cost = probed[key]
+        total += _Cost(cost.training * plan.num_updates, cost.evaluation, cost.memory)
     return total
 
 

@@ -12,18 +12,17 @@ import torch
 from .matmuls import CANDIDATES, STOCK
 from .stacked_mlp import StackedMLP
 
-_MOST_MEMBERS = 4  # more tell nothing new
+_MEMBERS = 4  # more tell nothing new
 _ROUNDS = 12
 
 
-def fastest_products(model: Any, batch: int, num_members: int) -> dict[str, str]:
+def fastest_products(model: Any, batch: int) -> dict[str, str]:
     """
-    The fastest of `CANDIDATES` for a stack of such networks, by forward and backward passes in turn: about a second.
+    The fastest of `CANDIDATES` for stacks of such networks, by forward and backward passes in turn: about a second.
 
     Args:
         model ([`MLPDenoiser`]): One of the networks; it is not changed.
         batch (`int`): Points of each in an update.
-        num_members (`int`): Networks in the stack.
 
     Returns:
         `dict`: from kinds of products to names of ways; torch's own wherever there is nothing to choose.
@@ -31,7 +30,7 @@ def fastest_products(model: Any, batch: int, num_members: int) -> dict[str, str]
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
     if not (on_cpu and torch.backends.mkldnn.is_available()):
         return STOCK
-    networks = [copy.deepcopy(model) for _ in range(min(num_members, _MOST_MEMBERS))]
+    networks = [copy.deepcopy(model) for _ in range(_MEMBERS)]
     shape = (len(networks), batch, model.config.dimension)
     points, timesteps = torch.zeros(shape), torch.zeros(shape[:2], dtype=torch.int64)
     stacks = {name: StackedMLP(copy.deepcopy(networks), batch, ways) for name, ways in CANDIDATES.items()}

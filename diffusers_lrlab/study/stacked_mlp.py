@@ -58,6 +58,13 @@ class StackedMLP:
         """Of all parameters, `(members, ...)` each, in the order of a network's parameters."""
         return [grad for pair in zip(self.weight_grads, self.bias_grads, strict=True) for grad in pair]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of weights, gradients and what a pass has in memory."""
+        rows = (*self.weights, *self.biases, *self._hidden, *self._active, self._gradient, self._through, self._output)
+        embedding = self.batch * len(self.models) * self.weights[0].shape[2] * self.weights[0].element_size()
+        return sum(tensor.nbytes for tensor in (*rows, *self.gradients)) + embedding
+
     def forward(self, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """
         What each network makes of its noisy points.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -65,7 +66,7 @@ def _run_stack(specs: list[RunSpec], bench: Bench, lanes: SideBySide) -> None:
     for run_id, state in saved.states.items():
         members[run_id].update, members[run_id].error = state["update"], state["error"]
     first = next(iter(members.values()))
-    ways = saved.ways or bench.products(first.model, first.plan.layout.global_batch, len(specs))
+    ways = saved.ways or bench.products(first.model, first.plan.layout.global_batch)
     # All of them once, also those that are done: it makes their optimizers and averages.
     stacks = Lanes(list(members.values()), bench.device, ways, lanes)
     stacks.load({members[run_id]: state for run_id, state in saved.states.items()})
@@ -124,7 +125,12 @@ class _Saved:
         self.ways: dict[str, str] | None = None
         wanted, furthest = {spec.id: bench.data(spec).fingerprint for spec in specs}, -1
         for file in sorted(bench.stacks.glob("*.pt")):
-            saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+            try:
+                saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+            except (RuntimeError, EOFError, pickle.UnpicklingError):  # what torch makes of a file that is cut or empty
+                bench.say(f"{str(file)!r} is damaged: what was begun there is begun again.")
+                file.unlink()
+                continue
             members = saved["members"].items()
             states = {run_id: state for run_id, state in members if wanted.get(run_id) == state.get("data_fingerprint", "")}
             update = max((state["update"] for state in states.values()), default=-1)

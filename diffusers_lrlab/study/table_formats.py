@@ -170,7 +170,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$])")
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
-    **{"±": r"$\pm$", "−": "$-$", "–": "--", "‖": r"$\|$", "×": r"$\times$", "“": "``", "”": "''"},
+    **{"±": r"$\pm$", "−": "$-$", "–": "--", "‖": r"$\|$", "×": r"$\times$", "≤": r"$\le$", "“": "``", "”": "''"},
 }
 
 
