@@ -381,12 +381,14 @@ def run_with_foreign_files(finished_run, tmp_path):
 def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
     folder = run_with_foreign_files
     (folder / "lrlab" / "left-over.txt").write_text("of the old run")
+    (folder / "lrlab" / "lr_finder.json").write_text("{}")  # of no run
     arguments = ["--seed=1", "--checkpointing_steps=5", "--overwrite_output_dir", f"--output_dir={folder}"]
     outcome = start(*SMALL, *arguments)
     assert outcome.status == 0, outcome.stderr
     after = contents(folder)
     assert {name: after.get(name) for name in FOREIGN} == FOREIGN
     assert "lrlab/left-over.txt" not in after
+    assert after["lrlab/lr_finder.json"] == b"{}"
     assert not (folder / "checkpoint-2").exists()
     assert json.loads(after["lrlab/run.json"])["config"]["seed"] == 1
     assert len(after["lrlab/metrics.jsonl"].splitlines()) == 1 + 3

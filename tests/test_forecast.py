@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import runs
@@ -10,7 +11,8 @@ from accelerate.state import AcceleratorState
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli import main
-from diffusers_lrlab.forecast.memory import batch_that_fits, forecast_memory, optimizer_bytes
+from diffusers_lrlab.forecast.describe import describe_forecast
+from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, forecast_memory, optimizer_bytes
 from diffusers_lrlab.forecast.timing import forecast_time, num_pictures
 from diffusers_lrlab.optimizers import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training.checks import resolve_config
@@ -115,6 +117,43 @@ def test_batches_that_fit(tmp_path, data, mebibytes, batch):
 
 def test_where_nothing_fits(tmp_path):
     assert batch_that_fits(make_trainer(tmp_path, dataset_name="moons").plan, 1000) is None
+
+
+CGROUPS = {
+    "version 2": ({"memory.max": "3000", "memory.current": "1000", "memory.stat": "anon 5\ninactive_file 400\n"}, 2400),
+    "version 1": (
+        {
+            **{"memory/memory.limit_in_bytes": "3000", "memory/memory.usage_in_bytes": "1000"},
+            "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 2\n",
+        },
+        2001,
+    ),
+    "no limit": ({"memory.max": "max", "memory.current": "1000", "memory.stat": ""}, math.inf),
+    "no container": ({}, math.inf),
+}
+
+
+@pytest.mark.parametrize("name", CGROUPS)
+def test_what_a_container_may_have(tmp_path, name):
+    files, room = CGROUPS[name]
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text + "\n")
+    assert container_room(tmp_path) == room
+
+
+def test_memory_is_told_before_anything_is_tried(tmp_path, monkeypatch):
+    """A model that does not fit can be forecast, and not be timed."""
+    trainer = make_trainer(tmp_path, dataset_name="moons")
+
+    def too_large(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("diffusers_lrlab.training.loop.Trainer", too_large)
+    texts = describe_forecast(trainer.plan, trainer.data, trainer.accelerator)
+    assert next(texts).startswith("       memory  ")
+    with pytest.raises(MemoryError):
+        next(texts)
 
 
 @pytest.mark.parametrize("data", ["digits", "moons"])

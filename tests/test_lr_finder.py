@@ -441,6 +441,14 @@ def test_data_that_end_early_are_used_as_far_as_they_go(tmp_path):
     assert "The data ended after 13 of 40 updates" in result.describe()
 
 
+def test_data_that_end_with_the_test_are_not_complained_of(tmp_path):
+    """Though the test would have gone on beyond the highest rate."""
+    batches = [torch.randn(32, 2) for _ in range(40)]
+    settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=40, probe_size=32)
+    (sweep,) = find_lr_of(make_trainer(tmp_path), settings, batches).sweeps
+    assert (sweep.num_updates, sweep.ended) == (40, None)
+
+
 def test_a_loss_that_is_not_finite_from_the_start(tmp_path):
     trainer = make_trainer(tmp_path)
     with torch.no_grad():

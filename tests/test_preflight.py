@@ -62,7 +62,7 @@ def noise(number):
 # name of a check -> (options of a run, or what makes them in a folder; what the message says)
 DESERVED = {
     "value_range": [
-        (lambda path: with_images(path, lambda n: noise(n) % 2), "of 255 levels they use the first 2"),
+        (lambda path: with_images(path, lambda n: noise(n) % 2), "of 256 levels they use the first 2"),
         (lambda path: with_images(path, lambda n: 128 + noise(n) // 2), "half of [-1, 1]"),
         (lambda path: with_images(path, lambda n: 120 + noise(n) % 4), "hardly have contrast"),
         (

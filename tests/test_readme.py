@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -151,3 +152,20 @@ def test_the_previews_run_as_printed(tmp_path, command):
 def test_the_schedules_that_can_go_upstream_are_named():
     for name in list_upstream_schedules():
         assert f"`{name}`" in README.partition("It knows ")[2][:300]
+
+
+def test_the_first_study_runs_as_printed(tmp_path):
+    (command,) = re.findall(r"^(lrlab study run quick --out \S+)", README, re.MULTILINE)
+    _, *words = command.split()
+    done = subprocess.run([Path(sys.executable).parent / "lrlab", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / words[-1]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["study"]["command"] == command
+    assert summary["study"]["runs"] == {"finished": 18, "diverged": 0}
+    assert (folder / "report/index.html").stat().st_size > 1_000_000  # with the plots in it
+    text = (folder / "report/report.md").read_text()
+    for row in summary["rows"]:  # words are those of the adjusted test
+        if row["p_adjusted"] is not None:
+            assert 0 <= row["p"] <= row["p_adjusted"] <= 1
+    assert text.startswith(f"# {summary['study']['title']}")

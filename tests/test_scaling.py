@@ -1,5 +1,7 @@
 """Learning rates for other batches: the rules, the calculator, and what a run makes of them."""
 
+import contextlib
+
 import pytest
 import runs
 
@@ -7,6 +9,7 @@ from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.cli import main
 from diffusers_lrlab.scaling import SCALING_RULES, scaled_learning_rate, scaling_warning
 from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.run import prepare
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,19 @@ def test_rules_rise_without_a_jump(rule):
 def test_wrong_numbers(arguments, part):
     with pytest.raises(LabError, match=part):
         scaled_learning_rate(*arguments)
+
+
+@pytest.mark.parametrize(("min_lr", "is_told"), [(2e-4, False), (2e-3, True)])
+def test_the_floor_is_compared_with_the_scaled_rate(min_lr, is_told):
+    """1e-4 for 8 images are 8e-4 for 64."""
+    config = TrainingConfig(
+        dataset_name="digits",
+        **{"learning_rate": 1e-4, "scale_lr": "linear", "base_batch_size": 8, "train_batch_size": 64, "max_train_steps": 10},
+        **{"lr_scheduler": "cosine", "lr_scheduler_kwargs": {"min_lr": min_lr}},
+    )
+    with pytest.raises(LabError, match="0.002 of 'cosine' is above .* 0.0008") if is_told else contextlib.nullcontext():
+        plan, *_ = prepare(config)
+        assert plan.lrs.max() == pytest.approx(8e-4)
 
 
 def test_who_is_warned():

@@ -210,6 +210,8 @@ def _sweep(
     for update, lr in enumerate(lrs):
         images = next(batches, None)
         if images is None:
+            if update >= settings.num_updates:  # beyond, the test only goes on where it can
+                break
             ended = f"the data ended after {update} of {settings.num_updates} updates, at a rate of {lr:.3g}"
             break
         for group in trainer.optimizer.param_groups:

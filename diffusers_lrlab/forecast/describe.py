@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> str:
+def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> Iterator[str]:
     """
-    Memory, time and disk of a run, and what other choices would make of the memory, as text; takes some seconds.
+    Memory, time and disk of a run, and what other choices would make of the memory, as texts; takes some seconds.
 
-    All processes call this; the accelerator is as it was afterwards.
+    Memory comes first, before anything is tried: a model that does not fit cannot be timed. All processes call this, to its
+    end; the accelerator is as it was afterwards.
     """
     from ..training.loop import Trainer
     from ..training.run_folder import RunFolder
@@ -35,17 +38,18 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     if device.type == "cpu":  # which its processes share
         available //= accelerator.num_processes
     memory = forecast_memory(plan, device=device.type)
+    yield "\n".join(_memory_lines(plan, memory, available, device.type))
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
         seconds = forecast_time(trainer)
         state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
         trainer.release()
-    lines = [*_memory_lines(plan, memory, available, device.type), *_time_lines(plan, seconds)]
-    lines += _disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state)
-    return "\n".join([*lines, "", *_alternatives(plan, memory, device.type)])
+    yield "\n".join(_time_lines(plan, seconds))
+    yield "\n".join(_disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state))
+    yield "\n".join(["", *_alternatives(plan, memory, device.type)])
 
 
-def _memory_lines(plan: Plan, memory: MemoryForecast, available: int, device: str) -> list[str]:
+def _memory_lines(plan: Plan, memory: MemoryForecast, available: float, device: str) -> list[str]:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory._asdict().items() if size)
     things, fits = plan.kind.things, batch_that_fits(plan, available, device)
     if fits is None:
@@ -62,9 +66,9 @@ def _memory_lines(plan: Plan, memory: MemoryForecast, available: int, device: st
 def _time_lines(plan: Plan, seconds: TimeForecast) -> list[str]:
     rate = plan.layout.global_batch / seconds.update
     rest = ", ".join(f"{part} {_duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
+    low, high = (_duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
     lines = [
-        f"{'time':>13}  {_duration(seconds.total)}: training {_duration(seconds.training)} ({_duration(seconds.low)} to "
-        f"{_duration(seconds.high)}), {rest}",
+        f"{'time':>13}  {_duration(seconds.total)} ({low} to {high}): training {_duration(seconds.training)}, {rest}",
         f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {plan.kind.things} a second, as measured now",
     ]
     if plan.config.auto_learning_rate:
@@ -81,7 +85,12 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
     kept = math.ceil(plan.num_updates / config.checkpointing_steps)  # one is written at the end
     kept = min(kept, config.checkpoints_total_limit or kept)
     checkpoints = f"{kept} checkpoint{'s' if kept > 1 else ''} of {_size(checkpoint)}"
-    return [f"{'disk':>13}  {_size(pipeline + kept * checkpoint)}: the pipeline {_size(pipeline)}, {checkpoints}"]
+    folder = Path(config.output_dir).absolute()
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    return [
+        f"{'disk':>13}  {_size(pipeline + kept * checkpoint)}: the pipeline {_size(pipeline)}, {checkpoints}; "
+        f"{_size(free)} are free"
+    ]
 
 
 def _alternatives(plan: Plan, memory: MemoryForecast, device: str) -> list[str]:

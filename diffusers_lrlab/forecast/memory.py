@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -147,7 +149,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
     return {getattr(part, "name", str(part)): int(size) for part, size in snapshot.items()}, max(sizes)
 
 
-def batch_that_fits(plan: Plan, available: int, device: str = "cpu") -> int | None:
+def batch_that_fits(plan: Plan, available: float, device: str = "cpu") -> int | None:
     """
     The largest power of two of images per micro-batch whose updates fit into so many bytes; `None` if not even one does.
 
@@ -173,10 +175,26 @@ def batch_that_fits(plan: Plan, available: int, device: str = "cpu") -> int | No
     return most or None
 
 
-def available_bytes(device: torch.device) -> int:
-    """Memory that is free on a device now."""
+def available_bytes(device: torch.device) -> float:
+    """Memory that is free on a device now; on a CPU, within what a container may have."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import psutil
 
-    return int(psutil.virtual_memory().available)
+    return min(int(psutil.virtual_memory().available), container_room())
+
+
+def container_room(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes that this process's container may still take (Linux, cgroups of both versions); infinite without a limit."""
+    for folder, limit, usage in (
+        (root, "memory.max", "memory.current"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            most, used = ((folder / name).read_text().strip() for name in (limit, usage))
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        if most.isdigit():  # "max" otherwise
+            return int(most) - int(used) + (int(cached[1]) if cached else 0)  # what is only cached is given back
+    return math.inf

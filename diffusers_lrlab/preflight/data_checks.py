@@ -25,7 +25,7 @@ def value_range(subject: Subject) -> str | None:
         )
     if high < -0.9:
         return (
-            f"The images are nearly black: of 255 levels they use the first {round((high + 1) * 127.5) + 1}. If they hold "
+            f"The images are nearly black: of 256 levels they use the first {round((high + 1) * 127.5) + 1}. If they hold "
             "labels, or values from 0 to 1, stretch them to the whole range first."
         )
     if low > -_LEVEL:

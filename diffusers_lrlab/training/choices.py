@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 from ..errors import LabError
 from ..optimizers import OPTIMIZERS, check_installed
 from ..progress import resolve_warmup_updates
+from ..scaling import scaled_learning_rate
 from ..schedules.artefact import PREFIX as HUB_PREFIX
 from ..schedules.artefact import hub_schedule
 from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
@@ -103,8 +105,8 @@ def resolve_lr_schedule(config: TrainingConfig) -> None:
             kwargs[key] = value
     entry = SCHEDULERS[name]
     config.lr_scheduler, config.lr_scheduler_kwargs = name, resolve_kwargs(entry, kwargs)
-    if (floor := config.lr_scheduler_kwargs.get("min_lr") or 0.0) > config.learning_rate:
-        raise LabError(f"min_lr={floor:g} of {name!r} is above --learning_rate {config.learning_rate:g}. Lower it.")
+    if config.scale_lr == "none" and not config.auto_learning_rate:  # else the peak is known later
+        check_floor(config, config.learning_rate)
     config.lr_num_cycles = config.lr_power = None
 
     if "no_warmup" in entry.traits:
@@ -125,6 +127,13 @@ def resolve_lr_schedule(config: TrainingConfig) -> None:
         raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
 
 
+def check_floor(config: TrainingConfig, peak: float) -> None:
+    """Raises a `LabError` for a schedule whose floor is above its peak."""
+    assert isinstance(config.lr_scheduler_kwargs, dict)  # it is resolved
+    if (floor := config.lr_scheduler_kwargs.get("min_lr") or 0.0) > peak:
+        raise LabError(f"min_lr={floor:g} of {config.lr_scheduler!r} is above the learning rate {peak:g}. Lower it.")
+
+
 def check_schedule(config: TrainingConfig) -> None:
     """Builds optimizer and schedules once, for what only their own code can refuse; the real length may be unknown yet."""
     import torch
@@ -133,9 +142,12 @@ def check_schedule(config: TrainingConfig) -> None:
     from ..schedules.lr import build_all
 
     weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
-    optimizer = get_optimizer(config.optimizer, weights, config.learning_rate, **config.optimizer_arguments)
+    # A launcher has told by now how many processes there are.
+    batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
+    peak = scaled_learning_rate(config.learning_rate, config.scale_lr, batch, config.base_batch_size)
+    optimizer = get_optimizer(config.optimizer, weights, peak, **config.optimizer_arguments)
     length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
-    schedule = with_batch(config.schedule, config.train_batch_size * config.gradient_accumulation_steps)
+    schedule = with_batch(config.schedule, batch)
     build_all(schedule, optimizer, config.lr_warmup_steps, length)
 
 

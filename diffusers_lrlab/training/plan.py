@@ -19,7 +19,7 @@ from ..schedules.frame import Schedule
 from ..schedules.promise import schedule_curves
 from ..schedules.resolve import describe_schedule, double_decay
 from ..schedules.spec import format_spec
-from .choices import with_batch
+from .choices import check_floor, with_batch
 from .config import TrainingConfig
 from .kinds import RunKind, kind_of
 from .timestep_choices import describe_choices, timestep_warnings
@@ -210,6 +210,8 @@ def make_plan(
         num_updates = math.ceil(config.num_epochs * num_images / layout.global_batch)
     schedule = with_batch(config.schedule, layout.global_batch)
     peak = scaled_learning_rate(config.learning_rate, config.scale_lr, layout.global_batch, config.base_batch_size)
+    if not config.auto_learning_rate:
+        check_floor(config, peak)
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
     lr_form, lr_factors = config.timestep_lr_form, None
     if lr_form is not None:

@@ -58,7 +58,8 @@ def train(config: TrainingConfig) -> Path | None:
     if config.dry_run:
         from ..forecast.describe import describe_forecast
 
-        accelerator.print(describe_forecast(plan, data, accelerator))
+        for text in describe_forecast(plan, data, accelerator):
+            accelerator.print(text, flush=True)
         return None
 
     folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)

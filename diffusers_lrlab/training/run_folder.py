@@ -105,12 +105,16 @@ class RunFolder:
         return sorted(found, key=checkpoint_update)
 
     def clear(self) -> None:
-        """Removes what a run wrote, and nothing else."""
+        """Removes what a run wrote, and nothing else: what the finder found is for runs that come."""
         config = self.read_record().get("config", {})
         if config.get("logger", "none") != "none":
             shutil.rmtree(self.path / config["logging_dir"], ignore_errors=True)
-        for path in [*self.checkpoints(), *(path for pattern in _OWN for path in self.path.glob(pattern))]:
+        own = [path for pattern in _OWN for path in self.path.glob(pattern) if path != self.lab]
+        logs = [path for path in self.lab.glob("*") if path.name not in FINDER_FILES]
+        for path in [*self.checkpoints(), *own, *logs]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if self.lab.exists() and not any(self.lab.iterdir()):
+            self.lab.rmdir()
 
 
 def checkpoint_update(path: Path) -> int:
