@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import runs
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.finder import range_test as range_tests
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, settle
 from diffusers_lrlab.finder.kept import kept_result
 from diffusers_lrlab.finder.range_test import do_one_update, range_test
@@ -219,12 +221,13 @@ DATA = {}
 
 def make_trainer(folder, model=None, **options):
     config = resolve_config(TrainingConfig(**{**POINTS, **options}))
-    if config.dataset_name not in DATA:
-        DATA[config.dataset_name] = kind_of(config).load_data(config, 1)
+    source = config.dataset_name or config.train_data_dir
+    if source not in DATA:
+        DATA[source] = kind_of(config).load_data(config, 1)
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps)
-    plan = make_plan(config, DATA[config.dataset_name], model or MLP)
-    return Trainer(plan, DATA[config.dataset_name], accelerator, RunFolder(folder))
+    plan = make_plan(config, DATA[source], model or MLP)
+    return Trainer(plan, DATA[source], accelerator, RunFolder(folder))
 
 
 def is_installed(name):
@@ -429,6 +432,22 @@ def test_skipped_fp16_updates_are_done_again(tmp_path, monkeypatch):
 def test_the_shortest_test_has_readings_enough(tmp_path):
     short = FinderConfig(start_lr=1e-6, end_lr=1e-2, num_updates=10, probe_size=32, extend=False)
     assert len(range_test(make_trainer(tmp_path), short).losses) >= 8
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_each_test_has_other_batches(tmp_path, monkeypatch, streaming):
+    datasets.Dataset.from_dict({"x": [[float(n), 0.0] for n in range(200)]}).to_parquet(str(tmp_path / "data.parquet"))
+    trainer = make_trainer(
+        tmp_path / "run",
+        **{"dataset_name": None, "train_data_dir": str(tmp_path), "point_column": "x", "streaming": streaming},
+        **{"train_batch_size": 4, "num_validation_images": 20},
+    )
+    seen = []
+    monkeypatch.setattr(range_tests, "do_one_update", lambda _, points: seen.append(sorted(points[:, 0].tolist())) or True)
+    settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=10, repeats=3, probe_size=8, extend=False)
+    for repeat in range(3):
+        range_test(trainer, settings, repeat=repeat)
+    assert len({str(batch) for batch in seen}) == len(seen) == 30
 
 
 def test_data_that_end_early_are_used_as_far_as_they_go(tmp_path):

@@ -186,7 +186,9 @@ def range_test(
     if batches is None:
         seed = stream_seed(trainer.config.seed, "finder", repeat)
         workers, skip = trainer.config.dataloader_num_workers, trainer.config.skip_corrupt_images
-        batches = iterate_batches(trainer.data, plan.layout, seed, range(len(settings.lrs())), workers, skip)
+        # A stream has one order, whatever the seed: each test begins where the one before it was to end.
+        first = repeat * settings.num_updates if plan.num_images is None else 0
+        batches = iterate_batches(trainer.data, plan.layout, seed, range(first, first + len(settings.lrs())), workers, skip)
     with as_it_was(trainer):
         # Of a short test, more often: rules want some readings.
         every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
