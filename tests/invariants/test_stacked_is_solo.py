@@ -21,6 +21,7 @@ from diffusers_lrlab.noise import NOISES
 from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
 from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.captured import record_graph
+from diffusers_lrlab.study.matmuls import CANDIDATES
 from diffusers_lrlab.study.member import Member
 from diffusers_lrlab.study.stack import Stack
 from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
@@ -290,6 +291,16 @@ def test_states_in_eight_bits(tmp_path):
     assert torch.uint8 in {state["state1"].dtype for state in member.optimizer.state.values()}
     assert_same_inputs(member, trainer)
     assert difference(member, trainer) <= member.config.learning_rate
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_whichever_products_the_probe_chooses(tmp_path, candidate):
+    """They round differently from the solo run, and do no more than that."""
+    arms = [{"seed": 1, "hidden_size": 64}, {"dataset_name": "line", "seed": 2, "hidden_size": 64}]
+    for place, member in enumerate(run_stack(arms, FIRST, ways=CANDIDATES[candidate])):
+        trainer = run_solo(arms[place], tmp_path / str(place), FIRST)
+        assert_same_inputs(member, trainer)
+        assert difference(member, trainer) <= CLOSE
 
 
 # --- long runs, ends, divergence -------------------------------------------------------------------------------------------
