@@ -161,6 +161,17 @@ def number_of(text):
     return float(text.replace("−", "-").replace(",", ""))
 
 
+@pytest.mark.parametrize(("num_arms", "told"), [(24, ""), (30, "the first 24 of 30 arms")])
+def test_samples_that_are_left_out_are_told(monkeypatch, tmp_path, num_arms, told):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, _: figures.append(figure))
+    arms = [f"arm {number}" for number in range(num_arms)]
+    points = SimpleNamespace(samples={"points": [[0.0, 1.0], [1.0, 0.0]]})
+    plots.plot_sample_grid({(arm, "dino"): points for arm in arms}, ["dino"], looks(arms, arms[0]), tmp_path / "samples.png")
+    assert figures[0].get_supxlabel() == told
+    assert len(figures[0].axes) == 24
+
+
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 

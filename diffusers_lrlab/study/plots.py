@@ -185,7 +185,8 @@ def sample_grid_of(results: list[RunResult]) -> dict[Place, RunResult]:
 
 def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks: dict[str, Look], path: Path) -> None:
     """Samples of one seed: a row for each data set, a column for each arm, one scale in a row."""
-    arms = [arm for arm in looks if any(place[0] == arm for place in chosen)][:_MOST_COLUMNS_OF_SAMPLES]
+    every = [arm for arm in looks if any(place[0] == arm for place in chosen)]
+    arms = every[:_MOST_COLUMNS_OF_SAMPLES]
     datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in chosen)]
     figure = new_figure(1.5 * len(arms) + 0.4, 1.5 * len(datasets) + 0.4, dpi=130)
     panels = figure.subplots(len(datasets), len(arms), squeeze=False)
@@ -202,6 +203,8 @@ def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks:
         row[0].set_ylabel(plain(dataset, 16), fontsize=11)
     for axes, arm in zip(panels[0], arms, strict=True):
         axes.set_title(plain(arm, 16), fontsize=11)
+    if len(arms) < len(every):
+        figure.supxlabel(f"the first {len(arms)} of {len(every)} arms", fontsize=9)
     _save(figure, path)
 
 
