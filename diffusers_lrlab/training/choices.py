@@ -131,7 +131,8 @@ def check_floor(config: TrainingConfig, peak: float) -> None:
     """Raises a `LabError` for a schedule whose floor is above its peak."""
     assert isinstance(config.lr_scheduler_kwargs, dict)  # it is resolved
     if (floor := config.lr_scheduler_kwargs.get("min_lr") or 0.0) > peak:
-        raise LabError(f"min_lr={floor:g} of {config.lr_scheduler!r} is above the learning rate {peak:g}. Lower it.")
+        rate = "--learning_rate" if config.scale_lr == "none" else "the scaled learning rate"
+        raise LabError(f"min_lr={floor:g} of {config.lr_scheduler!r} is above {rate} {peak:g}. Lower it.")
 
 
 def check_schedule(config: TrainingConfig) -> None:
