@@ -78,7 +78,7 @@ def test_flags_named_in_the_readme_exist():
     known |= {field.name for field in dataclasses.fields(FinderConfig)}
     accelerates, benchmarks = (
         {"multi_gpu", "num_processes", "cpu"},
-        {"upstream", "rounds", "epochs", "inference_steps", "seeds", "guide", "part"},
+        {"upstream", "rounds", "epochs", "inference_steps", "seeds", "guide", "part", "image_updates", "point_updates"},
     )
     launcher = {"fix_lr_clock", "strict_lr_audit", "num_updates"}
     for command in COMMANDS.values():
