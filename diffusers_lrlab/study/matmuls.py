@@ -28,7 +28,7 @@ def _stock(kind: str) -> Product:
 
     def product(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, add: bool) -> None:
         left, right = operands(kind, first, second)
-        if len(out) == 1 and out.shape[2] == 1:
+        if len(out) == 1 and 1 in out.shape[1:]:
             # MKL has a routine of its own for a single product with a vector, which rounds otherwise: two of them, then.
             twice = out.repeat(2, 1, 1)
             product(first.expand(2, -1, -1), second.expand(2, -1, -1), twice, add)
