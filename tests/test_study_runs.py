@@ -912,6 +912,16 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
     assert f"of training and {seconds:.0f} seconds of evaluation" in shown
 
 
+def test_the_memory_of_a_stack_has_its_optimizers_in_it(home, tmp_path):
+    """Of every member, Adam keeps two numbers per weight, and SGD with momentum one."""
+    bench, memory = Bench(StudyFolder(tmp_path), quiet=True), []
+    for optimizer in ("adamw", "sgd"):
+        runs = expand(load_spec(str(write_spec(home, base={**BASE, "optimizer": optimizer}))))
+        memory.append(forecast._probe_stack(runs, bench).memory)
+    plan, _ = bench.plan(runs[0])
+    assert memory[0] - memory[1] >= len(runs) * 4 * plan.num_parameters
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="bfloat16 products by name are for CPUs")
 def test_another_precision_is_another_run(home, stacked, done, tmp_path):
     before = torch.backends.mkldnn.matmul.fp32_precision
