@@ -124,7 +124,7 @@ def _probe_stack(specs: list[RunSpec], bench: Bench) -> _StackProbe:
     with side_by_side(bench.device, len(specs)) as lanes:
         ways = fastest_products(members[0].model, plan.layout.global_batch)
         stacks = Lanes(members, bench.device, ways, lanes)
-        memory = sum(stack.mlp.num_bytes for stack in stacks.stacks)
+        memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
         memory += sum(map(_bytes_of, members))  # optimizers have their states now
         return _StackProbe(seconds, *_validation_and_measurement_seconds(members[0], specs[0]), lanes.num_lanes, memory)
