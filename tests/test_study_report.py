@@ -345,6 +345,9 @@ def test_a_name_is_never_markup(tmp_path):
     results, summary = made_up_study(arms, datasets, title=evil, change=change, command=f"lrlab {evil}")
     summary["study"]["arms"][evil]["description"] = evil
     summary |= {"consistency": [{evil: evil}], "speedups": [row | {"arm": evil} for row in SPEEDUPS]}
+    summary["study"]["arms"][evil]["controls"] = [arms[2]]
+    summary["controls"] = {"kl": [{**row, "control": arms[2]} for row in summary["rows"] if row["metric"] == "kl"]}
+    summary["controls"]["speedup"] = [row | {"arm": evil, "control": arms[2]} for row in SPEEDUPS]
     summary["meta"]["processor"] = evil
     page = page_of(tmp_path, results, summary)
     own = own_part(page)
@@ -511,6 +514,32 @@ def test_speedups_that_are_not_told(tmp_path, p, said):
     _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## speedup: findings")
     assert found
     assert section.strip().startswith(said)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_arms_beside_their_controls(tmp_path):
+    results, summary = made_up_study(("a", "b", "c"), ("dino",))
+    summary["study"]["arms"]["c"]["controls"] = ["b"]
+    values = {arm: {"dino": {run.seed: run.results["kl"] for run in results if run.arm == arm}} for arm in ("b", "c")}
+    rows = compare(values, "b", "kl", num_resamples=0)
+    own = {**rows[1], "control": "b"}
+    assert own["p_adjusted"] < 0.05
+    summary["controls"] = {"kl": [own], "speedup": [{**SPEEDUPS[1], "arm": "c", "control": "b"}]}
+    summary["findings"]["kl"] += findings(rows, "kl", "b")
+    shown = Tables(page_of(tmp_path, results, summary)).found
+    label = "KL(data ‖ samples) by 5th neighbours, bits"
+    p = probability(own["p_adjusted"])
+    assert shown["Beside controls"][1:] == [
+        ["dino", "c", "b", label, "worse", "5", number(own["diff"]), interval(own["diff_low"], own["diff_high"]), p]
+    ]
+    assert shown["Speed-ups beside controls"][1:] == [["dino", "c", "b", "5", "2", "–", "≤ 0.8123", "–", "0.021"]]
+    text = (tmp_path / "report" / "report.md").read_text()
+    told, _, _ = text.partition("<details>")
+    assert "c is worse than b on dino in kl" in told
+    assert "Every arm is compared with a, and some with controls of their own, seed by seed" in text
+    summary["findings"] = {"kl": ["Whether c differs from b on dino cannot be told."]}
+    page_of(tmp_path, results, summary)
+    assert "No difference to a, or to a control, passed the adjusted test." in (tmp_path / "report/report.md").read_text()
 
 
 def test_a_report_replaces_the_one_before(tmp_path):

@@ -287,6 +287,41 @@ def test_speedups(stacked):
     assert "speedup" in read_summary(stacked)["findings"]
 
 
+def test_controls_are_compared_besides(home, tmp_path):
+    """Arms beside their controls, in a family of their own: nothing about the baseline changes by it."""
+    arms = {**SPEC["arms"], "linear": {"lr_scheduler": "linear"}}
+    with_controls = {**arms, "linear": {"lr_scheduler": "linear", "controls": ["cosine"]}}
+    few = {"datasets": ["dino", "moons"], "speedup_metric": "validation_loss_ema"}
+    out = study(home, tmp_path / "out", arms=arms, **few)
+    plain, before = read_summary(out), moments(out)
+    study(home, out, arms=with_controls, **few)
+    summary = read_summary(out)
+    assert moments(out) == before
+    assert "controls" not in plain
+    assert [summary[key] for key in ("rows", "ranks", "speedups")] == [plain[key] for key in ("rows", "ranks", "speedups")]
+    values = {}
+    for record in records(out).values():
+        run = record["run"]
+        values[run["arm"], run["dataset"], run["seed"]] = record["train"]["results"]["energy_distance"]
+    rows = summary["controls"]["energy_distance"]
+    assert [(row["arm"], row["control"], row["dataset"]) for row in rows] == [
+        ("linear", "cosine", "dino"),
+        ("linear", "cosine", "moons"),
+    ]
+    for row in rows:
+        seeds = [values["linear", row["dataset"], seed] - values["cosine", row["dataset"], seed] for seed in (0, 1)]
+        assert row["diff"] == pytest.approx(np.mean(seeds))
+    # Holm over two: the smaller p counts twice, and the other at least as much.
+    first, second = sorted(rows, key=lambda row: row["p"])
+    assert first["p_adjusted"] == pytest.approx(min(1, 2 * first["p"]))
+    assert second["p_adjusted"] == pytest.approx(max(first["p_adjusted"], second["p"]))
+    assert [row["control"] for row in summary["controls"]["speedup"]] == ["cosine", "cosine"]
+    for metric, sentences in summary["findings"].items():
+        own = [sentence for sentence in sentences if sentence not in plain["findings"][metric]]
+        assert len(own) == 2
+        assert all("linear" in sentence and "cosine" in sentence for sentence in own)
+
+
 def test_seeds_make_much_the_same_of_one_noise(stacked):
     rows = read_summary(stacked)["consistency"]
     assert {(row["dataset"], row["between"]) for row in rows} == {

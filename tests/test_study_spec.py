@@ -18,7 +18,7 @@ from diffusers_lrlab.cli import main
 from diffusers_lrlab.study.expansion import expand, expand_tuning, located
 from diffusers_lrlab.study.reading import load_spec, preset_names, read_spec, spec_from_dict
 from diffusers_lrlab.study.results import StudyFolder
-from diffusers_lrlab.study.spec import RunSpec
+from diffusers_lrlab.study.spec import RunSpec, controlled
 from diffusers_lrlab.training.config import TrainingConfig
 
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
@@ -149,6 +149,23 @@ REFUSED = {
     ),
     "rate of nothing": ({"learning_rates": [0]}, ["learning_rates", "[0]", "above 0"]),
     "baseline that is no arm": ({"baseline": "cosin"}, ["baseline 'cosin'", "Did you mean 'cosine'?", "constant, cosine"]),
+    "control that is no arm": (
+        {"arms": {**ARMS, "a": {"controls": ["cosin"]}}},
+        ["The control 'cosin' of 'a' is none of the arms.", "Did you mean 'cosine'?", "constant, cosine, a"],
+    ),
+    "control of itself": ({"arms": {**ARMS, "a": {"controls": ["a"]}}}, ["The control 'a' of 'a' is the arm itself"]),
+    "baseline as a control": (
+        {"arms": {**ARMS, "a": {"controls": "constant"}}},
+        ["The control 'constant' of 'a' is the baseline, which every arm is compared with"],
+    ),
+    "control twice": (
+        {"arms": {**ARMS, "a": {"controls": ["cosine", "cosine"]}}},
+        ["controls of 'a': 'cosine' is there twice"],
+    ),
+    "control without a value": (
+        {"arms": {**ARMS, "a": {"controls": None}}},
+        ["The control 'None' of 'a' is none of the arms"],
+    ),
     "unknown metric": ({"metrics": ["kll"]}, ["metrics: there is no metric 'kll'", "Did you mean 'kl'?", "coverage"]),
     "metric that is no name": ({"metrics": [{"kl": 1}]}, ["no metric", "Known: "]),
     "exact KL without a density": (
@@ -585,6 +602,17 @@ def test_what_is_written_elsewhere_is_the_same():
     assert ids(spec(arms=arms, base=base, title="Words", baseline="cosine", speedup_metric="validation_loss_ema")) == plain
     assert ids(spec(datasets={"dino": {"dataset_name": "dino"}, "moons": {}}, seeds=[1, 0])) == plain
     assert ids(spec(base={**BASE, "learning_rate": "3e-4", "max_grad_norm": 1})) == plain
+
+
+def test_controls_are_arms_of_the_same_rate_and_change_no_run():
+    arms = {**ARMS, "linear": {"lr_scheduler": "linear"}}
+    with_controls = {**arms, "linear": {"lr_scheduler": "linear", "controls": "cosine"}}
+    assert controlled(spec(arms=with_controls).arms) == [("linear", "cosine")]
+    assert ids(spec(arms=with_controls)) == ids(spec(arms=arms))
+    several = spec(arms=with_controls, learning_rates=[1e-3, 1e-2])
+    assert controlled(several.arms) == [("linear@0.001", "cosine@0.001"), ("linear@0.01", "cosine@0.01")]
+    kept = json.loads(json.dumps(several.to_dict()))
+    assert spec_from_dict(kept, Path()).arms == several.arms
 
 
 @functools.cache

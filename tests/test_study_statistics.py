@@ -1,5 +1,6 @@
 """Statistics of studies against tables, hand-made cases and simulated studies whose truth is known."""
 
+import functools
 import gc
 import json
 import math
@@ -14,6 +15,7 @@ from scipy import stats
 
 from diffusers_lrlab.errors import LabError
 from diffusers_lrlab.study import statistics
+from diffusers_lrlab.study.controls import against_controls
 from diffusers_lrlab.study.findings import findings, number, p_value, signed, speedup_findings
 from diffusers_lrlab.study.ranks import nemenyi_difference, rank_groups, ranks
 from diffusers_lrlab.study.speedups import speedups, updates_to_reach
@@ -779,6 +781,61 @@ def falling(rate, length=1000):
 
 def speedup_row(arm, baseline):
     return row_of(speedups({"a": {"dino": arm}, "b": {"dino": baseline}}, "b"), "a")
+
+
+def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothing():
+    """An arm that is twice as fast by its learning rate alone: as fast as that control, twice as fast as the other."""
+    rng = np.random.default_rng(1)
+
+    def runs(slope):
+        return {"dino": {seed: falling(slope * rng.uniform(0.97, 1.03)) for seed in range(5)}}
+
+    curves = {"both": runs(2), "rate": runs(2), "momentum": runs(1)}
+    rows, sentences = against_controls(
+        [("both", "rate"), ("both", "momentum")],
+        lambda arm, control: speedups({control: curves[control], arm: curves[arm]}, control, common=True),
+        functools.partial(speedup_findings, common=True),
+    )
+    assert [(row["arm"], row["control"], row["n"]) for row in rows] == [("both", "rate", 5), ("both", "momentum", 5)]
+    alike, faster = rows
+    assert alike["ci_low"] < 1 < alike["ci_high"]
+    assert faster["ci_low"] < 2 < faster["ci_high"]
+    assert faster["p_adjusted"] == pytest.approx(2 * faster["p"])
+    assert faster["p_adjusted"] < 0.001 < 0.05 < alike["p_adjusted"]
+    assert sentences[0].startswith("Whether both is faster than rate to the quality that both reach on dino cannot be told")
+    assert sentences[1].startswith("both is faster than momentum to the quality that both reach on dino")
+
+
+def test_arms_that_are_alike_are_told_apart_as_often_as_the_level_says():
+    """Beside a control: noisy curves of the same course, where half of the runs never reach the other's end."""
+    rng = np.random.default_rng(0)
+    told = 0
+    for _ in range(500):
+        at, noise = np.arange(0, 1001, 50), rng.normal(0, 0.05, (2, 5, 21))
+        one, other = ({seed: (at, 10 * np.exp(-at / 500) + noise[arm, seed]) for seed in range(5)} for arm in (0, 1))
+        row = row_of(speedups({"a": {"dino": one}, "b": {"dino": other}}, "b", common=True), "a")
+        assert row["censored"] == 0
+        told += row["p"] < 0.05
+    assert 0.02 <= told / 500 <= 0.08  # three standard errors around 0.05
+
+
+def test_the_worse_of_two_ends_is_what_both_reach():
+    """A slow arm never reaches the control's end, and always its own; which is called the control does not matter."""
+    curves = {"a": {"dino": {0: falling(0.5), 1: falling(0.8)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}
+    assert row_of(speedups(curves, "b"), "a")["censored"] == 2
+    row, other = row_of(speedups(curves, "b", common=True), "a"), row_of(speedups(curves, "a", common=True), "b")
+    assert (row["n"], row["censored"], row["updates_needed"]) == (2, 0, 1000)
+    assert row["speedup"] == pytest.approx(np.sqrt(0.5 * 0.8))
+    assert (other["speedup"], other["p"]) == pytest.approx((1 / row["speedup"], row["p"]))
+
+
+def test_a_run_that_diverged_has_no_end_that_another_could_reach():
+    diverged = ([0, 100, 200], [10, 50, math.nan])
+    curves = {"a": {"dino": {0: diverged, 1: falling(0.5)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}
+    row = row_of(speedups(curves, "b", common=True), "a")
+    assert (row["n"], row["censored"], row["ci_low"]) == (2, 1, None)
+    assert row["speedup"] == pytest.approx(0.5**0.5)  # of the other run; this one counts as if it had just got there
+    assert [row_of(speedups(curves, "a", common=True), "b")[key] for key in ("n", "censored")] == [1, 0]
 
 
 def test_twice_the_slope_is_twice_as_fast():

@@ -17,7 +17,7 @@ from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
 from ..training.kinds import kind_of
 from ..training.timestep_choices import check_timesteps
 from .metrics import check_metrics, default_metrics, sample_metrics
-from .spec import PRESETS, RunSpec, StudySpec
+from .spec import ARM_NOTES, PRESETS, RunSpec, StudySpec
 
 
 def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) -> list[RunSpec]:
@@ -69,7 +69,7 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dic
     configs = {}
     models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
     for arm, arm_fields in spec.arms.items():
-        own = {key: value for key, value in arm_fields.items() if key != "description"}
+        own = {key: value for key, value in arm_fields.items() if key not in ARM_NOTES}
         for dataset, dataset_fields in spec.datasets.items():
             where = f"the arm {arm!r} on {dataset!r}"
             options = {**spec.base, **dataset_fields, **own}

@@ -38,14 +38,15 @@ def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None 
     ]
 
 
-def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "final quality") -> list[str]:
+def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality", common: bool = False) -> list[str]:
     """
     One sentence, or two, for each arm on each data set, from the rows of `speedups`.
 
     "Faster" and "slower" appear exactly where the adjusted p is below 0.05. Where no run of an arm reached the target,
-    that is all that is said.
+    that is all that is said. `common` is that of `speedups`.
     """
-    return [_speedup_sentence(row, baseline, quality) for row in rows if row["arm"] != baseline]
+    target = f"the {quality} that both reach" if common else f"its final {quality}"
+    return [_speedup_sentence(row, baseline, quality, target) for row in rows if row["arm"] != baseline]
 
 
 def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
@@ -92,12 +93,12 @@ def _hint(row: Row) -> str:
     return f"; {', '.join(hints)}" if hints else ""
 
 
-def _speedup_sentence(row: Row, baseline: str, quality: str) -> str:
+def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str:
     arm, dataset, n, censored = row["arm"], row["dataset"], row["n"], row["censored"]
     if not n:
         return f"{arm} and {baseline} have no runs on {dataset} that could be compared by the updates they need."
     if censored == n:
-        return f"{arm} never reached the {quality} of {baseline} on {dataset}, in {_runs(n)}."
+        return f"{arm} never reached the final {quality} of {baseline} on {dataset}, in {_runs(n)}."
     figures = f"{'at most ' if censored else ''}{number(row['speedup'])} times as fast"
     if row["ci_low"] is not None:
         figures += f", 95 % interval {_range(row, 'ci_low', 'ci_high', form=number)}"
@@ -105,7 +106,7 @@ def _speedup_sentence(row: Row, baseline: str, quality: str) -> str:
         figures += f", adjusted {p_value(row['p_adjusted'])}"
     significant = row["p_adjusted"] is not None and row["p_adjusted"] < LEVEL
     word = "slower" if significant and row["speedup"] < 1 else "faster"
-    claim = f"{arm} is {word} than {baseline} to its {quality} on {dataset}"
+    claim = f"{arm} is {word} than {baseline} to {target} on {dataset}"
     if significant:
         text = f"{claim} ({figures}, {_seeds(n)})."
     else:

@@ -15,9 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..files import atomic_folder, write_text
-from . import interactive, plots, tables
+from . import extra_tables, interactive, plots, tables
 from .findings import SPEEDUP
 from .report_data import FAMILIES, compared, courses, final_values, lines_left_out, looks, spans_decades
+from .spec import ARM_NOTES, controlled
 from .table_formats import Table, markdown_text, probability, to_html, to_latex, to_markdown
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class _Report:
 
     def __init__(self, results: list[RunResult], summary: dict[str, Any]):
         self.results, self.summary, self.study = results, summary, summary["study"]
+        self.controlled = controlled(self.study["arms"])
         self.datasets: list[str] = list(self.study["datasets"])
         self.looks = looks(self.study["arms"], self.study["baseline"])
         present = dict.fromkeys(row["metric"] for row in summary["rows"])
@@ -75,12 +77,13 @@ class _Report:
     def _other_tables(self) -> list[Table]:
         summary = self.summary
         found = [
-            tables.speedup_table(summary["speedups"]) if summary.get("speedups") else None,
-            tables.tuning_table(summary["tuning"]) if summary.get("tuning") else None,
-            tables.consistency_table(summary["consistency"]) if summary.get("consistency") else None,
-            tables.search_table(summary["search"]) if summary.get("search") else None,
-            tables.divergence_table(self.results),
-            tables.cost_table(self.study, self.results),
+            extra_tables.speedup_table(summary["speedups"]) if summary.get("speedups") else None,
+            *extra_tables.control_tables(summary),
+            extra_tables.tuning_table(summary["tuning"]) if summary.get("tuning") else None,
+            extra_tables.consistency_table(summary["consistency"]) if summary.get("consistency") else None,
+            extra_tables.search_table(summary["search"]) if summary.get("search") else None,
+            extra_tables.divergence_table(self.results),
+            extra_tables.cost_table(self.study, self.results),
         ]
         return [table for table in found if table is not None]
 
@@ -92,19 +95,20 @@ class _Report:
     def introduction(self) -> str:
         study, runs = self.study, self.study["runs"]
         diverged = f", {runs['diverged']} of them diverged" if runs.get("diverged") else ""
+        also = ", and some with controls of their own" if self.controlled else ""
         made = _count(runs["finished"] + runs.get("diverged", 0), "run")
         return (
             f"{_count(len(study['arms']), 'arm')} on {_count(len(self.datasets), 'data set')} with "
             f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs "
-            f"at one time on different cores count each). Every arm is compared with {study['baseline']}, seed by seed, "
-            "and words such as “better” stand only where the adjusted test says so."
+            f"at one time on different cores count each). Every arm is compared with {study['baseline']}{also}, seed by "
+            "seed, and words such as “better” stand only where the adjusted test says so."
         )
 
     def findings(self, metric: str) -> tuple[list[str], list[str]]:
         """Sentences that a test carries, and the rest."""
-        baseline = self.study["baseline"]
-        verdicts = (*(f"is {word} than {baseline}" for word in _VERDICTS), "never reached")
-        starts = tuple(f"{arm} {verdict}" for arm in self.study["arms"] for verdict in verdicts)
+        pairs = [*((arm, self.study["baseline"]) for arm in self.study["arms"]), *self.controlled]
+        starts = tuple(f"{arm} is {word} than {other}" for arm, other in pairs for word in _VERDICTS)
+        starts += tuple(f"{arm} never reached" for arm in self.study["arms"])
         sentences = self.summary["findings"].get(metric, [])
         told = [sentence for sentence in sentences if sentence.startswith(starts)]
         return told, [sentence for sentence in sentences if not sentence.startswith(starts)]
@@ -112,9 +116,11 @@ class _Report:
     def nothing_told(self, metric: str) -> str:
         """What stands where no difference is told."""
         rows = self.summary["speedups"] if metric == SPEEDUP else tables.rows_of(self.summary, metric)
+        rows = [*rows, *self.summary.get("controls", {}).get(metric, ())]
         if all(row["p_adjusted"] is None for row in rows):
             return "No test was possible: it needs two arms with two seeds in common."
-        return f"No difference to {self.study['baseline']} passed the adjusted test."
+        controls = ", or to a control," if self.controlled else ""
+        return f"No difference to {self.study['baseline']}{controls} passed the adjusted test."
 
     def friedman(self, metric: str) -> str:
         """Whether ranks differ at all."""
@@ -155,7 +161,7 @@ class _Report:
         """Name, description, fields and look of every arm."""
         described = []
         for arm, spec in self.study["arms"].items():
-            fields = [(key, str(value)) for key, value in spec.items() if key != "description"]
+            fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
             described.append({
                 "name": arm, "description": spec.get("description") or "", "fields": fields, "look": self.looks[arm],
                 "is_baseline": arm == self.study["baseline"],

@@ -23,8 +23,14 @@ _NOT_IN_RESULT |= {"lr_scheduler_source"}  # the schedule itself counts
 _WITHOUT_EFFECT = {"cache_dir": None, "dataloader_num_workers": 0}
 # Fields that are younger than results that are kept: at these values they count for nothing, so that those keep their names.
 _YOUNGER = {"scale_lr": "none", "base_batch_size": 64, "gradient_checkpointing": False}
+ARM_NOTES = ("description", "controls")  # what an arm has besides fields of the training configuration
 PRESETS = "(presets)"  # the folder of those of the package
 _FORMAT = 1  # of result files; part of the identity of a run
+
+
+def controlled(arms: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    """Every arm that has controls, with each of them."""
+    return [(arm, control) for arm, fields in arms.items() for control in fields.get("controls", ())]
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class StudySpec:
         name (`str`): Of the file or preset.
         title (`str`): For people.
         base (`dict`): Fields of the training configuration that all runs share.
-        arms (`dict`): From the name of an arm to its fields, and its `description`.
+        arms (`dict`): From the name of an arm to its fields, its `description`, and the `controls` that it is compared with
+            besides the baseline.
         datasets (`dict`): From the name of a data set to its fields.
         seeds (`tuple` of `int`): Of each arm on each data set.
         baseline (`str`): The arm that the others are compared with.

@@ -16,7 +16,7 @@ Runs = Mapping[int, tuple[ArrayLike, ArrayLike]]  # seed -> updates, quality
 Curves = Mapping[str, Mapping[str, Runs]]  # arm -> data set -> runs
 
 
-def speedups(curves: Curves, baseline: str) -> list[dict[str, Any]]:
+def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[str, Any]]:
     """
     How many times as fast as the baseline each arm reaches the baseline's final quality.
 
@@ -36,6 +36,8 @@ def speedups(curves: Curves, baseline: str) -> list[dict[str, Any]]:
         curves (`dict`): `curves[arm][dataset][seed]` is a pair of arrays: updates, which increase, and the quality after
             them. Runs that diverged are in it with what they have; qualities that are not finite reach nothing.
         baseline (`str`): The arm that sets the target.
+        common (`bool`, *optional*, defaults to `False`): The target is the worse of the last qualities of a pair, which both
+            reach. Which of two came first is told without censoring then; the baseline's quality is another question.
 
     Returns:
         `list[dict]`: one row for each arm and data set, with the keys arm, dataset, n (pairs), censored (runs of this arm),
@@ -53,7 +55,7 @@ def speedups(curves: Curves, baseline: str) -> list[dict[str, Any]]:
     for arm, of_arm in curves.items():
         for dataset in datasets_of(curves):
             references = curves[baseline].get(dataset, {})
-            row = {"arm": arm, "dataset": dataset, **_speedup(of_arm.get(dataset, {}), references)}
+            row = {"arm": arm, "dataset": dataset, **_speedup(of_arm.get(dataset, {}), references, common)}
             if arm == baseline:
                 row |= dict.fromkeys(("speedup", "ci_low", "ci_high", "p"))
             rows.append(row)
@@ -93,17 +95,24 @@ def _curve(updates: ArrayLike, quality: ArrayLike) -> tuple[np.ndarray, np.ndarr
     return at, values
 
 
-def _speedup(runs: Runs, references: Runs) -> dict[str, Any]:
+def _ends(runs: Runs) -> dict[int, float]:
+    """The last quality by seed, where it is a number."""
+    ends = {seed: float(_curve(*runs[seed])[1][-1]) for seed in sorted(runs) if np.size(runs[seed][1])}
+    return {seed: end for seed, end in ends.items() if math.isfinite(end)}
+
+
+def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
     """A row's figures, from the curves of an arm and of the baseline by seed."""
-    goals = {seed: float(_curve(*curve)[1][-1]) for seed, curve in references.items() if np.size(curve[1])}
-    goals = {seed: goals[seed] for seed in sorted(goals) if math.isfinite(goals[seed])}
+    goals, own_ends = _ends(references), _ends(runs)
+    if common:
+        goals = {seed: max(goal, own_ends.get(seed, goal)) for seed, goal in goals.items()}
     needed, logs, reference_logs = [], [], []
     for seed, goal in goals.items():
         if seed not in runs:
             continue
         own, other = (updates_to_reach(pair[seed][0], pair[seed][1], goal) for pair in (runs, references))
         longest = max(float(np.max(np.asarray(pair[seed][0]), initial=0)) for pair in (runs, references))
-        assert other is not None  # the baseline reaches its own end
+        assert other is not None  # the baseline reaches its own end, and what is worse
         if 0 in (own, other, longest):
             continue
         needed.append(math.inf if own is None else own)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,17 @@ from ..files import atomic_file, write_text
 from ..training.environment import describe_environment
 from .bench import Bench
 from .consistency import consistency
+from .controls import against_controls
 from .findings import SPEEDUP, findings, speedup_findings
 from .metrics import DEFAULT_METRICS, metric_label, metric_labels
 from .paper import nearest_arms
 from .ranks import ranks
 from .results import RunResult, StudyFolder, finite
-from .spec import RunSpec, StudySpec
+from .spec import RunSpec, StudySpec, controlled
 from .speedups import speedups
 from .statistics import NEITHER_IS_BETTER, compare
 
+Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
 
 
@@ -54,16 +58,17 @@ def summarise(
         bench ([`Bench`]): Has data and weights.
         command (`str`): How the study was started.
     """
-    rows: list[dict[str, Any]] = []
-    told, ranked = {}, {}
+    rows: Rows = []
+    told, ranked, controls = {}, {}, {}
     for metric in spec.metrics or _measured(results):
         values = values_of(spec, results, metric)
-        of_metric = compare(values, spec.baseline, metric)
-        for row in of_metric:
-            row["diverged"] = _num_diverged(results, row["arm"], row["dataset"])
-            row["floor"] = _floor(results, row["arm"], row["dataset"], metric)
+        tell = partial(_tell, metric)
+        of_metric = _compare(results, metric, values, spec.baseline)
         rows += of_metric
-        told[metric] = findings(of_metric, metric, spec.baseline, metric_label(metric))
+        told[metric] = tell(of_metric, spec.baseline)
+        beside = partial(_beside_control, results, metric, values)
+        controls[metric], sentences = against_controls(controlled(spec.arms), beside, tell)
+        told[metric] += sentences
         if metric not in NEITHER_IS_BETTER:
             ranked[metric] = ranks(values, metric)
     summary: dict[str, Any] = {
@@ -73,9 +78,9 @@ def summarise(
         "findings": told,
     }
     if spec.speedup_metric:
-        faster, label = speedups(_quality(spec, results), spec.baseline), metric_label(spec.speedup_metric)
-        summary["speedups"] = faster
-        told[SPEEDUP] = speedup_findings(faster, spec.baseline, f"final {label[0].lower()}{label[1:]}")
+        summary["speedups"], controls[SPEEDUP], told[SPEEDUP] = _speedups_told(spec, results)
+    if controlled(spec.arms):
+        summary["controls"] = controls
     if spec.tune:
         summary["tuning"] = _tuning_rows(spec, results, tuning)
     if spec.paper == "nearest":
@@ -85,17 +90,50 @@ def summarise(
     return finite(summary)
 
 
-def _quality(spec: StudySpec, results: list[RunResult]) -> dict[str, Any]:
-    """Arm -> data set -> seed -> (updates, quality) at the evaluation points; a baseline that diverged sets no target."""
-    curves: dict[str, Any] = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
+def _tell(metric: str, rows: Rows, reference: str) -> list[str]:
+    return findings(rows, metric, reference, metric_label(metric))
+
+
+def _compare(results: list[RunResult], metric: str, values: Values, reference: str, num_resamples: int = 9999) -> Rows:
+    """Rows of a metric, with what is known of the runs besides."""
+    rows = compare(values, reference, metric, num_resamples)
+    for row in rows:
+        row["diverged"] = _num_diverged(results, row["arm"], row["dataset"])
+        row["floor"] = _floor(results, row["arm"], row["dataset"], metric)
+    return rows
+
+
+def _beside_control(results: list[RunResult], metric: str, values: Values, arm: str, control: str) -> Rows:
+    """Rows of an arm and its control; intervals of their means by bootstrap are among the rows of all arms."""
+    return _compare(results, metric, {control: values[control], arm: values[arm]}, control, num_resamples=0)
+
+
+def _speedups_told(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Rows, list[str]]:
+    """Rows of arms over the baseline, of arms over their controls, and sentences about both."""
+    label = metric_label(spec.speedup_metric or "")
+    tell = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
+
+    def beside(arm: str, control: str) -> Rows:
+        return speedups(_quality(spec, results, (control, arm), control), control, common=True)
+
+    rows = speedups(_quality(spec, results, spec.arms, spec.baseline), spec.baseline)
+    of_controls, sentences = against_controls(controlled(spec.arms), beside, partial(tell, common=True))
+    return rows, of_controls, tell(rows, spec.baseline) + sentences
+
+
+def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], reference: str) -> dict[str, Any]:
+    """Arm -> data set -> seed -> (updates, quality) at the evaluation points; a reference that diverged sets no target."""
+    curves: dict[str, Any] = {arm: {dataset: {} for dataset in spec.datasets} for arm in arms}
     for result in results:
         quality = result.curves["quality"]
-        if spec.speedup_metric in quality and not (result.arm == spec.baseline and result.status == "diverged"):
+        if result.arm not in curves or (result.arm == reference and result.status == "diverged"):
+            continue
+        if spec.speedup_metric in quality:
             curves[result.arm][result.dataset][result.seed] = (quality["update"], quality[spec.speedup_metric])
     return curves
 
 
-def _tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResult]) -> list[dict[str, Any]]:
+def _tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResult]) -> Rows:
     """The scores that learning rates were chosen by."""
     assert spec.tune is not None
     chosen = {(result.arm, result.dataset): result.learning_rate for result in results}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from .table_formats import NONE, Table, interval, number, plus_minus, probabilit
 if TYPE_CHECKING:
     from .results import RunResult
 
-_NEAREST = 3
 _SHARES = tuple(map(str, PERCENTS))
 
 
@@ -121,131 +119,3 @@ def _ours(summary: dict[str, Any], finished: list[RunResult], arm: str, dataset:
     if not seconds:
         return NONE
     return plus_minus(float(np.mean(seconds)), float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None)
-
-
-# --- what a study may have besides -----------------------------------------------------------------------------------
-
-
-def speedup_table(rows: list[dict[str, Any]]) -> Table:
-    """Updates that each arm needs for the baseline's final quality."""
-    cells = [
-        [
-            *(row["dataset"], row["arm"], f"{row['n']}", f"{row['censored']}", number(row["updates_needed"])),
-            *_speedup_cells(row),
-        ]
-        for row in rows
-    ]
-    columns = ["data set", "arm", "seeds", "never reached it", "updates needed", "speed-up", "95 % interval", "adjusted p"]
-    note = (
-        "Updates until a run is as good as the baseline at its end. A speed-up above 1 is faster than the baseline. Where "
-        "some runs never got there, it is an upper bound and has no interval; where none did, there is no speed-up."
-    )
-    return Table("speedups", "Speed-ups", columns, cells, note, labels=2)
-
-
-def _speedup_cells(row: dict[str, Any]) -> list[str]:
-    """Speed-up, interval and p; runs that never got there make a bound of the first and leave nothing of the second."""
-    p = probability(row["p_adjusted"])
-    if not row["censored"] or row["speedup"] is None:
-        return [number(row["speedup"]), interval(row["ci_low"], row["ci_high"]), p]
-    return [NONE if row["censored"] == row["n"] else f"≤ {number(row['speedup'])}", NONE, p]
-
-
-def tuning_table(rows: list[dict[str, Any]]) -> Table:
-    """Learning rates that were tried for each arm, and the ones chosen."""
-    cells = []
-    for row in rows:
-        said = ("chosen" + (", at the edge of those tried" if row["at_edge"] else "")) if row["chosen"] else ""
-        cells.append([row["dataset"], row["arm"], said, f"{row['learning_rate']:g}", number(row["score"])])
-    strong = frozenset((place, 2) for place, row in enumerate(rows) if row["chosen"])
-    note = "Chosen on seeds that the comparison does not use. At the edge, a better one may lie outside of what was tried."
-    columns = ["data set", "arm", "", "learning rate", "score"]
-    return Table("tuning", "The learning rate of each arm", columns, cells, note, labels=3, strong=strong)
-
-
-def consistency_table(rows: list[dict[str, Any]]) -> Table:
-    """See [`~study.consistency.consistency`]."""
-    note = (
-        "Means over pairs of runs. Distance: between the points that both make of the same noise by DDIM, beside that of "
-        "points from unrelated noise; the smaller the ratio, the more the runs agree. Loss barrier: how far the held-out "
-        "loss of the averaged weights rises between two neighbouring seeds, on the straight line from weights to weights. "
-        "Curvature: its second difference at the ends of that line, whose length counts as 1."
-    )
-    return _any_table("consistency", "Consistency", rows, note)
-
-
-def search_table(rows: list[dict[str, Any]]) -> Table:
-    """The nearest arms to each of the paper's rows, see [`~study.paper.nearest_arms`]; `summary.json` has all."""
-    nearest = [row for _, some in itertools.groupby(rows, lambda row: row["paper_row"]) for row in [*some][:_NEAREST]]
-    note = (
-        f"The {_NEAREST} arms of this study that come nearest to each row of the paper. Off by: the factor between their "
-        "figures and the paper's, as the geometric mean over these data sets, training-set loss and KL; 1 is equal. What "
-        "leads to the same figures need not be what was done."
-    )
-    return _any_table("search", "Which arms lead to the paper's figures", nearest, note)
-
-
-def _any_table(name: str, title: str, rows: list[dict[str, Any]], note: str) -> Table:
-    """Rows with whatever keys they have, as columns in the order in which they first appear."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    texts = [key for key in columns if any(isinstance(row.get(key), str) for row in rows)]
-    ordered = texts + [key for key in columns if key not in texts]
-    cells = [[_any_text(row.get(key)) for key in ordered] for row in rows]
-    return Table(name, title, [key.replace("_", " ") for key in ordered], cells, note, labels=max(len(texts), 1))
-
-
-def _any_text(value: Any) -> str:
-    if value is None:
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return number(value) if isinstance(value, float) else str(value)
-
-
-def divergence_table(results: Iterable[RunResult]) -> Table | None:
-    """Every run that diverged, with when and why; `None` if none did."""
-    rows = [
-        [
-            *(result.dataset, result.arm, "tuning" if result.stage == "tune" else "comparison"),
-            *(result.record["run"].get("error") or "", f"{result.seed}", number(result.learning_rate), _updates(result)),
-        ]
-        for result in results
-        if result.status == "diverged"
-    ]
-    columns = ["data set", "arm", "stage", "what it said", "seed", "learning rate", "after updates"]
-    return Table("divergences", "Runs that diverged", columns, rows, labels=4) if rows else None
-
-
-def _updates(result: RunResult) -> str:
-    train = result.record.get("train") or {}
-    return f"{train['updates_done']:,} of {train['num_updates']:,}" if "updates_done" in train else NONE
-
-
-_SECONDS = ("training_seconds", "sampling_seconds", "evaluation_seconds")
-
-
-def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
-    """Runs and seconds of each arm, tuning and diverged runs among them, and the whole in hours."""
-    rows, total = [], np.zeros(4)
-    for arm in study["arms"]:
-        trains = [result.record.get("train") or {} for result in results if result.arm == arm]
-        seconds = np.array([len(trains), *(sum(train.get(key) or 0 for train in trains) for key in _SECONDS)])
-        total += seconds
-        rows.append([arm, *_costs(seconds)])
-    rows.append(["all", *_costs(total)])
-    columns = ["arm", "runs", "training, s", "sampling, s", "evaluation, s", "hours"]
-    last = frozenset((len(rows) - 1, column) for column in range(len(columns)))
-    return Table(
-        "cost",
-        "Cost",
-        columns,
-        rows,
-        "Tuning runs and diverged runs among them. What a stack computes for all of its runs at once is shared equally.",
-        strong=last,
-    )
-
-
-def _costs(seconds: np.ndarray) -> list[str]:
-    return [f"{seconds[0]:,.0f}", *(f"{value:,.1f}" for value in seconds[1:]), f"{seconds[1:].sum() / 3600:,.2f}"]
