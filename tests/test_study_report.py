@@ -96,10 +96,10 @@ def made_up_study(arms=PAPER_ARMS, datasets=PAPER_DATASETS, seeds=5, change=lamb
 
 
 SPEEDUPS = [
-    {"arm": "a", "dataset": "dino", "n": 5, "censored": 0, "updates_needed": 9000.0, "speedup": None, "ci_low": None,
-     "ci_high": None, "p": None, "p_adjusted": None},
-    {"arm": "b", "dataset": "dino", "n": 5, "censored": 2, "updates_needed": None, "speedup": 0.8123, "ci_low": 0.7,
-     "ci_high": 0.9, "p": 0.01, "p_adjusted": 0.0213},
+    {"arm": "a", "dataset": "dino", "n": 5, "censored": 0, "ends_worse": 0, "updates_needed": 9000.0, "speedup": None,
+     "ci_low": None, "ci_high": None, "p": None, "p_adjusted": None},
+    {"arm": "b", "dataset": "dino", "n": 5, "censored": 2, "ends_worse": 3, "updates_needed": None, "speedup": 0.8123,
+     "ci_low": 0.7, "ci_high": 0.9, "p": 0.01, "p_adjusted": 0.0213},
 ]  # fmt: skip
 TUNING = [
     {"arm": "a", "dataset": "dino", "learning_rate": rate, "score": 0.5, "chosen": rate == 1e-3, "at_edge": rate == 1e-3}
@@ -474,8 +474,8 @@ def test_what_a_study_has_besides(tmp_path):
     page = page_of(tmp_path, [*results, tuning], summary)
     shown = Tables(page).found
     assert shown["Speed-ups"][1:] == [
-        ["dino", "a", "5", "0", "9000", "–", "–", "–"],
-        ["dino", "b", "5", "2", "–", "≤ 0.8123", "–", "0.021"],
+        ["dino", "a", "5", "0", "0", "9000", "–", "–", "–"],
+        ["dino", "b", "5", "2", "3", "–", "≤ 0.8123", "–", "0.021"],
     ]
     assert shown["The learning rate of each arm"][1:] == [
         ["dino", "a", "", "0.0001", "0.5"],
@@ -532,7 +532,7 @@ def test_arms_beside_their_controls(tmp_path):
     assert shown["Beside controls"][1:] == [
         ["dino", "c", "b", label, "worse", "5", number(own["diff"]), interval(own["diff_low"], own["diff_high"]), p]
     ]
-    assert shown["Speed-ups beside controls"][1:] == [["dino", "c", "b", "5", "2", "–", "≤ 0.8123", "–", "0.021"]]
+    assert shown["Speed-ups beside controls"][1:] == [["dino", "c", "b", "5", "2", "3", "–", "≤ 0.8123", "–", "0.021"]]
     text = (tmp_path / "report" / "report.md").read_text()
     told, _, _ = text.partition("<details>")
     assert "c is worse than b on dino in kl" in told

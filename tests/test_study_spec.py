@@ -154,18 +154,37 @@ REFUSED = {
         ["The control 'cosin' of 'a' is none of the arms.", "Did you mean 'cosine'?", "constant, cosine, a"],
     ),
     "control of itself": ({"arms": {**ARMS, "a": {"controls": ["a"]}}}, ["The control 'a' of 'a' is the arm itself"]),
+    "control like the arm itself": (
+        {"arms": {**ARMS, "cosine2": {"controls": "cosine3"}}},
+        ["Did you mean 'cosine'?"],
+    ),
     "baseline as a control": (
         {"arms": {**ARMS, "a": {"controls": "constant"}}},
-        ["The control 'constant' of 'a' is the baseline, which every arm is compared with"],
+        ["The control 'constant' of 'a': every arm is compared with the baseline 'constant' anyway. Leave it out."],
+    ),
+    "control of the baseline": (
+        {"arms": {"constant": {"controls": "cosine"}, "cosine": {"lr_scheduler": "cosine"}}},
+        ["The control 'cosine' of 'constant': every arm is compared with the baseline"],
+    ),
+    "controls of each other": (
+        {"arms": {**ARMS, "cosine": {"lr_scheduler": "cosine", "controls": "a"}, "a": {"controls": ["cosine"]}}},
+        ["'cosine' and 'a' are controls of each other", "Leave one of them out"],
     ),
     "control twice": (
         {"arms": {**ARMS, "a": {"controls": ["cosine", "cosine"]}}},
         ["controls of 'a': 'cosine' is there twice"],
     ),
-    "control without a value": (
-        {"arms": {**ARMS, "a": {"controls": None}}},
-        ["The control 'None' of 'a' is none of the arms"],
+    "control twice by other names": (
+        {
+            "arms": {"x": {}, "cosine": {"lr_scheduler": "cosine"}, "a": {"controls": ["cosine", "cosine@0.001"]}},
+            "learning_rates": [1e-3, 1e-2],
+        },
+        ["controls of 'a@0.001': 'cosine@0.001' is there twice"],
     ),
+    "no controls": ({"arms": {**ARMS, "a": {"controls": []}}}, ["controls of 'a': [] is not allowed", "[cosine], or none"]),
+    "controls without a value": ({"arms": {**ARMS, "a": {"controls": None}}}, ["controls of 'a': None is not allowed"]),
+    "controls in a mapping": ({"arms": {**ARMS, "a": {"controls": {"cosine": 1}}}}, ["{'cosine': 1} is not allowed"]),
+    "control without a name": ({"arms": {**ARMS, "a": {"controls": [3]}}}, ["[3] is not allowed"]),
     "unknown metric": ({"metrics": ["kll"]}, ["metrics: there is no metric 'kll'", "Did you mean 'kl'?", "coverage"]),
     "metric that is no name": ({"metrics": [{"kl": 1}]}, ["no metric", "Known: "]),
     "exact KL without a density": (
@@ -611,6 +630,20 @@ def test_controls_are_arms_of_the_same_rate_and_change_no_run():
     assert ids(spec(arms=with_controls)) == ids(spec(arms=arms))
     several = spec(arms=with_controls, learning_rates=[1e-3, 1e-2])
     assert controlled(several.arms) == [("linear@0.001", "cosine@0.001"), ("linear@0.01", "cosine@0.01")]
+    kept = json.loads(json.dumps(several.to_dict()))
+    assert spec_from_dict(kept, Path()).arms == several.arms
+
+
+def test_controls_of_arms_whose_names_have_an_at_sign_and_of_the_baselines_rates():
+    named = {"constant": {}, "a@b": {"lr_scheduler": "linear", "controls": "cosine"}, "cosine": {"lr_scheduler": "cosine"}}
+    assert controlled(spec(arms=named).arms) == [("a@b", "cosine")]
+    several = spec(arms=named, learning_rates=[1e-3, 1e-2])
+    assert controlled(several.arms) == [("a@b@0.001", "cosine@0.001"), ("a@b@0.01", "cosine@0.01")]
+    # The baseline is the constant one at the first rate; at the second one it is a control like any other.
+    named["cosine"]["controls"] = "constant"
+    several = spec(arms=named, learning_rates=[1e-3, 1e-2])
+    assert ("cosine@0.01", "constant@0.01") in controlled(several.arms)
+    assert "controls" not in several.arms["cosine@0.001"]
     kept = json.loads(json.dumps(several.to_dict()))
     assert spec_from_dict(kept, Path()).arms == several.arms
 

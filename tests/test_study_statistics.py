@@ -2,10 +2,12 @@
 
 import functools
 import gc
+import itertools
 import json
 import math
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from diffusers_lrlab.study import statistics
 from diffusers_lrlab.study.controls import against_controls
 from diffusers_lrlab.study.findings import findings, number, p_value, signed, speedup_findings
 from diffusers_lrlab.study.ranks import nemenyi_difference, rank_groups, ranks
+from diffusers_lrlab.study.reading import read_spec
 from diffusers_lrlab.study.speedups import speedups, updates_to_reach
 from diffusers_lrlab.study.statistics import (
     LARGER_IS_BETTER,
@@ -28,6 +31,7 @@ from diffusers_lrlab.study.statistics import (
     seeds_needed,
     t_interval,
 )
+from diffusers_lrlab.study.summary import _speedups_told
 
 KEYS = (
     "arm dataset metric n pairs mean std ci_low ci_high boot_low boot_high diff diff_low diff_high p p_adjusted effect_size "
@@ -806,17 +810,96 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
     assert sentences[1].startswith("both is faster than momentum to the quality that both reach on dino")
 
 
-def test_arms_that_are_alike_are_told_apart_as_often_as_the_level_says():
-    """Beside a control: noisy curves of the same course, where half of the runs never reach the other's end."""
+def noisy_course(rng, noise, length, speed=1.0):
+    """Five runs that fall from 10, and are flat at their end if `length` is long; 50 evaluations, of independent noise."""
+    at = np.linspace(20, 1000, 50)
+    return {"dino": {s: (at, 10 * np.exp(-speed * at * length / 1000) + rng.normal(0, noise, 50)) for s in range(5)}}
+
+
+COURSES = [(0.05, 0.05, 2, False), (0.1, 0.01, 7, False), (0.1, 0.01, 7, True), (0.01, 0.1, 2, True)]
+
+
+@pytest.mark.parametrize(("noise", "other", "length", "common"), COURSES)
+def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, length, common):
+    """However much the evaluations of each scatter, and whether the run ends on a slope or on a plateau."""
     rng = np.random.default_rng(0)
     told = 0
-    for _ in range(500):
-        at, noise = np.arange(0, 1001, 50), rng.normal(0, 0.05, (2, 5, 21))
-        one, other = ({seed: (at, 10 * np.exp(-at / 500) + noise[arm, seed]) for seed in range(5)} for arm in (0, 1))
-        row = row_of(speedups({"a": {"dino": one}, "b": {"dino": other}}, "b", common=True), "a")
-        assert row["censored"] == 0
-        told += row["p"] < 0.05
-    assert 0.02 <= told / 500 <= 0.08  # three standard errors around 0.05
+    for _ in range(200):
+        curves = {"a": noisy_course(rng, noise, length), "b": noisy_course(rng, other, length)}
+        told += row_of(speedups(curves, "b", common), "a")["p"] < 0.05
+    assert told / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)  # three standard errors
+
+
+@pytest.mark.parametrize(("noise", "other", "length", "common"), COURSES)
+def test_a_known_speed_up_is_found_and_covered(noise, other, length, common):
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(100):
+        curves = {"a": noisy_course(rng, noise, length, speed=1.25), "b": noisy_course(rng, other, length)}
+        rows.append(row_of(speedups(curves, "b", common), "a"))
+    assert all(row["censored"] == 0 for row in rows)
+    assert np.mean([row["speedup"] for row in rows]) == pytest.approx(1.25, abs=0.04)
+    assert np.mean([row["ci_low"] <= 1.25 <= row["ci_high"] for row in rows]) >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / 100)
+    assert np.mean([row["p"] < 0.05 and row["speedup"] > 1 for row in rows]) > 0.8
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_an_arm_that_was_fast_until_it_diverged_is_not_called_fast(evaluated):
+    """Whether it diverged before its first evaluation or after it had passed the others."""
+    arms = {"base": {}, "control": {"lr_scheduler": "cosine"}, "hot": {"lr_scheduler": "rex", "controls": "control"}}
+    options = {"arms": arms, "datasets": ["dino"], "base": {"max_train_steps": 1000, "lr_warmup_steps": 0}}
+    spec = read_spec({**options, "speedup_metric": "validation_loss_ema"}, "study")
+    results = []
+    for arm, seed in itertools.product(arms, range(5)):
+        diverged = arm == "hot" and seed < 4
+        at, values = falling(3, 300) if diverged else falling(1 - seed / 100)
+        quality = {"update": at.tolist(), "validation_loss_ema": values.tolist()}
+        results.append(
+            SimpleNamespace(
+                arm=arm, dataset="dino", seed=seed, status="diverged" if diverged else "finished",
+                curves={"quality": quality if evaluated or not diverged else {}}, record={"train": {"num_updates": 1000}},
+            )
+        )  # fmt: skip
+    rows, of_controls, sentences = _speedups_told(spec, results)
+    for row in (row_of(rows, "hot"), row_of(of_controls, "hot")):
+        assert (row["n"], row["censored"], row["ends_worse"], row["diverged"], row["ci_low"]) == (5, 4, 4, 4, None)
+    told = "4 of 5 runs of hot never got there, 4 of them because they diverged."
+    assert len([sentence for sentence in sentences if sentence.endswith(told)]) == 2
+    assert not any(sentence.startswith("hot is faster") for sentence in sentences)
+    for result in results:
+        result.status = "diverged" if result.arm == "control" and result.seed < 2 else result.status
+    _, of_controls, sentences = _speedups_told(spec, results)
+    assert row_of(of_controls, "hot")["n"] == 3
+    assert sentences[-1].endswith("2 of 5 runs of control diverged.")
+
+
+def test_an_arm_that_comes_first_and_ends_worse_is_told_so():
+    """It falls twice as fast to 4 and stays there; the control goes on to 0."""
+    at = UPDATES
+    early = {s: (at, np.maximum(10 - 2 * at / 100, 4 + 0.01 * s)) for s in range(5)}
+    late = dict.fromkeys(range(5), (at, 10 - at / 100))
+    rows = speedups({"early": {"dino": early}, "late": {"dino": late}}, "late", common=True)
+    row = row_of(rows, "early")
+    assert (row["n"], row["censored"], row["ends_worse"]) == (5, 0, 5)
+    assert row["speedup"] == pytest.approx(2, rel=0.01)
+    (sentence,) = speedup_findings(rows, "late", common=True)
+    assert sentence.startswith("early is faster than late to the quality that both reach on dino")
+    assert sentence.endswith("It ends worse with 5 of them.")
+    assert row_of(speedups({"early": {"dino": early}, "late": {"dino": late}}, "late"), "early")["censored"] == 5
+
+
+def test_what_is_lost_again_was_not_reached():
+    dip = (UPDATES, np.where(UPDATES == 300, 0.5, 10 - 0.5 * UPDATES / 100))
+    row = speedup_row({0: dip}, {0: falling(0.8)})  # whose end is 2
+    assert row["censored"] == 1
+
+
+def test_a_spike_makes_no_target_easier():
+    at = np.arange(0, 1001, 20)
+    plain, spiked = ({0: (at, np.where(at == spike, 1e6, 10 - at / 100))} for spike in (-1, 900))
+    for arm, baseline in ((plain, spiked), (spiked, plain)):
+        row = speedup_row(arm, baseline)
+        assert (row["censored"], row["speedup"]) == (0, pytest.approx(1, rel=0.03))
 
 
 def test_the_worse_of_two_ends_is_what_both_reach():
@@ -841,7 +924,8 @@ def test_a_run_that_diverged_has_no_end_that_another_could_reach():
 def test_twice_the_slope_is_twice_as_fast():
     slopes = {0: 0.8, 1: 0.7, 2: 0.9}
     row = speedup_row({s: falling(2 * x) for s, x in slopes.items()}, {s: falling(x) for s, x in slopes.items()})
-    assert (row["n"], row["censored"], row["updates_needed"], row["speedup"]) == (3, 0, 500, pytest.approx(2))
+    assert (row["n"], row["censored"]) == (3, 0)
+    assert (row["updates_needed"], row["speedup"]) == pytest.approx((500, 2))
     assert (row["ci_low"], row["p"]) == (None, 0.25)  # three times the same: no spread, and a sign test
 
 
@@ -860,7 +944,7 @@ def test_the_baseline_has_updates_but_no_speedup_of_its_own():
     row = row_of(rows, "b")
     assert (row["n"], row["censored"], row["updates_needed"]) == (2, 0, 1000)
     assert {row[key] for key in ("speedup", "ci_low", "ci_high", "p", "p_adjusted")} == {None}
-    assert list(row) == "arm dataset n censored updates_needed speedup ci_low ci_high p p_adjusted".split()
+    assert list(row) == "arm dataset n censored ends_worse updates_needed speedup ci_low ci_high p p_adjusted".split()
 
 
 def test_runs_that_never_get_there_count_with_the_length_of_the_run():
@@ -878,7 +962,7 @@ def test_a_run_that_diverged_early_does_not_pass_for_a_fast_one():
 def test_an_early_crossing_of_the_baseline_itself_counts_for_it():
     noisy = (np.array([0, 100, 200, 300]), np.array([4, 1, 3, 2]))
     row = speedup_row({0: noisy}, {0: noisy})
-    assert (row["updates_needed"], row["speedup"], row["p"]) == (pytest.approx(200 / 3), 1, None)
+    assert (row["n"], row["ends_worse"], row["speedup"], row["p"]) == (1, 0, 1, None)
 
 
 def test_a_target_that_is_reached_without_training_tells_nothing():

@@ -1,4 +1,4 @@
-"""Tables that a report has where a study has something for them: speed-ups, controls, tuning, consistency, search, cost."""
+"""Tables besides those of metrics: speed-ups, controls, tuning, consistency, search, divergences, cost."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ def speedup_table(rows: list[dict[str, Any]]) -> Table:
     """Updates that each arm needs for the baseline's final quality."""
     cells = [
         [
-            *(row["dataset"], row["arm"], f"{row['n']}", f"{row['censored']}", number(row["updates_needed"])),
-            *_speedup_cells(row),
+            *(row["dataset"], row["arm"], f"{row['n']}", f"{row['censored']}", f"{row['ends_worse']}"),
+            *(number(row["updates_needed"]), *_speedup_cells(row)),
         ]
         for row in rows
     ]
-    columns = ["data set", "arm", "seeds", "never reached it", "updates needed", "speed-up", "95 % interval", "adjusted p"]
     note = (
-        "Updates until a run is as good as the baseline at its end. A speed-up above 1 is faster than the baseline. Where "
-        "some runs never got there, it is an upper bound and has no interval; where none did, there is no speed-up."
+        "Updates until a run is as good as the baseline is at its end, to within what its evaluations scatter (two standard "
+        f"deviations). A speed-up above 1 is faster than the baseline. {_BOUNDS}"
     )
-    return Table("speedups", "Speed-ups", columns, cells, note, labels=2)
+    return Table("speedups", "Speed-ups", _SPEEDUP_COLUMNS, cells, note, labels=2)
+
+
+_SPEEDUP_COLUMNS = [
+    *("data set", "arm", "seeds", "never reached it", "ended worse", "updates needed"),
+    *("speed-up", "95 % interval", "adjusted p"),
+]
+_BOUNDS = "Where some runs never got there, it is an upper bound and has no interval; where none did, there is no speed-up."
 
 
 def control_tables(summary: dict[str, Any]) -> list[Table]:
@@ -46,9 +52,9 @@ def control_tables(summary: dict[str, Any]) -> list[Table]:
         cells = [[*row[:2], of_row["control"], *row[2:]] for row, of_row in zip(table.rows, faster, strict=True)]
         columns = [*table.columns[:2], "control", *table.columns[2:]]
         note = (
-            "Updates until a run is as good as the worse one of arm and control at its end, which both reach: which of two "
-            "came first, of whatever quality. A speed-up above 1 is faster than the control; p is adjusted by Holm over "
-            "all of these comparisons."
+            "Updates until a run is as good as the one of arm and control that ends worse, to within what its evaluations "
+            "scatter; so both reach it, unless they diverge. A speed-up above 1 is faster than the control. "
+            f"{_BOUNDS} p is adjusted by Holm over all of these comparisons."
         )
         tables.append(Table("control_speedups", "Speed-ups beside controls", columns, cells, note, labels=3))
     return tables
@@ -67,8 +73,8 @@ def _control_table(by_metric: dict[str, list[dict[str, Any]]]) -> Table:
         ])  # fmt: skip
     columns = ["data set", "arm", "control", "in", "beside the control", "seeds", "difference", "its 95 % interval"]
     note = (
-        "A control keeps a part of what the arm does, so that a difference is due to the rest. Differences are those of the "
-        "arm to the control, paired by seed; p is adjusted by Holm over all of these comparisons of a metric."
+        "Differences of an arm to its control, paired by seed; p is adjusted by Holm over all of these comparisons of a "
+        "metric."
     )
     return Table("controls", "Beside controls", [*columns, "adjusted p"], rows, note, labels=5, strong=frozenset(strong))
 

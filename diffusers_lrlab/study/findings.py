@@ -45,8 +45,14 @@ def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality
     "Faster" and "slower" appear exactly where the adjusted p is below 0.05. Where no run of an arm reached the target,
     that is all that is said. `common` is that of `speedups`.
     """
+    rows = list(rows)
     target = f"the {quality} that both reach" if common else f"its final {quality}"
-    return [_speedup_sentence(row, baseline, quality, target) for row in rows if row["arm"] != baseline]
+    references = {row["dataset"]: row for row in rows if row["arm"] == baseline}
+    return [
+        _speedup_sentence(row, baseline, quality, target) + _diverged(references.get(row["dataset"], {}))
+        for row in rows
+        if row["arm"] != baseline
+    ]
 
 
 def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
@@ -109,9 +115,14 @@ def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str
     claim = f"{arm} is {word} than {baseline} to {target} on {dataset}"
     if significant:
         text = f"{claim} ({figures}, {_seeds(n)})."
+        if word == "faster" and row.get("ends_worse"):
+            text += f" It ends worse with {row['ends_worse']} of them."
     else:
         text = f"Whether {claim} cannot be told from {_seeds(n)} ({figures})."
-    return text + (f" {censored} of {_runs(n)} of {arm} never got there." if censored else "")
+    untold = f" {censored} of {_runs(n)} of {arm} never got there"
+    diverged = min(row.get("diverged") or 0, censored)
+    untold += f", {diverged} of them because they diverged" if diverged else ""
+    return text + (f"{untold}." if censored else "")
 
 
 def number(value: float) -> str:

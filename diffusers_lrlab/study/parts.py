@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import LabError, did_you_mean
 from ..training.config import TrainingConfig
-from .spec import ARM_NOTES, NOT_IN_SPECS, Tuning
+from .spec import ARM_NOTES, NOT_IN_SPECS, Tuning, controlled
 from .statistics import LARGER_IS_BETTER, NEITHER_IS_BETTER
 
 # What data a run is about, which the data sets of a study decide.
@@ -86,11 +86,12 @@ def _named(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def read_arms(value: Any, rates: Any) -> dict[str, dict[str, Any]]:
-    """Arms by name; one for each learning rate where there are several."""
+def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Arms by name, one for each learning rate where there are several, and how the names of these end."""
     if not isinstance(value, dict):
         raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
     arms: dict[str, dict[str, Any]] = {}
+    endings: dict[str, str] = {}
     for name, fields in _named(value, "an arm").items():
         fields = read_fields({} if fields is None else fields, f"the arm {name!r}", (*ARM_NOTES, "learning_rates"))
         for source in _SOURCES:
@@ -102,38 +103,58 @@ def read_arms(value: Any, rates: Any) -> dict[str, dict[str, Any]]:
         if own is not None and "learning_rate" in fields:
             raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
         if own is None:
-            expanded = [(name, fields)]
+            expanded = [("", fields)]
         else:
             several = _numbers(own, f"learning_rates of {name!r}")
-            expanded = [(f"{name}@{rate:g}", {**fields, "learning_rate": rate}) for rate in several]
-        for arm, its_fields in expanded:
+            expanded = [(f"@{rate:g}", {**fields, "learning_rate": rate}) for rate in several]
+        for ending, its_fields in expanded:
+            arm = name + ending
             if arm in arms:
                 raise LabError(
                     f"Two arms would be called {arm!r}. Give other names, and rates that differ in their first 6 digits."
                 )
-            arms[arm] = its_fields
-    return arms
+            arms[arm], endings[arm] = its_fields, ending
+    return arms, endings
 
 
-def check_controls(arms: dict[str, dict[str, Any]], baseline: str) -> None:
-    """Makes lists of the controls of arms, by their full names; raises a `LabError` for what cannot be one."""
+def settle_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str], baseline: str) -> None:
+    """Makes the controls of arms lists of whole names; raises a `LabError` for what cannot be one."""
     for arm, fields in arms.items():
-        if "controls" not in fields:
-            continue
-        rate = arm.partition("@")[2]
-        controls = []
-        for name in map(str, list_of(fields["controls"], f"controls of {arm!r}")):
-            control = f"{name}@{rate}" if name not in arms and rate else name
-            if control not in arms:
-                raise LabError(
-                    f"The control {control!r} of {arm!r} is none of the arms.{did_you_mean(control, arms)} They are "
-                    f"{', '.join(arms)}."
-                )
-            if control in (arm, baseline):
-                what = "the arm itself" if control == arm else "the baseline, which every arm is compared with"
-                raise LabError(f"The control {control!r} of {arm!r} is {what}. Leave it out.")
+        if "controls" in fields:
+            controls = _controls(arm, fields.pop("controls"), arms, endings.get(arm, ""), baseline)
+            fields |= {"controls": controls} if controls else {}
+    pairs = controlled(arms)
+    for arm, control in pairs:
+        if (control, arm) in pairs:
+            raise LabError(
+                f"{arm!r} and {control!r} are controls of each other, which is one comparison. Leave one of them out."
+            )
+
+
+def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseline: str) -> list[str]:
+    """The arms of these names; of arms with several learning rates, those of the arm's own."""
+    names = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise LabError(f"controls of {arm!r}: {given!r} is not allowed; give the names of arms, such as [cosine], or none.")
+    controls: list[str] = []
+    for name in names:
+        control = name if name in arms else name + ending
+        if control not in arms:
+            others = [other for other in arms if other not in (arm, baseline)]
+            hint = did_you_mean(name, others)
+            raise LabError(f"The control {name!r} of {arm!r} is none of the arms.{hint} They are {', '.join(arms)}.")
+        if control in controls:
+            raise LabError(f"controls of {arm!r}: {control!r} is there twice. Name each once.")
+        if control == arm:
+            raise LabError(f"The control {control!r} of {arm!r} is the arm itself. Leave it out.")
+        if baseline not in (arm, control):
             controls.append(control)
-        fields["controls"] = controls
+        elif not ending:  # with several rates, one of them may be the baseline
+            raise LabError(
+                f"The control {control!r} of {arm!r}: every arm is compared with the baseline {baseline!r} anyway. Leave it "
+                "out."
+            )
+    return controls
 
 
 def read_datasets(value: Any) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import LabError, did_you_mean
 from ..training.arguments import read_yaml
-from .parts import check_controls, check_keys, list_of, read_arms, read_datasets, read_fields, read_seeds, read_tuning
+from .parts import check_keys, list_of, read_arms, read_datasets, read_fields, read_seeds, read_tuning, settle_controls
 from .spec import PRESETS, StudySpec
 
 
@@ -62,7 +62,7 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         if not options.get(needed):
             raise LabError(f"The study {name!r} has no {needed}. Add them; README, Studies, shows the form.")
     base = read_fields(options.get("base", {}), "base")
-    arms = read_arms(options["arms"], options.get("learning_rates"))
+    arms, endings = read_arms(options["arms"], options.get("learning_rates"))
     datasets = read_datasets(options["datasets"])
     seeds = read_seeds(options.get("seeds", 5), "seeds")
     baseline = str(options.get("baseline", next(iter(arms))))
@@ -70,7 +70,7 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         raise LabError(
             f"The baseline {baseline!r} is none of the arms.{did_you_mean(baseline, arms)} They are {', '.join(arms)}."
         )
-    check_controls(arms, baseline)
+    settle_controls(arms, endings, baseline)
     metrics = tuple(str(name) for name in list_of(options.get("metrics", []), "metrics"))
     tune = read_tuning(options.get("tune"), seeds)
     if tune and any("learning_rates" in (fields or {}) for fields in (options, *options["arms"].values())):

@@ -34,7 +34,8 @@ def write_report(folder: Path, results: list[RunResult], summary: dict[str, Any]
     Args:
         folder (`Path`): Of the study.
         results (`list[RunResult]`): All its runs, those that only chose a learning rate and those that diverged among them.
-        summary (`dict`): Its `summary.json`; "speedups", "tuning" and "consistency" are told if they are there.
+        summary (`dict`): Its `summary.json`; "speedups", "controls", "tuning", "consistency" and "search" are told if they
+            are there.
 
     Returns:
         `Path`: of `index.html`. Beside it are `report.md`, PNGs and `tables/*.tex`.
@@ -162,6 +163,7 @@ class _Report:
         described = []
         for arm, spec in self.study["arms"].items():
             fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
+            fields += [("compared with", ", ".join(controls)) for controls in [spec.get("controls")] if controls]
             described.append({
                 "name": arm, "description": spec.get("description") or "", "fields": fields, "look": self.looks[arm],
                 "is_baseline": arm == self.study["baseline"],

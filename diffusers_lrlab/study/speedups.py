@@ -1,10 +1,10 @@
-"""How much sooner an arm reaches the quality that the baseline ends with."""
+"""How much sooner an arm reaches a quality than another: that which the baseline ends with, or the worse of both ends."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,34 +15,45 @@ from .statistics import add_holm, datasets_of, paired
 Runs = Mapping[int, tuple[ArrayLike, ArrayLike]]  # seed -> updates, quality
 Curves = Mapping[str, Mapping[str, Runs]]  # arm -> data set -> runs
 
+_END = 0.1  # share of the evaluations whose mean is the quality that a run ends with
+_NOISES = 2.0  # standard deviations of an evaluation that a target lies above an end
+_NORMAL = 1.4826  # the standard deviation of a normal quantity over the median of its absolute values
+
 
 def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[str, Any]]:
     """
     How many times as fast as the baseline each arm reaches the baseline's final quality.
 
-    The target is the last quality of the baseline's run; smaller is better. Runs of arm and baseline are paired by seed, and
-    the speed-up of a pair is the updates that the *baseline* needed until it first reached the target over those that the
-    arm needed. The first crossing counts for both, so that noise of the evaluation favours neither. Over seeds this is a
-    geometric mean, with the t interval and the paired t test of the logarithm (see `paired`), and Holm over all arms and
-    data sets.
+    Smaller quality is better. Runs of arm and baseline are paired by seed, and the speed-up of a pair is the updates that
+    the *baseline* needs to reach the target over those that the arm needs. Over seeds this is a geometric mean, with the t
+    interval and the paired t test of the logarithm (see `paired`), and Holm over all arms and data sets.
 
-    A run that never gets there is censored. It counts with the number of updates that the longer of the pair has made,
-    the most favourable one for runs of one length; so where "censored" is not 0, the speed-up is an upper bound, without an
-    interval, and where all are censored there is none. (Not with its own number, or a run that diverges early would pass
-    for a fast one.) An upper bound above 1 says nothing, and then p is 1. Pairs are left out where the baseline's last
-    quality is not finite and where the target is reached before the first update.
+    The target is the mean of the last tenth of the baseline's evaluations, plus two standard deviations of what the
+    evaluations of the noisier one of the two scatter from one to the next. A run reaches it where its curve without that
+    noise does: the non-increasing one that is nearest to it (isotonic regression, after a running median of three that
+    takes single spikes away), so that what is lost again was not reached. With the raw curves and their last values, the
+    arm whose evaluations scatter more would be called the faster one of two with the same course, in most studies if they
+    are long; like this, an effect of none is called one as often as the level of the test says, as long as the noise of one
+    evaluation tells nothing of the next (`tests/test_study_statistics.py` simulates it).
+
+    A run that never gets there is censored, and so is one that diverged, wherever it has been before. It counts with the
+    number of updates that the longer of the pair has made, the most favourable one for runs of one length; so where
+    "censored" is not 0, the speed-up is an upper bound, without an interval, and where all are censored there is none. An
+    upper bound above 1 says nothing, and then p is 1. Pairs are left out where the baseline's last quality is not finite
+    and where the target is reached before the first update.
 
     Args:
         curves (`dict`): `curves[arm][dataset][seed]` is a pair of arrays: updates, which increase, and the quality after
-            them. Runs that diverged are in it with what they have; qualities that are not finite reach nothing.
+            them. The last one of a run that diverged is not finite; such a run reaches nothing.
         baseline (`str`): The arm that sets the target.
-        common (`bool`, *optional*, defaults to `False`): The target is the worse of the last qualities of a pair, which both
-            reach. Which of two came first is told without censoring then; the baseline's quality is another question.
+        common (`bool`, *optional*, defaults to `False`): The target is that of the one of a pair that ends worse, which
+            both reach: which of them comes first, of whatever quality. Censored are only runs that diverged.
 
     Returns:
         `list[dict]`: one row for each arm and data set, with the keys arm, dataset, n (pairs), censored (runs of this arm),
-        updates_needed (median over the runs, `None` where half of them or more never get there), speedup, ci_low, ci_high,
-        p and p_adjusted; `None` for what cannot be computed and for the baseline's own.
+        ends_worse (pairs in which it does, or diverged), updates_needed (median over the runs, `None` where half of them
+        or more never get there), speedup, ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the
+        baseline's own.
 
     Raises:
         `LabError`: for a baseline that is no arm, and arrays that are no curve.
@@ -95,29 +106,59 @@ def _curve(updates: ArrayLike, quality: ArrayLike) -> tuple[np.ndarray, np.ndarr
     return at, values
 
 
-def _ends(runs: Runs) -> dict[int, float]:
-    """The last quality by seed, where it is a number."""
-    ends = {seed: float(_curve(*runs[seed])[1][-1]) for seed in sorted(runs) if np.size(runs[seed][1])}
-    return {seed: end for seed, end in ends.items() if math.isfinite(end)}
+class _Course(NamedTuple):
+    """A curve without the noise of its evaluations, what it ends with (NaN if it diverged), that noise, and its length."""
+
+    updates: np.ndarray
+    fit: np.ndarray
+    end: float
+    noise: float
+    length: float
+
+
+def _course(updates: ArrayLike, quality: ArrayLike) -> _Course:
+    from scipy.ndimage import median_filter
+    from scipy.optimize import isotonic_regression
+
+    at, values = _curve(updates, quality)
+    length, finite = float(at.max(initial=0)), np.isfinite(values)
+    if not len(values) or not finite[-1]:
+        return _Course(at[:0], values[:0], math.nan, 0.0, length)
+    at, values = at[finite], values[finite]
+    noise, values = _noise(values), median_filter(values, 3, mode="nearest")
+    fit = isotonic_regression(values, increasing=False).x
+    return _Course(at, fit, float(values[-max(1, int(_END * len(values))) :].mean()), noise, length)
+
+
+def _noise(values: np.ndarray) -> float:
+    """
+    The standard deviation of an evaluation beside its neighbours, over the second half of a curve.
+
+    By second differences, in which a straight course is nothing, and their median, for which single spikes are nothing.
+    """
+    bends = np.diff(values[len(values) // 2 :], 2)
+    return _NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6) if len(bends) else 0.0
 
 
 def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
     """A row's figures, from the curves of an arm and of the baseline by seed."""
-    goals, own_ends = _ends(references), _ends(runs)
-    if common:
-        goals = {seed: max(goal, own_ends.get(seed, goal)) for seed, goal in goals.items()}
-    needed, logs, reference_logs = [], [], []
-    for seed, goal in goals.items():
-        if seed not in runs:
+    needed, logs, reference_logs, ends_worse = [], [], [], 0
+    for seed in sorted(runs.keys() & references.keys()):
+        own, other = _course(*runs[seed]), _course(*references[seed])
+        if not math.isfinite(other.end):
             continue
-        own, other = (updates_to_reach(pair[seed][0], pair[seed][1], goal) for pair in (runs, references))
-        longest = max(float(np.max(np.asarray(pair[seed][0]), initial=0)) for pair in (runs, references))
-        assert other is not None  # the baseline reaches its own end, and what is worse
-        if 0 in (own, other, longest):
+        is_worse = not own.end <= other.end
+        end = own.end if common and own.end > other.end else other.end
+        target = end + _NOISES * max(own.noise, other.noise)
+        own_updates, other_updates = (updates_to_reach(course.updates, course.fit, target) for course in (own, other))
+        longest = max(own.length, other.length)
+        assert other_updates is not None  # the last value of the fit is the least mean of any last evaluations
+        if 0 in (own_updates, other_updates, longest):
             continue
-        needed.append(math.inf if own is None else own)
-        logs.append(math.log(own or longest))
-        reference_logs.append(math.log(other))
+        ends_worse += is_worse
+        needed.append(math.inf if own_updates is None else own_updates)
+        logs.append(math.log(own_updates or longest))
+        reference_logs.append(math.log(other_updates))
     log = paired(reference_logs, logs)
     censored = sum(map(math.isinf, needed))
     # The true numbers of runs that never got there could make an upper bound above 1 anything.
@@ -126,6 +167,7 @@ def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
     return {
         "n": len(needed),
         "censored": censored,
+        "ends_worse": ends_worse,
         "updates_needed": median if math.isfinite(median) else None,
         "speedup": None if log.diff is None or censored == len(needed) else math.exp(log.diff),
         "ci_low": None if log.low is None or censored else math.exp(log.low),

@@ -113,22 +113,34 @@ def _speedups_told(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Row
     label = metric_label(spec.speedup_metric or "")
     tell = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
 
-    def beside(arm: str, control: str) -> Rows:
-        return speedups(_quality(spec, results, (control, arm), control), control, common=True)
+    def compare_to(reference: str, arms: Iterable[str], common: bool = False) -> Rows:
+        rows = speedups(_quality(spec, results, arms, reference), reference, common)
+        for row in rows:
+            row["diverged"] = _num_diverged(results, row["arm"], row["dataset"])
+        return rows
 
-    rows = speedups(_quality(spec, results, spec.arms, spec.baseline), spec.baseline)
+    def beside(arm: str, control: str) -> Rows:
+        return compare_to(control, (control, arm), common=True)
+
+    rows = compare_to(spec.baseline, spec.arms)
     of_controls, sentences = against_controls(controlled(spec.arms), beside, partial(tell, common=True))
     return rows, of_controls, tell(rows, spec.baseline) + sentences
 
 
 def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], reference: str) -> dict[str, Any]:
-    """Arm -> data set -> seed -> (updates, quality) at the evaluation points; a reference that diverged sets no target."""
+    """
+    Arm -> data set -> seed -> (updates, quality) at the evaluation points.
+
+    A reference that diverged sets no target; another run that did reaches nothing, whatever is known of it.
+    """
     curves: dict[str, Any] = {arm: {dataset: {} for dataset in spec.datasets} for arm in arms}
     for result in results:
-        quality = result.curves["quality"]
-        if result.arm not in curves or (result.arm == reference and result.status == "diverged"):
+        quality, has_diverged = result.curves["quality"], result.status == "diverged"
+        if result.arm not in curves or (result.arm == reference and has_diverged):
             continue
-        if spec.speedup_metric in quality:
+        if has_diverged:
+            curves[result.arm][result.dataset][result.seed] = ([result.record["train"]["num_updates"]], [math.nan])
+        elif spec.speedup_metric in quality:
             curves[result.arm][result.dataset][result.seed] = (quality["update"], quality[spec.speedup_metric])
     return curves
 
