@@ -494,7 +494,7 @@ def test_what_a_study_has_besides(tmp_path):
     own = own_part(page)
     for text in ("lrlab study run made-up --out there", "python 3.12.1, torch 2.13.0", "A processor", "stacked (11 runs)"):
         assert text in own
-    assert "speedup: 1 told, 0 not" in own
+    assert "Speed-ups: 1 told, 0 not" in own
     assert "b never reached the final quality of a" in own
     assert "/somewhere" not in own
     assert "train_batch_size" in own
@@ -511,7 +511,7 @@ def test_speedups_that_are_not_told(tmp_path, p, said):
     summary |= {"speedups": rows}
     summary["findings"]["speedup"] = ["Whether b is faster than a cannot be told."]
     write_report(tmp_path, results, summary)
-    _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## speedup: findings")
+    _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## Speed-ups: findings")
     assert found
     assert section.strip().startswith(said)
 

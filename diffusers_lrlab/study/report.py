@@ -136,7 +136,8 @@ class _Report:
         """Of every metric that has sentences, with its name, the ones without rows (speed-ups, say) last."""
         names = [*self.metrics, *(name for name in self.summary["findings"] if name not in self.metrics)]
         found = [name for name in names if self.summary["findings"].get(name)]
-        return [(name, tables.metric_label(name), *self.findings(name)) for name in found]
+        labels = {SPEEDUP: "Speed-ups"}
+        return [(name, labels.get(name) or tables.metric_label(name), *self.findings(name)) for name in found]
 
     def facts(self) -> list[tuple[str, str]]:
         """Versions, hardware, and how the runs were executed."""
