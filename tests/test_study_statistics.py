@@ -894,6 +894,19 @@ def test_what_is_lost_again_was_not_reached():
     assert row["censored"] == 1
 
 
+@pytest.mark.parametrize("common", [False, True])
+def test_every_baseline_reaches_its_own_end_whatever_is_rounded(common):
+    """Curves with flat parts: means of equal numbers are not always that number."""
+    rng = np.random.default_rng(0)
+    for length in range(1, 60):
+        stairs = np.resize(np.repeat(rng.random(max(1, length // 3)), 6), length)
+        flat = np.full(length, rng.random())
+        at = np.arange(1, length + 1)
+        for arm, baseline in ((stairs, flat), (flat, stairs), (stairs, stairs)):
+            curves = {"a": {"dino": {0: (at, arm)}}, "b": {"dino": {0: (at, baseline)}}}
+            assert row_of(speedups(curves, "b", common), "b")["censored"] == 0
+
+
 def test_a_spike_makes_no_target_easier():
     at = np.arange(0, 1001, 20)
     plain, spiked = ({0: (at, np.where(at == spike, 1e6, 10 - at / 100))} for spike in (-1, 900))

@@ -32,9 +32,9 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
     evaluations of the noisier one of the two scatter from one to the next. A run reaches it where its curve without that
     noise does: the non-increasing one that is nearest to it (isotonic regression, after a running median of three that
     takes single spikes away), so that what is lost again was not reached. With the raw curves and their last values, the
-    arm whose evaluations scatter more would be called the faster one of two with the same course, in most studies if they
-    are long; like this, an effect of none is called one as often as the level of the test says, as long as the noise of one
-    evaluation tells nothing of the next (`tests/test_study_statistics.py` simulates it).
+    arm whose evaluations scatter more would come first by its noise alone; like this, an effect of none is called one as
+    often as the level of the test says, as long as the noise of one evaluation tells nothing of the next
+    (`tests/test_study_statistics.py` simulates it).
 
     A run that never gets there is censored, and so is one that diverged, wherever it has been before. It counts with the
     number of updates that the longer of the pair has made, the most favourable one for runs of one length; so where
@@ -127,7 +127,9 @@ def _course(updates: ArrayLike, quality: ArrayLike) -> _Course:
     at, values = at[finite], values[finite]
     noise, values = _noise(values), median_filter(values, 3, mode="nearest")
     fit = isotonic_regression(values, increasing=False).x
-    return _Course(at, fit, float(values[-max(1, int(_END * len(values))) :].mean()), noise, length)
+    # No mean of last values is below the last value of the fit, but for rounding.
+    end = max(float(values[-max(1, int(_END * len(values))) :].mean()), float(fit[-1]))
+    return _Course(at, fit, end, noise, length)
 
 
 def _noise(values: np.ndarray) -> float:
