@@ -22,7 +22,7 @@ import numpy as np
 from diffusers_lrlab.finder.find import find_lr, settle
 from diffusers_lrlab.finder.range_test import FinderConfig, range_test
 from diffusers_lrlab.finder.suggestions import RULES
-from diffusers_lrlab.preview_plots import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
+from diffusers_lrlab.preview.plots import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
 from diffusers_lrlab.training.config import TrainingConfig
 
 DATASETS = ("digits", "circle", "dino", "line", "moons")
@@ -103,8 +103,8 @@ def plot_spread(found, path):
 
 def train(out, found, options):
     """By data set and rate, mean and standard deviation of the held-out loss over seeds, `None` where one diverged."""
-    from diffusers_lrlab.study.reading import read_spec
     from diffusers_lrlab.study.run import run_study
+    from diffusers_lrlab.study.spec.reading import read_spec
 
     losses = {}
     for dataset in DATASETS:
@@ -153,9 +153,9 @@ def tell_cost(rounds):
     import tempfile
 
     from diffusers_lrlab.data.batches import iterate_batches
-    from diffusers_lrlab.training.loop import Trainer
-    from diffusers_lrlab.training.run import prepare
+    from diffusers_lrlab.run.train import prepare
     from diffusers_lrlab.training.run_folder import RunFolder
+    from diffusers_lrlab.training.trainer import Trainer
 
     print("| data | 200 plain updates, s | the finder's, s | ratio (quartiles) |")
     print("|---|---|---|---|")

@@ -13,8 +13,8 @@ import time
 
 import torch
 
-from diffusers_lrlab.study.matmuls import KINDS, WAYS, operands
-from diffusers_lrlab.training.environment import describe_environment
+from diffusers_lrlab.core.environment import describe_environment
+from diffusers_lrlab.study.stacked.matmul_backends import KINDS, WAYS, operands
 
 BATCH, OUTPUTS = 256, 256
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from diffusers_lrlab.preflight.run import CHECKS
 from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.run.train import prepare
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.loop import Trainer
-from diffusers_lrlab.training.run import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 
 def main():

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.scheduler import AcceleratedScheduler
 
 from diffusers_lrlab import get_scheduler
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 
 def make_optimizer():

@@ -17,7 +17,7 @@ from train_step import machine, make_trainer
 
 from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.data.batches import RowOrder
-from diffusers_lrlab.loss import denoising_losses
+from diffusers_lrlab.objective.loss import denoising_losses
 
 DRAWS = ("uniform", "stratified", "antithetic", "loss_second_moment", "clts_static:unbiased=true")
 

@@ -19,17 +19,17 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
+from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.evaluation.points import point_metrics
+from diffusers_lrlab.run.train import keep_freed_memory
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.environment import describe_environment
-from diffusers_lrlab.training.kinds import kind_of
-from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.kinds.base import kind_of
 from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.run import keep_freed_memory
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 RECIPE = Path(__file__).parents[1] / "training_scripts" / "recipes" / "lr_study_2d.yaml"
 BATCH, TIMESTEPS = 256, 100
@@ -132,7 +132,7 @@ def breakdown(trainer):
     points = trainer.data.in_memory[:BATCH].clone()
     timesteps = objective.draw(0)
     (noise,) = objective.noise(0, points)
-    from diffusers_lrlab.loss import denoising_losses
+    from diffusers_lrlab.objective.loss import denoising_losses
 
     def forward():
         return denoising_losses(model, scheduler, points, noise, timesteps).mean()

@@ -88,9 +88,9 @@ def make_trainer(folder, arguments):
     from diffusers_lrlab.data.loading import load_image_data
     from diffusers_lrlab.training.arguments import parse_arguments
     from diffusers_lrlab.training.checks import check_model_config, resolve_config
-    from diffusers_lrlab.training.loop import Trainer
     from diffusers_lrlab.training.plan import make_plan
     from diffusers_lrlab.training.run_folder import RunFolder
+    from diffusers_lrlab.training.trainer import Trainer
 
     config = resolve_config(parse_arguments([*arguments, f"--output_dir={folder}"], ""))
     data = load_image_data(config)
@@ -209,7 +209,7 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs, inference_steps):
 
 
 def main():
-    from diffusers_lrlab.training.run import keep_freed_memory
+    from diffusers_lrlab.run.train import keep_freed_memory
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--upstream", type=Path, help="diffusers' train_unconditional.py; without it only (a) is run")

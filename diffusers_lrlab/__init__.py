@@ -10,32 +10,32 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .plugin import register
+from .diffusers_plugin.register import register
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LabError": "errors",
+    "LabError": "core.errors",
     "MLPDenoiser": "models.mlp_denoiser",
     "PointDDPMPipeline": "pipelines.point_ddpm",
-    "Progress": "progress",
+    "Progress": "core.progress",
     "FinderConfig": "finder.range_test",
     "TrainingConfig": "training.config",
     "find_lr": "finder.find",
     "get_loss_weighting": "timesteps.loss_weights",
-    "get_momentum_scheduler": "schedules.lr",
-    "get_optimizer": "optimizers",
-    "get_scheduler": "schedules.lr",
+    "get_momentum_scheduler": "schedules.scheduler",
+    "get_optimizer": "optimizers.entries",
+    "get_scheduler": "schedules.scheduler",
     "get_timestep_sampler": "timesteps.sampling",
     "list_loss_weightings": "timesteps.loss_weights",
-    "list_momentum_schedulers": "schedules.lr",
-    "list_optimizers": "optimizers",
-    "list_schedulers": "schedules.lr",
+    "list_momentum_schedulers": "schedules.scheduler",
+    "list_optimizers": "optimizers.entries",
+    "list_schedulers": "schedules.scheduler",
     "list_timestep_samplers": "timesteps.sampling",
     "list_toy_datasets": "data.toy2d",
     "load_toy_dataset": "data.toy2d",
-    "lr_curve": "schedules.promise",
-    "train": "training.run",
+    "lr_curve": "schedules.expected",
+    "train": "run.train",
 }
 __all__ = sorted(_HOMES)
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import diffusers_lrlab
 
-from .errors import LabError
+from .core.errors import LabError
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -37,7 +37,7 @@ class _WiderChoices(list[Any]):
 
 def widen_choices() -> None:
     """Lets closed lists of schedule names in argparse scripts take our names."""
-    from .schedules.catalogue import SCHEDULERS
+    from .schedules.registries import SCHEDULERS
 
     add_argument = argparse._ActionsContainer.add_argument
 
@@ -111,7 +111,7 @@ def main() -> None:
     options = _parse(sys.argv[1:])
     widen_choices()
     follow_into_spawned_processes()
-    from .host_clock import HostClock
+    from .diffusers_plugin.clock import HostClock
 
     clock = HostClock(options.fix_lr_clock, options.strict_lr_audit, options.num_updates)
     clock.install()

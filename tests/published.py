@@ -17,7 +17,7 @@ def lrlab(*arguments, env, cwd, status=0, timeout=120):
     """Runs the command, and expects this exit status."""
     # The client's own call to its HTTP library.
     warnings = ("-W", "error", "-W", "ignore:Use 'content=:DeprecationWarning")
-    command = [sys.executable, *warnings, "-m", "diffusers_lrlab.cli", *map(str, arguments)]
+    command = [sys.executable, *warnings, "-m", "diffusers_lrlab.cli.main", *map(str, arguments)]
     result = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout)
     assert result.returncode == status, result.stdout + result.stderr
     assert "Traceback" not in result.stderr

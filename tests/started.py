@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 PRELOADED = (
-    "diffusers_lrlab.training.run",
-    "diffusers_lrlab.training.loop",
-    "diffusers_lrlab.cli",
+    "diffusers_lrlab.run.train",
+    "diffusers_lrlab.training.trainer",
+    "diffusers_lrlab.cli.main",
     "diffusers.models.unets.unet_2d",
 )
 

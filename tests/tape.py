@@ -35,7 +35,7 @@ def _tensors(values):
 
 
 def record_tape(work):
-    """A `Recorder` (see `study/captured.py`)."""
+    """A `Recorder` (see `study/stacked/captured.py`)."""
     with _Recording() as recording:
         work()
     for storage, before in recording.before.values():

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream_generator, stream_seed, stream_uniform
 from diffusers_lrlab.data.batches import RowOrder, iterate_batches
 from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData, load_image_data
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.streams import block_randn, noise_block_images, stream_generator, stream_seed, stream_uniform
 
 # (processes, accumulation, micro-batch) that all make a global batch of 8
 LAYOUTS = [(1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (4, 2, 1), (8, 1, 1)]

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffusers_lrlab.cli import COMMANDS, KINDS, main
+from diffusers_lrlab.cli.main import COMMANDS, KINDS, main
+from diffusers_lrlab.core.terminal_plot import terminal_plot
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
-from diffusers_lrlab.noise import NOISES
-from diffusers_lrlab.optimizers import OPTIMIZERS
-from diffusers_lrlab.preview import Run, preview
-from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.schedules.promise import lr_curve
-from diffusers_lrlab.terminal_plot import terminal_plot
-from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.preview.schedules import Run, preview
+from diffusers_lrlab.schedules.expected import lr_curve
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 
-COMMAND = [sys.executable, "-W", "error", "-m", "diffusers_lrlab.cli"]
+COMMAND = [sys.executable, "-W", "error", "-m", "diffusers_lrlab.cli.main"]
 REGISTRIES = {
     "schedulers": SCHEDULERS,
     "momentum": MOMENTUM_SCHEDULERS,
@@ -87,13 +87,13 @@ def test_it_is_installed_under_its_name():
 )
 def test_what_should_be_quick_imports_nothing_heavy(arguments):
     modules = re.findall(r"\| +([\w.]+)$", lrlab(*arguments, python=("-X", "importtime")), re.MULTILINE)
-    assert "diffusers_lrlab.registry" in modules
+    assert "diffusers_lrlab.core.registry" in modules
     assert not {"torch", "diffusers", "transformers", "matplotlib", "accelerate"} & set(modules)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_each_command_and_its_example_is_understood(name, capsys):
-    from diffusers_lrlab.cli import _parse
+    from diffusers_lrlab.cli.main import _parse
 
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
@@ -270,7 +270,7 @@ def test_a_terminal_gets_lines_that_fit_and_colours(monkeypatch):
     ],
 )
 def test_a_patch_is_made_as_asked(monkeypatch, capsys, options, given, said):
-    from diffusers_lrlab import upstream
+    from diffusers_lrlab.upstream import patch as upstream
 
     calls = []
     monkeypatch.setattr(upstream, "upstream_patch", lambda *args, **kwargs: calls.append((args, kwargs)) or "made")
@@ -497,7 +497,7 @@ def test_the_gallery_shows_every_schedule(tmp_path):
 
 
 def test_feedback_schedules_in_the_gallery_react_to_the_losses():
-    from diffusers_lrlab.preview_plots import feedback_lrs, made_up_losses
+    from diffusers_lrlab.preview.plots import feedback_lrs, made_up_losses
 
     losses = made_up_losses()
     lrs = feedback_lrs("reduce_lr_on_plateau", {"factor": 0.5, "patience": 5}, losses)

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 
 from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
-from diffusers_lrlab.timesteps.frame import noise_levels
+from diffusers_lrlab.timesteps.noise_levels import noise_levels
 
 N = 200
 T = np.arange(1000)

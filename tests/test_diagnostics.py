@@ -14,18 +14,18 @@ from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.numpy import load_file
 
-from diffusers_lrlab.preview_plots import new_figure
+from diffusers_lrlab.preview.plots import new_figure
 from diffusers_lrlab.timesteps.sampling import get_timestep_sampler
-from diffusers_lrlab.training.diagnostics import (
+from diffusers_lrlab.training.diagnostics.gradients import GradientProbes
+from diffusers_lrlab.training.diagnostics.timestep_file import SCHEMA, read_timesteps, write_timesteps
+from diffusers_lrlab.training.diagnostics.timestep_log import (
     SpikeDetector,
     TimestepLog,
     TimestepLosses,
     asked_probabilities,
     bin_starts,
 )
-from diffusers_lrlab.training.gradient_probes import GradientProbes
-from diffusers_lrlab.training.timestep_file import SCHEMA, read_timesteps, write_timesteps
-from diffusers_lrlab.training.timestep_plots import _heat_map, _Rows, plot_timesteps
+from diffusers_lrlab.training.plots.timesteps import _heat_map, _Rows, plot_timesteps
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import SCRIPT, TINY_UNET, environment
 
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.unet import check_resolution, default_down_blocks
 from diffusers_lrlab.training.arguments import parse_arguments
 
@@ -540,7 +540,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
     ],
 )
 def test_python_gets_the_same_checks(options, part):
-    from diffusers_lrlab.errors import LabError
+    from diffusers_lrlab.core.errors import LabError
     from diffusers_lrlab.training.checks import resolve_config
     from diffusers_lrlab.training.config import TrainingConfig
 

@@ -10,17 +10,17 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from diffusers_lrlab import TrainingConfig
-from diffusers_lrlab.cli import main
+from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.forecast.describe import describe_forecast
 from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, forecast_memory, optimizer_bytes
 from diffusers_lrlab.forecast.timing import forecast_time, num_pictures
-from diffusers_lrlab.optimizers import OPTIMIZERS, optimizer_state_bytes
-from diffusers_lrlab.training import loop
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
+from diffusers_lrlab.training import trainer as loop
 from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds import kind_of
-from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.kinds.base import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # optional optimizers' own
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 2, "embedding_size": 32}
@@ -154,7 +154,7 @@ def test_memory_is_told_before_anything_is_tried(tmp_path, monkeypatch):
     def too_large(*_):
         raise MemoryError
 
-    monkeypatch.setattr("diffusers_lrlab.training.loop.Trainer", too_large)
+    monkeypatch.setattr("diffusers_lrlab.training.trainer.Trainer", too_large)
     texts = describe_forecast(trainer.plan, trainer.data, trainer.accelerator)
     assert next(texts).startswith("       memory  ")
     with pytest.raises(MemoryError):

@@ -14,8 +14,8 @@ from hub_server import Fault, HubServer, metadata_errors
 from huggingface_hub import ModelCard
 from published import lrlab
 
-from diffusers_lrlab.data.export import export_toy_dataset
 from diffusers_lrlab.hub.card import write_model_card
+from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
@@ -183,7 +183,7 @@ def test_the_token_is_written_nowhere(pushed):
 # What the script does first of all when it is to push; without its imports, which take longer than the rest.
 CHECK = """
 import sys
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.publish import check_can_push
 from diffusers_lrlab.training.config import TrainingConfig
 flags = sys.argv[1:]
@@ -234,7 +234,7 @@ def test_a_dry_run_checks_the_token_and_creates_nothing(hub, tmp_path):
 PUSH_AGAIN = """
 import sys
 from pathlib import Path
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.publish import check_can_push, push_run
 from diffusers_lrlab.training.config import TrainingConfig
 
@@ -266,7 +266,7 @@ def test_a_failed_upload_tells_how_to_repeat_it(pushed, hub, tmp_path):
 
     hub.broken.clear()
     program, *arguments = shlex.split(re.search(r"`(lrlab push .*)`", error).group(1))
-    run("-m", "diffusers_lrlab.cli", *arguments, env=hub.env, cwd=tmp_path)
+    run("-m", "diffusers_lrlab.cli.main", *arguments, env=hub.env, cwd=tmp_path)
     assert set(hub.model("user/digits").files) == set(pushed[1].model("user/digits").files)
 
 

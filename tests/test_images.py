@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.images import ImageTransform, decode, to_unit_tensor
-from diffusers_lrlab.errors import LabError
 
 RED, GREY_OF_RED = (255, 0, 0), 76 / 255  # PIL's luma: 0.299 of 255, rounded
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_schedules import BASE, close, cos, rows
 
 from diffusers_lrlab import get_scheduler, lr_curve
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
-from diffusers_lrlab.schedules.spec import format_spec, parse_spec
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.spec import format_spec, parse_spec
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 TOTAL, WARMUP, BOUNDARY = 60, 6, 30
 FRAME = ("min_lr", "eta_min", "lr_end", "warmup_type", "warmup_start_ratio")

@@ -12,8 +12,8 @@ import pytest
 from runs import environment, free_port
 
 from diffusers_lrlab import lr_curve
-from diffusers_lrlab.schedules.lr import schedule_curves
 from diffusers_lrlab.schedules.resolve import resolve_schedule
+from diffusers_lrlab.schedules.scheduler import schedule_curves
 
 HOST_SCRIPT = Path(__file__).parent / "scripts" / "host_script.py"
 LR, BETA1, WARMUP = 1e-3, 0.95, 2

@@ -10,10 +10,10 @@ from helpers import image_folder, levels, load, numbered_image
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.digits import load_digits_dataset
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.errors import LabError
 
 LAZY = {"in_memory_limit_mb": 0}
 

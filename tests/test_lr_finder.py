@@ -21,18 +21,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder import range_test as range_tests
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, settle
-from diffusers_lrlab.finder.kept import kept_result
 from diffusers_lrlab.finder.range_test import do_one_update, range_test
+from diffusers_lrlab.finder.saved_result import kept_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
-from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
 from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds import kind_of
-from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.kinds.base import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 FIND_LR = runs.SCRIPT.with_name("find_lr.py")
 DRIVER = Path(__file__).parent / "scripts" / "finder_driver.py"

@@ -14,9 +14,9 @@ from torch.optim import lr_scheduler
 from transformers.optimization import Adafactor as HFAdafactor
 
 from diffusers_lrlab import get_momentum_scheduler, get_scheduler, list_momentum_schedulers, lr_curve
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.progress import Progress
-from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.progress import Progress
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 

@@ -10,11 +10,11 @@ import torch
 from diffusers import UNet2DModel
 
 from diffusers_lrlab import get_optimizer, list_optimizers
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.optimizers import OPTIMIZERS, optimizer_state_bytes
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.choices import check_schedule
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import check_schedule
 
 
 def make_model(size=64):
@@ -199,7 +199,7 @@ def test_schedule_free_trains_validates_and_resumes(tmp_path):
 
 
 def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
-    from diffusers_lrlab.schedules.promise import schedule_curves
+    from diffusers_lrlab.schedules.expected import schedule_curves
     from diffusers_lrlab.schedules.resolve import resolve_schedule
 
     options = [*runs.tiny_arguments(tmp_path), "--max_train_steps=10", "--train_batch_size=16", "--strict_lr_audit"]

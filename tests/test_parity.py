@@ -13,8 +13,8 @@ from test_schedules import BASE, COPIES, Row, close, cos, run, settings, variant
 from torch.optim import lr_scheduler
 
 from diffusers_lrlab import get_scheduler, lr_curve
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 
 def sgd():

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 NEW_NAMES = [name for name in (*SCHEDULERS, *SCHEDULERS.aliases) if "host" not in SCHEDULERS[name].traits]
 

@@ -18,17 +18,17 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.kl import knn_kl
-from diffusers_lrlab.noise import NOISES
-from diffusers_lrlab.optimizers import OPTIMIZERS
-from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds import kind_of
-from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.kinds.base import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 

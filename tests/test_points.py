@@ -8,14 +8,14 @@ import pytest
 import torch
 from helpers import image_folder, numbered_image
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.export import export_toy_dataset
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.points import PointTransform, load_point_data, read_points
 from diffusers_lrlab.data.sources import settle_point_column
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
 

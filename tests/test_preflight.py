@@ -15,17 +15,17 @@ from PIL import Image
 from test_lr_finder import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
-from diffusers_lrlab.finder.kept import deciding
+from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.setting_checks import ema_decays
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.averaging import make_ema
 from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds import kind_of
-from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.kinds.base import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 UNET = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"}
 

@@ -15,11 +15,11 @@ from hub_server import Fault, HubServer, metadata_errors
 from published import ROOT, lrlab, run_folder
 from test_study_report import PROGRAM, draw_everything, made_up_study, needs_chromium
 
-from diffusers_lrlab.data.export import export_toy_dataset
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.hub.fetch import check_files
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
-from diffusers_lrlab.study.report import write_report
+from diffusers_lrlab.study.report.report import write_report
 
 STUDY = ROOT / "model_cards" / "lr-study-2d"
 
@@ -350,7 +350,7 @@ def test_a_push_that_is_stopped_leaves_no_half(folders, hub, tmp_path, num_large
     shutil.copytree(folders / "run", tmp_path / "run")
     if num_large == 1:
         (tmp_path / "run" / "lrlab" / "timesteps.parquet").unlink()
-    command = [sys.executable, "-m", "diffusers_lrlab.cli", "push", "run", "--repo_id", "user/digits"]
+    command = [sys.executable, "-m", "diffusers_lrlab.cli.main", "push", "run", "--repo_id", "user/digits"]
     process = subprocess.Popen(command, env=hub.env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 30
     while hub.faults[0].times and time.monotonic() < deadline:
@@ -411,7 +411,7 @@ def test_a_download_that_breaks_off_is_gone_on_with(folders, hub, tmp_path):
 
 def test_a_full_disk_is_told(folders, hub, tmp_path):
     lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)
-    command = f"ulimit -f 400; exec {shlex.quote(sys.executable)} -m diffusers_lrlab.cli pull user/run"
+    command = f"ulimit -f 400; exec {shlex.quote(sys.executable)} -m diffusers_lrlab.cli.main pull user/run"
     result = subprocess.run(["bash", "-c", command], env=hub.env, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2, result.stderr
     assert "No room to write" in result.stderr

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from published import lrlab
 
-from diffusers_lrlab.cli import main
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.progress import Progress
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
-from diffusers_lrlab.progress import Progress
-from diffusers_lrlab.schedules.artefact import read_schedule_file, schedule_as_json
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
-from diffusers_lrlab.schedules.frame import Schedule
+from diffusers_lrlab.schedules.published import read_schedule_file, schedule_as_json
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.resolve import merge_spec, resolve_schedule
+from diffusers_lrlab.schedules.schedule import Schedule
 
 
 @pytest.mark.parametrize("name", list(SCHEDULERS))
@@ -109,7 +109,7 @@ def test_diffusers_takes_a_published_schedule(mine, hub, tmp_path):
     python = """
 import torch, diffusers_lrlab
 from diffusers.optimization import get_scheduler
-from diffusers_lrlab.progress import Progress
+from diffusers_lrlab.core.progress import Progress
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], 1e-3)
 scheduler = get_scheduler("hub:user/mine", optimizer, num_warmup_steps=5, num_training_steps=100)

@@ -16,13 +16,13 @@ from diffusers import DDPMScheduler
 
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.noise import NOISES
-from diffusers_lrlab.optimizers import OPTIMIZERS
-from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.study.catalogue import presets_table
-from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.study.spec.presets_table import presets_table
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.upstream import list_upstream_schedules
+from diffusers_lrlab.upstream.patch import list_upstream_schedules
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -72,7 +72,7 @@ def test_tables_are_the_registries(name):
 
 
 def test_flags_named_in_the_readme_exist():
-    from diffusers_lrlab.cli import COMMANDS
+    from diffusers_lrlab.cli.main import COMMANDS
 
     known = set(vars(parse_arguments([], ""))) | {"config", "help", "no_preflight"}
     known |= {field.name for field in dataclasses.fields(FinderConfig)}

@@ -13,10 +13,10 @@ from test_schedules import BASE, Row, close, cos, variants
 
 import diffusers_lrlab
 from diffusers_lrlab import list_schedulers, lr_curve
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.registry import Parameter, Registry
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.registry import Parameter, Registry
 from diffusers_lrlab.schedules import functions
-from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 

@@ -12,8 +12,8 @@ from runs import tiny_arguments
 from safetensors.torch import load_file, save_file
 from started import run_script
 
-from diffusers_lrlab.cli import main
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
 from diffusers_lrlab.training.arguments import parse_options
 from diffusers_lrlab.training.checks import resolve_config
@@ -191,7 +191,7 @@ def test_a_run_is_done_again(tmp_path):
     status, _, error = run_script(script, arguments, dict(os.environ))
     assert status == 0, error
     lrlab = tmp_path / "lrlab.py"
-    lrlab.write_text("import sys\nfrom diffusers_lrlab.cli import main\nsys.exit(main())")
+    lrlab.write_text("import sys\nfrom diffusers_lrlab.cli.main import main\nsys.exit(main())")
 
     def rerun(*options, expect=0):
         done = run_script(lrlab, ["rerun", str(tmp_path / "run"), *options], dict(os.environ))
@@ -206,7 +206,7 @@ def test_a_run_is_done_again(tmp_path):
 def test_a_run_that_is_not_reproduced_is_an_error(pair, monkeypatch, capsys):
     """With the run that was done again in the place of training it, which the test above does."""
     change_log(pair[1], "loss", 1.5, at=1209)
-    monkeypatch.setattr("diffusers_lrlab.training.run.train", lambda config: pair[1])
+    monkeypatch.setattr("diffusers_lrlab.run.train.train", lambda config: pair[1])
     assert main(["rerun", str(pair[0]), "--compare", "--out", "again"]) == 2
     told = capsys.readouterr()
     assert "losses: apart from update 1209 on" in told.out

@@ -17,9 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab import get_scheduler, lr_curve
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.schedules.momentum import read_momentum
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 BASE = 1e-3

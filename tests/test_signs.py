@@ -5,7 +5,7 @@ import pytest
 import runs
 import started
 
-from diffusers_lrlab.training.signs import signs_of
+from diffusers_lrlab.training.diagnostics.lr_warnings import signs_of
 
 NUM = 100
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from test_schedules import BASE, Row, run
 
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.progress import resolve_updates, resolve_warmup_updates
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
-from diffusers_lrlab.schedules.spec import format_spec, parse_json_kwargs, parse_spec
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.progress import resolve_updates, resolve_warmup_updates
+from diffusers_lrlab.core.spec import format_spec, parse_json_kwargs, parse_spec
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 JOIN_PARTS = ["constant", "rex:d=0.9"]
 

@@ -14,14 +14,23 @@ import pytest
 from chromium import NAMES, Chromium, find_chromium
 from PIL import Image
 
-from diffusers_lrlab.study import paper, plots, tables
-from diffusers_lrlab.study.findings import findings
-from diffusers_lrlab.study.interactive import course_panels
-from diffusers_lrlab.study.ranks import ranks
-from diffusers_lrlab.study.report import write_report
-from diffusers_lrlab.study.report_data import FAMILIES, MOST_POINTS, courses, looks, spans_decades
-from diffusers_lrlab.study.statistics import compare
-from diffusers_lrlab.study.table_formats import Table, interval, number, plus_minus, probability, to_latex, to_markdown
+from diffusers_lrlab.study.analysis import paper
+from diffusers_lrlab.study.analysis.findings import findings
+from diffusers_lrlab.study.analysis.ranks import ranks
+from diffusers_lrlab.study.analysis.statistics import compare
+from diffusers_lrlab.study.report import plots, tables
+from diffusers_lrlab.study.report.interactive import course_panels
+from diffusers_lrlab.study.report.report import write_report
+from diffusers_lrlab.study.report.report_data import FAMILIES, MOST_POINTS, courses, looks, spans_decades
+from diffusers_lrlab.study.report.table_formats import (
+    Table,
+    interval,
+    number,
+    plus_minus,
+    probability,
+    to_latex,
+    to_markdown,
+)
 
 PAPER_ARMS = ("constant", "paper_baseline", "step", "exponential", "plateau", "cosine")
 PAPER_DATASETS = ("circle", "dino", "line", "moons")

@@ -29,24 +29,26 @@ from pyarrow import parquet
 from runs import TINY_UNET, environment
 from safetensors.torch import load_file
 
-import diffusers_lrlab.study.report as report
-from diffusers_lrlab.cli import main
-from diffusers_lrlab.errors import LabError
+import diffusers_lrlab.study.report.report as report
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.study import bench as benches
-from diffusers_lrlab.study import executors, forecast, stacks
-from diffusers_lrlab.study.bench import Bench
-from diffusers_lrlab.study.consistency import consistency
-from diffusers_lrlab.study.expansion import expand
-from diffusers_lrlab.study.landscape import barrier, curvature, losses_between, sharpness
-from diffusers_lrlab.study.matmuls import STOCK
-from diffusers_lrlab.study.reading import load_spec, preset_names, spec_from_dict
-from diffusers_lrlab.study.results import StudyFolder
+from diffusers_lrlab.study import forecast
+from diffusers_lrlab.study.analysis.consistency import consistency
+from diffusers_lrlab.study.executors import executors
 from diffusers_lrlab.study.run import run_study
-from diffusers_lrlab.study.stack import Stack
+from diffusers_lrlab.study.runs import study_data as benches
+from diffusers_lrlab.study.runs.landscape import barrier, curvature, losses_between, sharpness
+from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.runs.study_data import Bench
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec, preset_names, spec_from_dict
+from diffusers_lrlab.study.stacked import stacks
+from diffusers_lrlab.study.stacked.matmul_backends import STOCK
+from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.loop import Trainer
+from diffusers_lrlab.training.trainer import Trainer
 
 DRIVER = Path(__file__).parent / "scripts" / "study_driver.py"
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}

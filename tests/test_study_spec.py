@@ -14,11 +14,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffusers_lrlab.cli import main
-from diffusers_lrlab.study.expansion import expand, expand_tuning, located
-from diffusers_lrlab.study.reading import load_spec, preset_names, read_spec, spec_from_dict
-from diffusers_lrlab.study.results import StudyFolder
-from diffusers_lrlab.study.spec import RunSpec, controlled
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.spec.expansion import expand, expand_tuning, located
+from diffusers_lrlab.study.spec.reading import load_spec, preset_names, read_spec, spec_from_dict
+from diffusers_lrlab.study.spec.spec import RunSpec, controlled
 from diffusers_lrlab.training.config import TrainingConfig
 
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
-from diffusers_lrlab.study.curves import Curves
-from diffusers_lrlab.study.lanes import Lanes, side_by_side
-from diffusers_lrlab.study.matmuls import CANDIDATES, KINDS, STOCK, WAYS
-from diffusers_lrlab.study.member import Member
-from diffusers_lrlab.study.probe import fastest_products
-from diffusers_lrlab.study.stack import Stack
-from diffusers_lrlab.study.stacked_mlp import StackedMLP
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
+from diffusers_lrlab.study.runs.curves import Curves
+from diffusers_lrlab.study.stacked.matmul_backends import CANDIDATES, KINDS, STOCK, WAYS
+from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.probe import fastest_products
+from diffusers_lrlab.study.stacked.stack import Stack
+from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
+from diffusers_lrlab.study.stacked.worker_threads import Lanes, side_by_side
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds import kind_of
+from diffusers_lrlab.training.kinds.base import kind_of
 from diffusers_lrlab.training.plan import make_plan
 
 # Optional optimizers' own.

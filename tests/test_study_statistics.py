@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.study import statistics
-from diffusers_lrlab.study.controls import against_controls
-from diffusers_lrlab.study.findings import findings, number, p_value, signed, speedup_findings
-from diffusers_lrlab.study.ranks import nemenyi_difference, rank_groups, ranks
-from diffusers_lrlab.study.reading import read_spec
-from diffusers_lrlab.study.speedups import speedups, updates_to_reach
-from diffusers_lrlab.study.statistics import (
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.analysis import statistics
+from diffusers_lrlab.study.analysis.controls import against_controls
+from diffusers_lrlab.study.analysis.findings import findings, number, p_value, signed, speedup_findings
+from diffusers_lrlab.study.analysis.ranks import nemenyi_difference, rank_groups, ranks
+from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
+from diffusers_lrlab.study.analysis.statistics import (
     LARGER_IS_BETTER,
     add_holm,
     bootstrap_interval,
@@ -31,7 +30,8 @@ from diffusers_lrlab.study.statistics import (
     seeds_needed,
     t_interval,
 )
-from diffusers_lrlab.study.summary import _speedups_told
+from diffusers_lrlab.study.analysis.summary import _speedups_told
+from diffusers_lrlab.study.spec.reading import read_spec
 
 KEYS = (
     "arm dataset metric n pairs mean std ci_low ci_high boot_low boot_high diff diff_low diff_high p p_adjusted effect_size "

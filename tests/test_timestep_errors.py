@@ -5,15 +5,15 @@ from accelerate.state import AcceleratorState
 from helpers import config as small_config
 from helpers import image_folder
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.loading import load_image_data
-from diffusers_lrlab.errors import LabError
-from diffusers_lrlab.noise import NOISES
-from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.run.train import prepare, train
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.run import prepare, train
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from scipy.spatial import cKDTree
 from sklearn.datasets import make_moons
 
 import diffusers_lrlab
-from diffusers_lrlab.cli import main
-from diffusers_lrlab.data.export import export_toy_dataset
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.toy2d import MAX_POINTS, list_toy_datasets, load_toy_dataset, toy_log_prob, toy_points
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 
 SETS = list(TOY_DATASETS)
 WITH_DENSITY = [name for name in SETS if toy_log_prob(name) is not None]
@@ -536,7 +536,19 @@ def test_an_export_is_loaded_with_the_same_points(tmp_path, name, capsys):
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_real_command_exports_into_the_current_folder(tmp_path):
-    command = [sys.executable, "-W", "error", "-m", "diffusers_lrlab.cli", "data", "export", "rings", "points", "--n", "40"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "diffusers_lrlab.cli.main",
+        "data",
+        "export",
+        "rings",
+        "points",
+        "--n",
+        "40",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Wrote points: load_dataset('points'), or --dataset_name points to train on it.\n"
@@ -633,7 +645,7 @@ def test_folders_are_made_whatever_they_are_called(tmp_path, parent):
     [(999, "n<1K"), (1000, "1K<n<10K"), (99_999, "10K<n<100K"), (100_000, "100K<n<1M"), (110_000, "100K<n<1M")],
 )
 def test_the_card_has_the_hubs_words_for_sizes(num, words):
-    from diffusers_lrlab.data.export import _card
+    from diffusers_lrlab.hub.dataset_folder import _card
 
     assert f"- {words}\n" in _card("line", {"train": num}, 42)
 
@@ -707,7 +719,7 @@ def test_an_export_that_fails_in_the_middle_leaves_nothing(tmp_path, monkeypatch
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("diffusers_lrlab.training.point_plots.plot_splits", fail)
+    monkeypatch.setattr("diffusers_lrlab.training.plots.points.plot_splits", fail)
     assert export("line", tmp_path / "new", "--n", 5) == 2
     assert "No space left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

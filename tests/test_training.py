@@ -10,7 +10,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
-from diffusers_lrlab.loss import denoising_losses
+from diffusers_lrlab.objective.loss import denoising_losses
 
 
 class Recorder(torch.nn.Module):

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from diffusers_lrlab import LabError, lr_curve
-from diffusers_lrlab.progress import Progress
-from diffusers_lrlab.schedules.catalogue import SCHEDULERS
+from diffusers_lrlab.core.progress import Progress
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-from diffusers_lrlab.upstream import list_upstream_schedules, upstream_patch
-from diffusers_lrlab.upstream_functions.forms import FORMS
-from diffusers_lrlab.upstream_functions.insert import FILES, OPTIMIZATION, TESTS, TUTORIAL
-from diffusers_lrlab.upstream_functions.render import function_source
+from diffusers_lrlab.upstream.forms import FORMS
+from diffusers_lrlab.upstream.insert import FILES, OPTIMIZATION, TESTS, TUTORIAL
+from diffusers_lrlab.upstream.patch import list_upstream_schedules, upstream_patch
+from diffusers_lrlab.upstream.render import function_source
 
 INSTALLED = Path(importlib.util.find_spec("diffusers").origin).parent
 NAMES = list_upstream_schedules()

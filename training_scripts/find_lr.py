@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.errors import LabError
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.arguments import parse_with
 

@@ -10,8 +10,8 @@ import argparse
 import sys
 from typing import NoReturn
 
-from diffusers_lrlab.errors import Interrupted, LabError
-from diffusers_lrlab.study.commands import add_run_arguments, run
+from diffusers_lrlab.cli.study import add_run_arguments, run
+from diffusers_lrlab.core.errors import Interrupted, LabError
 
 
 class _Parser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ Every flag of diffusers' examples/unconditional_image_generation/train_unconditi
 import os
 import sys
 
-from diffusers_lrlab.errors import Interrupted, LabError
+from diffusers_lrlab.core.errors import Interrupted, LabError
 from diffusers_lrlab.training.arguments import parse_arguments
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     try:
         config = parse_arguments(sys.argv[1:], description=__doc__.partition("\n")[0])
         # Imported after the command line is understood: it takes seconds, and a typing error should not.
-        from diffusers_lrlab.training.run import train
+        from diffusers_lrlab.run.train import train
 
         train(config)
     except Interrupted as interruption:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..errors import LabError
-from ..streams import stream_generator
+from ..core.errors import LabError
+from ..core.streams import stream_generator
 from .layout import BatchLayout
 from .loading import TrainingData
 

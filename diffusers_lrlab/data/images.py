@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..errors import LabError
-from ..streams import stream_seed, stream_uniform
+from ..core.errors import LabError
+from ..core.streams import stream_seed, stream_uniform
 
 if TYPE_CHECKING:
     from PIL.Image import Image

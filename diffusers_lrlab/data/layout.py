@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import LabError
+from ..core.errors import LabError
 
 
 @dataclass(frozen=True)

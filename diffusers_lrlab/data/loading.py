@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..errors import LabError
-from ..streams import stream_generator, stream_seed
+from ..core.errors import LabError
+from ..core.streams import stream_generator, stream_seed
 from .images import ImageTransform
 from .layout import BatchLayout
 from .sources import open_dataset

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..errors import LabError
+from ..core.errors import LabError
 from .layout import BatchLayout
 from .loading import TrainingData, split_rows, stream_data
 from .sources import is_numeric_list, open_dataset

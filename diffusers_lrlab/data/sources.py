@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LabError
+from ..core.errors import LabError
 from .toy2d_entries import TOY_DATASETS
 
 if TYPE_CHECKING:

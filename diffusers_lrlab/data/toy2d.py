@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..errors import LabError
-from ..streams import stream_seed
+from ..core.errors import LabError
+from ..core.streams import stream_seed
 from .toy2d_entries import LOG_PROBS, TOY_DATASETS
 
 if TYPE_CHECKING:

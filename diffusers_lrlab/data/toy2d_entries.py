@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..registry import Registry
+from ..core.registry import Registry
 from . import densities
 
 LogProb = Callable[[np.ndarray], np.ndarray]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..loss import denoising_losses
-from ..streams import block_randn, stream_generator
+from ..core.streams import block_randn, stream_generator
+from ..objective.loss import denoising_losses
 
 # Fixed for every run, whatever its seed: validation losses of different runs are of the same images, timesteps, noise.
 VALIDATION_SEED = 0

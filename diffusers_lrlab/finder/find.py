@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..errors import LabError
-from ..files import write_text
-from ..optimizers import OPTIMIZERS
+from ..core.environment import describe_environment, launch_command
+from ..core.errors import LabError
+from ..core.files import write_text
+from ..optimizers.entries import OPTIMIZERS
 from ..training.config import OutputConfig, ScheduleConfig, TrainingConfig
-from ..training.environment import describe_environment, launch_command
 from ..training.run_folder import FINDER_FILES, RunFolder, check_fresh
-from .kept import deciding
 from .range_test import FinderConfig, Sweep, range_test
+from .saved_result import deciding
 from .snapshot import random_states, restore_random_states
 from .suggestions import RULES, Suggestion, combine, disagreement
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
-    from ..training.loop import Trainer
     from ..training.plan import Plan
+    from ..training.trainer import Trainer
 
 _RANGE = (1e-7, 1e-2)  # for AdamW
 # Options of the training script that ask for something else, and those that a recipe of a run may have and that are told.
@@ -152,7 +152,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     Raises:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
     """
-    from ..training.run import prepare
+    from ..run.train import prepare
 
     settings = settle(settings or FinderConfig(), config.optimizer)
     return find_rate_for(*prepare(config), settings)
@@ -165,7 +165,7 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     Raises:
         LabError: also if that folder holds something else.
     """
-    from ..training.run import prepare, settled
+    from ..run.train import prepare, settled
 
     settings = settle(settings or FinderConfig(), config.optimizer)
     for name in _REFUSED:
@@ -188,7 +188,7 @@ def find_rate_for(
     plan: Plan, data: TrainingData, accelerator: Accelerator, settings: FinderConfig | None = None
 ) -> FinderResult:
     """[`find_lr`] of a run that is planned; the accelerator is as it was afterwards."""
-    from ..training.loop import Trainer
+    from ..training.trainer import Trainer
 
     states = random_states()  # which making a model sets
     with tempfile.TemporaryDirectory() as folder:

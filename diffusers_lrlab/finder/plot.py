@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..preview_plots import new_figure, save_figure
-from ..training.plots import BLUE, GREEN, GREY, ORANGE
+from ..preview.plots import new_figure, save_figure
+from ..training.plots.run import BLUE, GREEN, GREY, ORANGE
 from .suggestions import smooth
 
 if TYPE_CHECKING:

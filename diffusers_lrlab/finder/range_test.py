@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 
+from ..core.errors import LabError
+from ..core.streams import block_randn, stream_generator, stream_seed
 from ..data.batches import iterate_batches
-from ..errors import LabError
 from ..evaluation.validation_loss import ValidationLoss
-from ..streams import block_randn, stream_generator, stream_seed
+from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
 from ..training.averaging import averages_itself
-from ..training.objective import Objective
 from .snapshot import as_it_was
 
 if TYPE_CHECKING:
-    from ..training.loop import Trainer
+    from ..training.trainer import Trainer
 
 # Of a pass over the probe, forward alone, every 4 updates: about a sixth of what the updates take.
 _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4

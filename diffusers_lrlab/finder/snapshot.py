@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from ..training.loop import Trainer
+    from ..training.trainer import Trainer
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..finder.range_test import FinderConfig
-from ..optimizers import optimizer_state_bytes
+from ..optimizers.entries import optimizer_state_bytes
 from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
 from .timing import TimeForecast, forecast_time
 
@@ -30,8 +30,8 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     Memory comes first, before anything is tried: a model that does not fit cannot be timed. All processes call this, to its
     end; the accelerator is as it was afterwards.
     """
-    from ..training.loop import Trainer
     from ..training.run_folder import RunFolder
+    from ..training.trainer import Trainer
 
     device = accelerator.device
     available = available_bytes(device)  # before anything of this run is there

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..loss import denoising_losses
-from ..optimizers import OPTIMIZERS, get_optimizer, optimizer_state_bytes
-from ..training.objective import make_noise_scheduler
+from ..objective.loss import denoising_losses
+from ..objective.objective import make_noise_scheduler
+from ..optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
 from ..training.plan import Plan
 
 _MANY, _MOST_POWER = 64, 20  # images of a batch

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from accelerate.utils import broadcast_object_list
 
-from ..streams import stream_generator
+from ..core.streams import stream_generator
 
 if TYPE_CHECKING:
-    from ..training.loop import Trainer
     from ..training.plan import Plan
+    from ..training.trainer import Trainer
 
 _UPDATES, _WARM, _FEWEST = 40, 8, 8
 _READINGS, _STEPS, _FEW, _PASS_SECONDS = 3, 4, 4, 2.0

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import LabError
-from ..files import FULL
+from ..core.errors import LabError
+from ..core.files import FULL
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..errors import LabError
+from ..core.errors import LabError
 from .access import say
 from .contents import run_files
 
@@ -77,7 +77,7 @@ class PushesBeside:
     def _command(self, update: int) -> list[str]:
         assert self.config.hub_model_id is not None
         return [
-            *(sys.executable, "-m", "diffusers_lrlab.cli", "push", str(self._snapshot), "--unfinished"),
+            *(sys.executable, "-m", "diffusers_lrlab.cli.main", "push", str(self._snapshot), "--unfinished"),
             *("--repo_id", self.config.hub_model_id, "--message", f"Update {update}, training goes on"),
         ]  # it is private already, if that was asked for: the repository was made before training
 

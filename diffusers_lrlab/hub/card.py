@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..core.files import write_text
+from ..core.spec import format_spec
 from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.points import POINT_METRICS
-from ..files import write_text
-from ..finder.kept import kept_result
-from ..schedules.catalogue import SCHEDULERS
-from ..schedules.frame import Schedule
+from ..finder.saved_result import kept_result
+from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
-from ..schedules.spec import format_spec
+from ..schedules.schedule import Schedule
 from ..training.checks import local_folder
 from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
-from ..training.kinds import kind_of
-from ..training.timestep_choices import describe_choices
+from ..training.kinds.base import kind_of
+from ..training.resolve_timesteps import describe_choices
 from .cards import fill
 
 TEMPLATE = Path(__file__).parent / "model_card.md"

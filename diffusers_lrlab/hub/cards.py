@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import LabError
+from ..core.errors import LabError
 
 _TEMPLATES = Path(__file__).parent
 HUB = "https://huggingface.co"

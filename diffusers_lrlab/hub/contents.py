@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import LabError
+from ..core.errors import LabError
 from .cards import card_for_dataset, card_for_run, space_card, study_card
 from .records import read_json, read_record, updates_done
 
@@ -110,7 +110,7 @@ def contents_of(
         files["README.md"] = card_for_dataset(folder, repo_id, revision).encode()
         yield Contents("dataset", files, _DATASET_FILES, f"The set of points {folder.resolve().name}")
     elif kind == "schedule":
-        from ..schedules.artefact import read_schedule_file
+        from ..schedules.published import read_schedule_file
         from .cards import card_for_schedule
 
         schedule = read_schedule_file(folder / "schedule.json")
@@ -191,7 +191,7 @@ def _study(folder: Path, temporary: Path, repo_id: str, revision: str, space: bo
         files["README.md"] = space_card(title).encode()
         return Contents("space", files, _SPACE_FILES, f"The report of the study: {title}")
     if (folder / "runs").is_dir():  # else it is the card of a study already
-        from ..study.card import write_study_card
+        from ..study.report.card import write_study_card
 
         write_study_card(folder, temporary)
         shown, runs = _collect(temporary, _STUDY_FILES), _collect(folder, ("runs/*.json",))

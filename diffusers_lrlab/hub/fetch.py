@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import DiskFull, LabError
-from ..files import atomic_folder
+from ..core.errors import DiskFull, LabError
+from ..core.files import atomic_folder
 from .access import Target, hub_errors, patiently, status_of
 from .cards import HUB, parsed_card
 from .contents import kind_of_files

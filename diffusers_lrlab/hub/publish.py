@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import Interrupted, LabError
-from ..interruption import interrupts_raised
+from ..core.errors import Interrupted, LabError
+from ..core.signals import interrupts_raised
 from .access import Target, check_can_write, hub_errors, patiently
 from .contents import Contents, contents_of, kind_of_files, matches
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..errors import LabError
+from ..core.errors import LabError
 
 # What is read of a record, and the type that it has.
 _SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import LabError
-from ..files import write_text
+from ..core.errors import LabError
+from ..core.files import write_text
 from .records import is_number, read_log, read_record
 
 # Options that say where a run goes and who watches it; a run that is done again has its own.

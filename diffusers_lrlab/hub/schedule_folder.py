@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import LabError
-from ..files import atomic_folder, write_text
-from ..schedules.artefact import FILE, read_schedule_file, schedule_as_json
-from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from ..schedules.frame import Schedule
+from ..core.errors import LabError
+from ..core.files import atomic_folder, write_text
+from ..schedules.published import FILE, read_schedule_file, schedule_as_json
+from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from ..schedules.resolve import merge_spec, resolve_schedule
+from ..schedules.schedule import Schedule
 from .cards import fill
 
 TEMPLATE = Path(__file__).parent / "schedule_card.md"
@@ -39,8 +39,8 @@ def write_schedule_folder(
     """
     from huggingface_hub import ModelCardData
 
-    from ..preview import Run, preview
-    from ..preview_plots import plot_previews
+    from ..preview.plots import plot_previews
+    from ..preview.schedules import Run, preview
 
     if folder.resolve() == Path.cwd() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise LabError(f"{str(folder)!r} is there already and not an empty folder. Give a new one.")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import LabError
+from ..core.errors import LabError
 
 
 def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import LabError
+from ..core.errors import LabError
 
 # (training images below which it is used, channels of the first level, layers per block)
 _SIZES = ((10_000, 32, 1), (100_000, 64, 2), (float("inf"), 128, 2))

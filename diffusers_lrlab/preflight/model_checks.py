@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from ..core.errors import LabError
 from ..data.batches import iterate_batches
-from ..errors import LabError
 from ..finder.range_test import StillObjective, do_one_update
 from ..finder.snapshot import as_it_was
-from ..loss import denoising_losses
+from ..objective.loss import denoising_losses
 from .subject import Subject
 
 _SANITY_UPDATES, _SANITY_FALL = 150, 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import LabError
+from ..core.errors import LabError
 from .data_checks import constant_images, image_sizes, near_duplicates, value_range
 from .model_checks import dead_parameters
 from .setting_checks import (
@@ -20,7 +20,7 @@ from .setting_checks import (
 from .subject import Subject
 
 if TYPE_CHECKING:
-    from ..training.loop import Trainer
+    from ..training.trainer import Trainer
 
 CHECKS: dict[str, Callable[[Subject], str | None]] = {
     check.__name__: check

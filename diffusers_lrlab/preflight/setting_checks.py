@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..finder.kept import kept_result
-from ..optimizers import OPTIMIZERS
-from ..streams import stream_generator
-from ..timesteps.frame import noise_levels
+from ..core.streams import stream_generator
+from ..finder.saved_result import kept_result
+from ..optimizers.entries import OPTIMIZERS
+from ..timesteps.noise_levels import noise_levels
 from ..training.config import TrainingConfig
 from .subject import Subject
 

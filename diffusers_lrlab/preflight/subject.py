@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import LabError
-from ..streams import stream_generator
+from ..core.errors import LabError
+from ..core.streams import stream_generator
 
 if TYPE_CHECKING:
-    from ..training.loop import Trainer
+    from ..training.trainer import Trainer
 
 _MOST = 512  # images or points that are looked at
 

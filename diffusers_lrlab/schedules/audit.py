@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import LabError
+from ..core.errors import LabError
 
 # Rounding aside: a closed form and a chain of multiplications differ by some 1e-13 after thousands of updates.
 TOLERANCE = 1e-9

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers.optimization import GreedyLR
 
-from ..errors import LabError
+from ..core.errors import LabError
 
 
 class FeedbackSchedule:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..registry import Parameter
-from .frame import SCHEDULERS
+from ..core.registry import Parameter
 from .host_curves import TRANSFORMERS
+from .schedule import SCHEDULERS
 from .torch_curves import TORCH
 
 _FRAME = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")

@@ -11,9 +11,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..registry import Entry
-from .catalogue import SCHEDULERS
-from .lr import get_scheduler
+from ..core.registry import Entry
+from .registries import SCHEDULERS
+from .scheduler import get_scheduler
 
 
 def _signature(entry: Entry) -> inspect.Signature:

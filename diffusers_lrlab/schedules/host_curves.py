@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from ..progress import Progress, resolve_updates
-from ..registry import Parameter
-from .frame import SCHEDULERS
+from ..core.errors import LabError
+from ..core.progress import Progress, resolve_updates
+from ..core.registry import Parameter
+from .schedule import SCHEDULERS
 
 DIFFUSERS = "diffusers.optimization"
 TRANSFORMERS = "transformers.optimization"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from ..progress import Progress, resolve_updates
-from ..registry import Parameter
-from .frame import SCHEDULERS, Schedule
+from ..core.errors import LabError
+from ..core.progress import Progress, resolve_updates
+from ..core.registry import Parameter
 from .host_curves import half_cosine
+from .schedule import SCHEDULERS, Schedule
 
 
 @SCHEDULERS.register(

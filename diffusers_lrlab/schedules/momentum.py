@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from ..progress import Progress
-from ..registry import Parameter
-from .frame import MOMENTUM_SCHEDULERS, SCHEDULERS
+from ..core.errors import LabError
+from ..core.progress import Progress
+from ..core.registry import Parameter
+from .schedule import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .torch_curves import (
     ONE_CYCLE_MOMENTA,
     ONE_CYCLE_PHASES,

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from ..progress import Progress
-from ..registry import Entry, Registry
-from .artefact import PREFIX as HUB_PREFIX
-from .artefact import hub_schedule
-from .catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from .frame import Schedule
-from .spec import format_spec, parse_spec
+from ..core.errors import LabError
+from ..core.progress import Progress
+from ..core.registry import Entry, Registry
+from ..core.spec import format_spec, parse_spec
+from .published import PREFIX as HUB_PREFIX
+from .published import hub_schedule
+from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from .schedule import Schedule
 
 
 def checked_name(name: Any) -> str:

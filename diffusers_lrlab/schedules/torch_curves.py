@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from ..progress import Progress, clip, resolve_updates
-from ..registry import Parameter
-from .frame import SCHEDULERS
+from ..core.errors import LabError
+from ..core.progress import Progress, clip, resolve_updates
+from ..core.registry import Parameter
 from .host_curves import half_cosine
+from .schedule import SCHEDULERS
 
 TORCH = "torch.optim.lr_scheduler"
 _ETA_MIN = Parameter("eta_min", float, None, "torch's name for `min_lr`", "[0, inf)", same_as="min_lr")

@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..optimizers import optimizer_state_bytes
-from ..training.core import RunCore
+from ..optimizers.entries import optimizer_state_bytes
 from ..training.plan import Plan
-from .bench import Bench
-from .executors import check_stackable, share_out
-from .expansion import expand, expand_tuning
-from .lanes import Lanes, side_by_side
-from .measure import measure
-from .member import Member
-from .precision import products_in
-from .probe import fastest_products
-from .results import StudyFolder
+from ..training.run_state import RunCore
+from .analysis.summary import chosen_rates
+from .executors.executors import check_stackable, share_out
 from .run import check_executor, use_all_cores
-from .spec import RunSpec, StudySpec
-from .stacks import cut
-from .summary import chosen_rates
+from .runs.measure import measure
+from .runs.precision import products_in
+from .runs.results import StudyFolder
+from .runs.study_data import Bench
+from .spec.expansion import expand, expand_tuning
+from .spec.spec import RunSpec, StudySpec
+from .stacked.member import Member
+from .stacked.probe import fastest_products
+from .stacked.stacks import cut
+from .stacked.worker_threads import Lanes, side_by_side
 
 _PROBED_UPDATES = 12
 
@@ -169,9 +169,9 @@ def _local_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
     """By some updates and one evaluation of a run of each arm on each data set."""
     from ..data.batches import iterate_batches
     from ..forecast.memory import forecast_memory
-    from ..training.loop import Trainer
-    from ..training.run import make_accelerator
+    from ..run.train import make_accelerator
     from ..training.run_folder import RunFolder
+    from ..training.trainer import Trainer
 
     probed: dict[Any, _Cost] = {}
     total = _Cost()

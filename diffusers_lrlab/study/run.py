@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from ..errors import LabError
-from ..training.run import keep_freed_memory
-from .bench import Bench
-from .executors import EXECUTORS, check_stackable, share_out, stops_explained
-from .expansion import expand, expand_tuning
-from .precision import products_in
-from .reading import spec_from_dict
-from .results import StudyFolder
-from .spec import RunSpec, StudySpec
-from .summary import chosen_rates, summarise, write_summary
+from ..core.errors import LabError
+from ..run.train import keep_freed_memory
+from .analysis.summary import chosen_rates, summarise, write_summary
+from .executors.executors import EXECUTORS, check_stackable, share_out, stops_explained
+from .runs.precision import products_in
+from .runs.results import StudyFolder
+from .runs.study_data import Bench
+from .spec.expansion import expand, expand_tuning
+from .spec.reading import spec_from_dict
+from .spec.spec import RunSpec, StudySpec
 
 
 def run_study(
@@ -71,7 +71,7 @@ def run_study(
 
 def tell(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], bench: Bench, command: str) -> Path:
     """Writes summary and report of the results that are there."""
-    from .report import write_report
+    from .report.report import write_report
 
     folder = bench.folder
     results, of_tuning = folder.results(runs), folder.results(tuning)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..errors import LabError
-from ..streams import stream_generator
-from .frame import NoiseLevels
+from ..core.errors import LabError
+from ..core.streams import stream_generator
+from .noise_levels import NoiseLevels
 
 
 def _usable(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

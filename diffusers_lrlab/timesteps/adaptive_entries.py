@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..registry import Parameter
-from .frame import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from ..core.registry import Parameter
+from .noise_levels import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 TIMESTEP_SAMPLERS.register(
     "loss_second_moment",

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from ..registry import Parameter, Registry
+from ..core.errors import LabError
+from ..core.registry import Parameter, Registry
 
 EDGES = Parameter(
     "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from ..progress import Progress
-from ..registry import Parameter
+from ..core.errors import LabError
+from ..core.progress import Progress
+from ..core.registry import Parameter
 from .bands import EDGES, band_edges, band_of_update
-from .frame import TIMESTEP_SAMPLERS, NoiseLevels
+from .noise_levels import TIMESTEP_SAMPLERS, NoiseLevels
 from .samplers import gaussian
 
 CLTS = "the idea: arXiv 2404.07946; the formula: as intended in SpeeD's code, mended"

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ..schedules.resolve import checked_name, merge_spec
-from .catalogue import LOSS_WEIGHTINGS
-from .frame import NoiseLevels, convert_weights, noise_levels
+from .noise_levels import NoiseLevels, convert_weights, noise_levels
+from .registries import LOSS_WEIGHTINGS
 
 
 def list_loss_weightings() -> list[str]:

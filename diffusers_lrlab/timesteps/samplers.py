@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from ..errors import LabError
-from ..progress import Progress
-from ..registry import Parameter
-from .frame import DRAWS, TIMESTEP_SAMPLERS, NoiseLevels
+from ..core.errors import LabError
+from ..core.progress import Progress
+from ..core.registry import Parameter
+from .noise_levels import DRAWS, TIMESTEP_SAMPLERS, NoiseLevels
 
 SD3 = "Stable Diffusion 3, arXiv 2403.03206"
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import LabError
-from ..progress import Progress
-from ..schedules.frame import ENDLESS
+from ..core.errors import LabError
+from ..core.progress import Progress
 from ..schedules.resolve import checked_name, merge_spec
-from .catalogue import TIMESTEP_SAMPLERS
-from .frame import NoiseLevels, noise_levels
+from ..schedules.schedule import ENDLESS
+from .noise_levels import NoiseLevels, noise_levels
+from .registries import TIMESTEP_SAMPLERS
 
 _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 

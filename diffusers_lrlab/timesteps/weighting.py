@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..registry import Parameter
-from .frame import LOSS_WEIGHTINGS, NoiseLevels
+from ..core.registry import Parameter
+from .noise_levels import LOSS_WEIGHTINGS, NoiseLevels
 
 MIN_SNR = "Min-SNR, arXiv 2303.09556"
 

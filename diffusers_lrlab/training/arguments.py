@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
+from ..core.errors import LabError, did_you_mean
 from ..data.toy2d_entries import TOY_DATASETS
-from ..errors import LabError, did_you_mean
-from ..noise import NOISES
-from ..optimizers import OPTIMIZERS
-from ..schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from ..timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from ..objective.noise import NOISES
+from ..optimizers.entries import OPTIMIZERS
+from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from .config import CONFIG_GROUPS, TrainingConfig
 
 

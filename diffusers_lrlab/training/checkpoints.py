@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import atomic_folder, full_disk_explained, write_text
+from ..core.files import atomic_folder, full_disk_explained, write_text
 from .run_folder import RunFolder, check_same_run, read_state
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from diffusers.training_utils import EMAModel
 
-    from .kinds import RunKind
+    from .kinds.base import RunKind
 
 
 _TENSORS = "timesteps.safetensors"

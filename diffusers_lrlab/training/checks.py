@@ -12,12 +12,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
+from ..core.errors import LabError, did_you_mean
 from ..data.toy2d_entries import TOY_DATASETS
-from ..errors import LabError, did_you_mean
-from ..optimizers import OPTIMIZERS
-from .choices import resolve_lr_schedule, resolve_momentum, resolve_optimizer
+from ..optimizers.entries import OPTIMIZERS
 from .config import EMBEDDED_DEFAULTS, GENERAL_DEFAULTS, POINT_DEFAULTS, POINT_UPDATES, TrainingConfig
-from .timestep_choices import resolve_timesteps
+from .resolve import resolve_lr_schedule, resolve_momentum, resolve_optimizer
+from .resolve_timesteps import resolve_timesteps
 
 _AT_LEAST_ONE = (
     "resolution", "train_batch_size", "gradient_accumulation_steps", "num_epochs", "max_train_steps", "ddpm_num_steps",

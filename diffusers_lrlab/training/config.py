@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..data.toy2d_entries import TOY_DATASETS
-from ..schedules.frame import Schedule
+from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..interruption import SIGNALS
+from ..core.signals import SIGNALS
 
 _ECHO_SECONDS = 3
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import LabError
+from ..core.progress import resolve_warmup_updates
+from ..core.spec import format_spec
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
-from ..errors import LabError
-from ..progress import resolve_warmup_updates
-from ..scaling import scaled_learning_rate, scaling_warning
-from ..schedules.catalogue import SCHEDULERS
-from ..schedules.frame import Schedule
-from ..schedules.promise import schedule_curves
+from ..optimizers.scaling import scaled_learning_rate, scaling_warning
+from ..schedules.expected import schedule_curves
+from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, double_decay
-from ..schedules.spec import format_spec
-from .choices import check_floor, with_batch
+from ..schedules.schedule import Schedule
 from .config import TrainingConfig
-from .kinds import RunKind, kind_of
-from .timestep_choices import describe_choices, timestep_warnings
+from .kinds.base import RunKind, kind_of
+from .resolve import check_floor, with_batch
+from .resolve_timesteps import describe_choices, timestep_warnings
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import LabError
-from ..files import append_line, write_text
+from ..core.errors import LabError
+from ..core.files import append_line, write_text
 from .config import TrainingConfig
 
 # What a run writes into its folder besides checkpoints, and so what --overwrite_output_dir may remove.

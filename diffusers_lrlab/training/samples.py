@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..files import atomic_file, full_disk_explained
-from ..streams import stream_generator
+from ..core.files import atomic_file, full_disk_explained
+from ..core.streams import stream_generator
 
 if TYPE_CHECKING:
-    from .core import RunCore
-    from .loop import Trainer
+    from .run_state import RunCore
+    from .trainer import Trainer
 
 
 def draw_samples(run: RunCore, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from .checkpoints import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    from .loop import Trainer
+    from .trainer import Trainer
 
 
 def _facts(trainer: Trainer) -> dict[str, Any]:

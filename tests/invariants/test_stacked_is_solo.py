@@ -15,24 +15,24 @@ from accelerate.state import AcceleratorState
 from diffusers import DDPMScheduler
 from tape import record_tape
 
-from diffusers_lrlab.errors import Diverged, LabError
+from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
-from diffusers_lrlab.noise import NOISES
-from diffusers_lrlab.optimizers import OPTIMIZERS, check_installed
-from diffusers_lrlab.schedules.catalogue import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.study.captured import record_graph
-from diffusers_lrlab.study.matmuls import CANDIDATES
-from diffusers_lrlab.study.member import Member
-from diffusers_lrlab.study.stack import Stack
-from diffusers_lrlab.timesteps.catalogue import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.objective.objective import Objective
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.study.stacked.captured import record_graph
+from diffusers_lrlab.study.stacked.matmul_backends import CANDIDATES
+from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.stack import Stack
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds import kind_of
-from diffusers_lrlab.training.loop import Trainer
-from diffusers_lrlab.training.objective import Objective
+from diffusers_lrlab.training.kinds.base import kind_of
+from diffusers_lrlab.training.kinds.points import PointRuns
 from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.point_runs import PointRuns
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 # Optional optimizers' own.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -15,10 +15,10 @@ from test_lr_finder import QUICK, assert_same, state_of
 
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.run.train import prepare
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.loop import Trainer
-from diffusers_lrlab.training.run import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
 
 folder = Path(sys.argv[1])
 plan, data, accelerator = prepare(parse_arguments(sys.argv[2:], ""))

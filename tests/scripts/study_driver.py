@@ -6,12 +6,12 @@ After every result it waits a little, so that there is time to stop it before th
 import sys
 import time
 
-import diffusers_lrlab.study.bench as bench
-import diffusers_lrlab.study.report
-import diffusers_lrlab.study.stacks as stacks
-from diffusers_lrlab.cli import main
-from diffusers_lrlab.study.matmuls import STOCK
-from diffusers_lrlab.study.results import StudyFolder
+import diffusers_lrlab.study.report.report
+import diffusers_lrlab.study.runs.study_data as bench
+import diffusers_lrlab.study.stacked.stacks as stacks
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.stacked.matmul_backends import STOCK
 
 write = StudyFolder.write
 
@@ -25,5 +25,5 @@ if __name__ == "__main__":
     bench.fastest_products = lambda *_: STOCK  # which of them is fastest is for the clock to say
     stacks._SAVE_SECONDS = 0.0
     StudyFolder.write = write_and_wait
-    diffusers_lrlab.study.report.write_report = lambda folder, *_: folder / "report" / "index.html"
+    diffusers_lrlab.study.report.report.write_report = lambda folder, *_: folder / "report" / "index.html"
     sys.exit(main())

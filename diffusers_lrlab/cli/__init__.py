@@ -1,0 +1,1 @@
+"""The `lrlab` command: one file per family of subcommands."""

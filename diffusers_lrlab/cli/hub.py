@@ -1,0 +1,197 @@
+"""`lrlab push`, `pull`, `rerun` and `schedule`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from ..core.errors import LabError
+from ..hub.access import Target
+
+# --- push ------------------------------------------------------------------------------------------------------------
+
+
+def push_arguments(parser: argparse.ArgumentParser) -> None:
+    """`lrlab push DIR --repo_id USER/NAME ...`."""
+    add = parser.add_argument
+    add("dir", type=Path, metavar="DIR", help="the folder of a run, a study, a set of points or a schedule")
+    add("--repo_id", required=True, metavar="USER/NAME", help="the repository, which is made if there is none")
+    add("--private", action="store_true", help="makes the repository private if it is new")
+    add("--revision", metavar="BRANCH", default="main", help="another branch, which is made if there is none")
+    add("--create_pr", action="store_true", help="proposes the change to a repository that is there, as a pull request")
+    add("--message", metavar="TEXT", help="of the commit; by default it names the command that made the result")
+    add("--space", action="store_true", help="the report of a study as a web page (a static Space) instead")
+    add("--include_checkpoints", action="store_true", help="checkpoints of a run too, or the weights of a study's runs")
+    add("--unfinished", action="store_true", help="a run that has not ended well, as far as it is")
+
+
+def push(options: argparse.Namespace) -> None:
+    """Uploads a folder."""
+    from ..hub.publish import push_folder
+
+    if options.create_pr and options.private:
+        raise LabError("--private is for new repositories, and --create_pr for those that are there. Drop one.")
+    if options.create_pr and options.revision != "main":
+        raise LabError(f"--create_pr makes a branch of its own, so --revision {options.revision!r} has no effect. Drop one.")
+    if options.message is not None and not options.message.strip():
+        raise LabError("--message '' is empty. Leave it out, or say what changed.")
+    target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
+    published = push_folder(
+        options.dir,
+        target,
+        options.message,
+        space=options.space,
+        include_checkpoints=options.include_checkpoints,
+        unfinished=options.unfinished,
+    )
+    _say(f"Uploaded {published.num_files} files, and they are there as they were sent: {published.url}")
+
+
+# --- pull ------------------------------------------------------------------------------------------------------------
+
+
+def pull_arguments(parser: argparse.ArgumentParser) -> None:
+    """`lrlab pull USER/NAME ...`."""
+    add = parser.add_argument
+    add("repo_id", metavar="USER/NAME", help="the repository")
+    add("--out", type=Path, metavar="DIR", help="a new or empty folder; the name of the repository if not given")
+    add("--revision", metavar="REVISION", help="branch, tag or commit; main if not given")
+
+
+def pull(options: argparse.Namespace) -> None:
+    """Downloads what somebody published, and says what can be done with it."""
+    from ..hub.contents import kind_of_folder
+    from ..hub.fetch import fetch
+
+    out = options.out or Path(options.repo_id.split("/")[-1])
+    fetch(options.repo_id, out, options.revision)
+    folder = shlex.quote(str(out))
+    then = {
+        "run": f"lrlab rerun {folder} --compare",
+        "study": f"lrlab study run {folder}/spec.yaml --out NEW",
+        "schedule": f"lrlab preview --lr_scheduler hub:{options.repo_id} --num_training_steps 10000",
+        "dataset": f"accelerate launch training_scripts/train_ddpm.py --dataset_name {folder}",
+    }
+    kind = kind_of_folder(out)
+    _say(f"Downloaded a {kind} to {out}. Go on, for instance, by: {then[kind]}")
+
+
+# --- rerun -----------------------------------------------------------------------------------------------------------
+
+
+def rerun_arguments(parser: argparse.ArgumentParser) -> None:
+    """`lrlab rerun DIR|USER/NAME [--compare] [--out DIR] [--option value ...]`."""
+    parser.usage = "lrlab rerun DIR|USER/NAME [--compare] [--out DIR] [--option value ...]"
+    add = parser.add_argument
+    add("source", metavar="DIR|USER/NAME", help="the folder of a run, or its repository")
+    add(
+        "--compare",
+        action="store_true",
+        help="says whether weights, learning rate, losses and results agree with the record",
+    )
+    add("--out", type=Path, metavar="DIR", help="where the run goes; NAME-rerun if not given")
+    add("--revision", metavar="REVISION", help="of the repository")
+    add("--tolerance", type=float, metavar="SHARE", help="what counts as the same in another environment; 0.05 if not given")
+    parser.add_argument_group("options of training_scripts/train_ddpm.py", "They take the place of what was recorded.")
+
+
+# They would put the run where the record is, or take another one's place.
+_NOT_AGAIN = ("__config", "__output_dir", "__overwrite_output_dir", "__resume_from_checkpoint")
+
+
+def rerun(options: argparse.Namespace) -> None:
+    """Trains a run again from its record."""
+    if options.tolerance is not None and not options.compare:
+        raise LabError("--tolerance has no effect without --compare. Add it or leave it out.")
+    if options.tolerance is not None and not 0 <= options.tolerance < math.inf:
+        raise LabError(f"--tolerance {options.tolerance} is not allowed; give a share of 0 or more, such as 0.05.")
+    for given in options.rest:
+        if given.partition("=")[0].replace("-", "_") in _NOT_AGAIN:
+            raise LabError(
+                f"{given!r} is not for a rerun, which goes to a folder of its own from the record. Use --out DIR."
+            )
+    source = Path(options.source)
+    if source.is_dir():
+        if options.revision is not None:
+            raise LabError(f"--revision {options.revision!r} is about repositories, and {options.source!r} is a folder.")
+        _rerun(source, source.resolve().name, options)
+        return
+    from ..hub.fetch import fetch
+
+    if "/" not in options.source or options.source.count("/") > 1:
+        raise LabError(
+            f"{options.source!r} is neither a folder nor the id of a repository, USER/NAME, which comes before all options."
+        )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = fetch(options.source, Path(temporary) / "record", options.revision, kind="run")
+        _rerun(folder, options.source.split("/")[-1], options)
+
+
+def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
+    import yaml
+
+    from ..hub.records import read_log, read_record
+    from ..hub.rerun import TOLERANCE, compare_runs, recorded_options, write_comparison
+    from ..run.train import train
+    from ..training.arguments import parse_arguments
+
+    recorded = recorded_options(folder)
+    read_log(folder)  # what is wrong with it is to be told before training, too
+    source = read_record(folder)["config"].get("lr_scheduler_source")
+    out = options.out or Path(f"{name}-rerun")
+    if out.resolve() == folder.resolve():
+        raise LabError(f"--out {str(out)!r} is the folder of the record. Give another one.")
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "recorded.yaml"
+        file.write_text(yaml.safe_dump(recorded), encoding="utf-8")
+        config = parse_arguments(["--config", str(file), "--output_dir", str(out), *options.rest], "A run done again.")
+    if isinstance(source, str) and not any("scheduler" in given or "--lr_" in given for given in options.rest):
+        config.lr_scheduler_source = source  # the same schedule
+    trained = train(config)
+    if trained is None or not options.compare:
+        return
+    comparison = compare_runs(folder, trained, TOLERANCE if options.tolerance is None else options.tolerance)
+    write_comparison(comparison, trained)
+    _say(comparison.describe())
+    if not comparison.agrees and not comparison.settings:
+        raise LabError(f"{options.source!r} was not reproduced; both are kept, the new run in {str(out)!r}.")
+
+
+# --- schedule --------------------------------------------------------------------------------------------------------
+
+
+def schedule_arguments(parser: argparse.ArgumentParser) -> None:
+    """`lrlab schedule DIR --lr_scheduler SPEC ...`."""
+    add = parser.add_argument
+    add("dir", type=Path, metavar="DIR", help="a new or empty folder")
+    add("--lr_scheduler", required=True, metavar="SPEC", help="name or spec string; join makes one of several")
+    add("--momentum_scheduler", metavar="SPEC", help="name or spec string, if the momentum is scheduled too")
+    add("--num_training_steps", type=int, default=10_000, metavar="N", help="updates of the picture; default: %(default)s")
+    add("--num_warmup_steps", type=int, metavar="W", help="of them warm-up; a twentieth if not given")
+    add("--license", metavar="NAME", help="for the card, such as apache-2.0")
+
+
+def schedule(options: argparse.Namespace) -> None:
+    """Writes a schedule as a folder that can be pushed."""
+    from ..hub.schedule_folder import write_schedule_folder
+
+    write_schedule_folder(
+        options.dir,
+        options.lr_scheduler,
+        options.momentum_scheduler,
+        options.num_training_steps,
+        options.num_warmup_steps,
+        options.license,
+    )
+    _say(
+        f"Wrote {options.dir}. Publish it by: lrlab push {shlex.quote(str(options.dir))} --repo_id USER/NAME, and take it "
+        "by: --lr_scheduler hub:USER/NAME"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,121 @@
+"""`lrlab study list`, `run`, `report` and `card`, and what `training_scripts/run_study.py` shares with them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+
+from ..core.errors import LabError, did_you_mean
+from ..study.runs.precision import PRECISIONS
+
+ACTIONS = ("list", "run", "report", "card")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`list`, `run SPEC --out DIR ...`, `report DIR` or `card DIR --out CARD`."""
+    parser.add_argument(
+        "action",
+        metavar="ACTION",
+        help="list: shows the presets; run: does what is left to do; report: writes the report anew; card: copies what "
+        "others are to see",
+    )
+    parser.add_argument(
+        "what", nargs="?", metavar="WHAT", help="of run, a YAML file or the name of a preset; else the folder of a study"
+    )
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `run` takes."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="the folder of the study; results that are there are kept")
+    add(
+        "--executor",
+        metavar="NAME",
+        help="stacked or local, for all runs; by default stacks of all runs that can be stacked",
+    )
+    add("--stack_size", type=int, metavar="N", help="runs side by side at most; 20, and 256 on a GPU")
+    add("--precision", metavar="NAME", help=f"{_precisions()}; fp32, or that of the study that a spec.yaml is of")
+    add("--dry_run", action="store_true", help="prints the runs, and what they will take by a short measurement, and stops")
+
+
+def _precisions() -> str:
+    return "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
+
+
+def command(options: argparse.Namespace) -> None:
+    """Does what was asked for."""
+    if options.action not in ACTIONS:
+        raise LabError(
+            f"There is no action {options.action!r}.{did_you_mean(options.action, ACTIONS)} Known: {', '.join(ACTIONS)}."
+        )
+    if (options.what is None) != (options.action == "list"):
+        raise LabError(f"`lrlab study {options.action}` takes {'nothing' if options.what else 'a study'}. See --help.")
+    if options.action == "run":
+        run(options, "lrlab study run")
+        return
+    form = {"list": "list", "card": "card DIR --out CARD", "report": "report DIR"}[options.action]
+    plain = options.executor is None and options.stack_size is None and options.precision is None and not options.dry_run
+    if not plain or (options.out is not None) != ("--out" in form):
+        raise LabError(f"The form is `lrlab study {form}`, without other options.")
+    if options.action == "list":
+        from ..study.spec.presets_table import presets_text
+
+        _say(presets_text())
+    elif options.action == "card":
+        from ..study.report.card import write_study_card
+
+        _say(f"Wrote {write_study_card(Path(options.what), options.out)}.")
+    else:
+        from ..study.run import report_study
+
+        _say(f"Wrote {report_study(Path(options.what))}.")
+
+
+def run(options: argparse.Namespace, program: str) -> None:
+    """
+    Runs a study.
+
+    Args:
+        options: `what` and those of [`add_run_arguments`].
+        program (`str`): The command up to the study, for the report.
+    """
+    if options.out is None and not options.dry_run:
+        raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
+    if options.precision not in (None, *PRECISIONS):
+        raise LabError(f"There is no precision {options.precision!r}. Known: {', '.join(PRECISIONS)}.")
+    if options.stack_size is not None and options.stack_size < 1:
+        raise LabError(f"--stack_size {options.stack_size} is not allowed; use 1 or more.")
+    from ..study.spec.reading import load_spec
+
+    spec = load_spec(options.what)
+    if options.precision is not None:
+        spec = dataclasses.replace(spec, precision=options.precision)
+    if options.dry_run:
+        from ..study.forecast import describe_study
+
+        _say(describe_study(spec, options.executor, options.stack_size, options.out))
+        return
+    from ..study.run import run_study
+
+    given = "".join(
+        f" --{name} {value}"
+        for name, value in (("executor", options.executor), ("stack_size", options.stack_size))
+        if value is not None
+    )
+    given += f" --precision {spec.precision}" if spec.precision != "fp32" else ""
+    command = f"{program} {_shown(options.what)} --out {_shown(options.out)}{given}"
+    page = run_study(spec, options.out, options.executor, options.stack_size, command)
+    _say(f"Wrote {page}.")
+
+
+def _shown(path: str | Path) -> str:
+    """A path in a command that others read: where on this machine it leads is nobody's business."""
+    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,1 @@
+"""Everything that touches diffusers' internals: registration of schedules and pipelines, the host's clock."""

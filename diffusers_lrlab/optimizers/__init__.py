@@ -1,0 +1,1 @@
+"""Optimizers by name, and the rules that scale their learning rates."""

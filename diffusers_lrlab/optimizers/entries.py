@@ -1,0 +1,291 @@
+"""Optimizers by name. Optional packages are looked for only when one of theirs is chosen."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import LabError
+from ..core.registry import Parameter, Registry
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+OPTIMIZERS = Registry("optimizer", shown_facts={"state_bytes": "state, bytes per parameter"})
+"""
+Entries are functions `f(params, lr, **parameters) -> Optimizer`.
+
+Traits: `"adam"` takes the script's `--adam_*` options; `"sgd"` moves in proportion to the gradient; `"averages"` averages
+the weights itself and has `train()` and `eval()`. Facts: `state_bytes`, per parameter in float32; `package`, that must be
+installed; `learning_rate`, the default where an optimizer has a scale of its own, or `learning_rate_factor`, on the default
+for AdamW.
+"""
+
+_BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
+_EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
+_TORCH = "torch.optim"
+
+
+def _beta1(default: float | None = 0.9, help: str = "decay of the mean of gradients") -> Parameter:
+    return Parameter("beta1", float, default, help, "[0, 1)")
+
+
+def _weight_decay(default: float = 0.0, decoupled: bool = True) -> Parameter:
+    kind = "weight decay, decoupled from the gradient" if decoupled else "L2 penalty, added to the gradient"
+    return Parameter("weight_decay", float, default, kind, "[0, inf)")
+
+
+def list_optimizers() -> list[str]:
+    """The names `get_optimizer` and `--optimizer` take."""
+    return [*OPTIMIZERS, *OPTIMIZERS.aliases]
+
+
+def get_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float, **kwargs: Any) -> Optimizer:
+    """
+    An optimizer by name.
+
+    Args:
+        name (`str`): A name of [`list_optimizers`] or a spec string such as `"sgd:momentum=0.95"`.
+        params (`Iterable[torch.nn.Parameter]`): What to optimize.
+        lr (`float`): Learning rate.
+        **kwargs: The optimizer's own parameters.
+
+    Raises:
+        LabError: for unknown names and parameters, values out of range, and packages that are not installed.
+    """
+    from ..schedules.resolve import merge_spec
+
+    name, given = merge_spec(name, kwargs, OPTIMIZERS)
+    check_installed(name)
+    return OPTIMIZERS[name].factory(list(params), lr, **OPTIMIZERS[name].resolve(given))
+
+
+def check_installed(name: str) -> None:
+    """Raises a `LabError` with the pip line if the package of an optimizer is missing."""
+    package = OPTIMIZERS[name].facts.get("package")
+    if package and importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise LabError(f"The optimizer {name!r} needs the package {package!r}: pip install {package}.")
+
+
+def optimizer_state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of the tensors that an optimizer keeps, once it has done a step."""
+
+    def total(value: Any) -> int:
+        if isinstance(value, dict):
+            return sum(map(total, value.values()))
+        if isinstance(value, (list, tuple)):
+            return sum(map(total, value))
+        return value.numel() * value.element_size() if hasattr(value, "element_size") else 0
+
+    return total(optimizer.state_dict())
+
+
+def _can_fuse(params: list[Any]) -> bool:
+    return all(parameter.device.type in ("cpu", "cuda") for parameter in params)
+
+
+@OPTIMIZERS.register(
+    "adamw",
+    description="Adam with decoupled weight decay",
+    source=f"{_TORCH}.AdamW; arXiv 1711.05101",
+    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
+    traits=("adam",),
+    facts={"state_bytes": 8},
+)
+def adamw(params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
+    """torch's, fused where that exists."""
+    import torch
+
+    return torch.optim.AdamW(
+        params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=_can_fuse(params)
+    )
+
+
+@OPTIMIZERS.register(
+    "adam",
+    description="Adam",
+    source=f"{_TORCH}.Adam; arXiv 1412.6980",
+    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(decoupled=False)),
+    traits=("adam",),
+    facts={"state_bytes": 8},
+)
+def adam(params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
+    """torch's, fused where that exists."""
+    import torch
+
+    return torch.optim.Adam(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=_can_fuse(params))
+
+
+_MOMENTUM = Parameter("momentum", float, 0.9, "decay of the sum of gradients", "[0, 1)")
+
+
+@OPTIMIZERS.register(
+    "sgd",
+    description="SGD with momentum; needs a schedule and a much larger rate than Adam",
+    source=f"{_TORCH}.SGD",
+    parameters=(_MOMENTUM, _weight_decay(decoupled=False)),
+    traits=("sgd",),
+    facts={"state_bytes": 4, "learning_rate_factor": 100},
+)
+def sgd(params: list[Any], lr: float, momentum: float, weight_decay: float, nesterov: bool = False) -> Optimizer:
+    """torch's, fused where that exists."""
+    import torch
+
+    return torch.optim.SGD(
+        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=_can_fuse(params)
+    )
+
+
+@OPTIMIZERS.register(
+    "nesterov",
+    description="SGD with Nesterov's momentum",
+    source=f"{_TORCH}.SGD",
+    parameters=(
+        Parameter("momentum", float, 0.9, "decay of the sum of gradients", "(0, 1)"),
+        _weight_decay(decoupled=False),
+    ),
+    traits=("sgd",),
+    facts={"state_bytes": 4, "learning_rate_factor": 100},
+)
+def nesterov(params: list[Any], lr: float, momentum: float, weight_decay: float) -> Optimizer:
+    """torch's, fused where that exists."""
+    return sgd(params, lr, momentum, weight_decay, nesterov=True)
+
+
+@OPTIMIZERS.register(
+    "rmsprop",
+    description="gradients over the root of their mean square; half of Adam's memory",
+    source=f"{_TORCH}.RMSprop",
+    parameters=(
+        Parameter("alpha", float, 0.99, "decay of the mean of squared gradients", "[0, 1)"),
+        _EPS,
+        Parameter("momentum", float, 0.0, "decay of the sum of scaled gradients; doubles the memory", "[0, 1)"),
+        _weight_decay(decoupled=False),
+    ),
+    facts={"state_bytes": 4},
+)
+def rmsprop(params: list[Any], lr: float, alpha: float, eps: float, momentum: float, weight_decay: float) -> Optimizer:
+    """Torch's."""
+    import torch
+
+    return torch.optim.RMSprop(params, lr=lr, alpha=alpha, eps=eps, momentum=momentum, weight_decay=weight_decay)
+
+
+@OPTIMIZERS.register(
+    "adafactor",
+    description="Adam with the mean of squares by rows and columns; 3x3 kernels take 2.7 bytes, matrices next to none",
+    source="transformers.optimization.Adafactor; arXiv 1804.04235",
+    parameters=(
+        _beta1(None, "decay of the mean of gradients; none, and no memory for it, if not given"),
+        Parameter("clip_threshold", float, 1.0, "largest root mean square of an update", "(0, inf)"),
+        Parameter("decay_rate", float, -0.8, "exponent of the decay of the mean of squares", "(-1, 0)"),
+        Parameter("scale_parameter", bool, False, "scale the rate by the size of the weights"),
+        _weight_decay(),
+    ),
+    facts={"state_bytes": 0},
+)
+def adafactor(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
+    """transformers', with the learning rate from outside instead of its own."""
+    from transformers.optimization import Adafactor
+
+    return Adafactor(params, lr=lr, relative_step=False, warmup_init=False, **kwargs)
+
+
+@OPTIMIZERS.register(
+    "lion",
+    description="the sign of a mean of gradients; half of Adam's memory, a tenth to a third of its rate",
+    source="lion-pytorch; arXiv 2302.06675",
+    parameters=(
+        _beta1(0.9, "weight of the mean of gradients beside the fresh one"),
+        Parameter("beta2", float, 0.99, "decay of the mean of gradients", "[0, 1)"),
+        _weight_decay(),
+    ),
+    facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2},
+)
+def lion(params: list[Any], lr: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:
+    """Lucidrains' implementation."""
+    from lion_pytorch import Lion
+
+    return Lion(params, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay)
+
+
+@OPTIMIZERS.register(
+    "muon",
+    description="orthogonalised momentum for matrices and convolutions (as matrices), AdamW for the rest",
+    source=f"{_TORCH}.Muon; arXiv 2502.16982 for the common rate",
+    parameters=(
+        Parameter("momentum", float, 0.95, "decay of the mean of gradients of matrices", "(0, 1)"),
+        _beta1(0.9, "AdamW's"),
+        Parameter("beta2", float, 0.999, "AdamW's", "[0, 1)"),
+        _weight_decay(0.01),
+    ),
+    facts={"state_bytes": 4},
+)
+def muon(params: list[Any], lr: float, momentum: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:
+    """torch's, scaled so that its updates are as large as AdamW's."""
+    from .muon import MuonWithAdamW
+
+    return MuonWithAdamW(params, lr, momentum=momentum, betas=(beta1, beta2), weight_decay=weight_decay)
+
+
+@OPTIMIZERS.register(
+    "schedulefree_adamw",
+    description="AdamW that averages the weights instead of lowering the rate; takes no schedule but warm-up, and no EMA",
+    source="schedulefree; arXiv 2405.15682",
+    parameters=(
+        _beta1(0.9, "weight of the mean of the weights where gradients are taken"),
+        _BETA2,
+        _EPS,
+        _weight_decay(),
+    ),
+    traits=("averages",),
+    facts={"state_bytes": 8, "package": "schedulefree"},
+)
+def schedulefree_adamw(
+    params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
+) -> Optimizer:
+    """Meta's implementation, in train mode; its weights are those to evaluate only after `eval()`."""
+    from schedulefree import AdamWScheduleFree
+
+    optimizer = AdamWScheduleFree(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+    optimizer.train()
+    return optimizer
+
+
+@OPTIMIZERS.register(
+    "prodigy",
+    description="Adam that finds its rate by itself; the learning rate multiplies it and stays at 1",
+    source="prodigyopt; arXiv 2306.06101",
+    parameters=(
+        _beta1(),
+        _BETA2,
+        _EPS,
+        _weight_decay(),
+        Parameter("d_coef", float, 1.0, "factor on the rate that it finds", "(0, inf)"),
+        Parameter("safeguard_warmup", bool, True, "do not take the low rate of warm-up for a small distance"),
+    ),
+    facts={"state_bytes": 16, "package": "prodigyopt", "learning_rate": 1.0},
+)
+def prodigy(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
+    """The authors' implementation."""
+    from prodigyopt import Prodigy
+
+    return Prodigy(params, lr=lr, betas=(beta1, beta2), **kwargs)
+
+
+@OPTIMIZERS.register(
+    "adamw_8bit",
+    description="AdamW with its state in 8 bits",
+    source="bitsandbytes; arXiv 2110.02861",
+    parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
+    traits=("adam",),
+    facts={"state_bytes": 2, "package": "bitsandbytes"},
+)
+def adamw_8bit(params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
+    """bitsandbytes'; tensors of less than 4096 numbers keep 32 bits."""
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)

@@ -1,0 +1,86 @@
+"""Learning rates for other batch sizes than the one that they were found for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..core.errors import LabError, did_you_mean
+from .entries import OPTIMIZERS
+
+LINEAR_UP_TO = 512  # images, of the rule "guide"
+
+
+class Rule(NamedTuple):
+    """
+    A rule.
+
+    Args:
+        description (`str`): In words, with its source.
+        factor (`Callable`): From a global batch and the base batch to what the learning rate is multiplied by.
+    """
+
+    description: str
+    factor: Callable[[float, float], float]
+
+
+def _guide(batch: float, base: float) -> float:
+    def from_one(images: float) -> float:
+        return min(images, LINEAR_UP_TO) * math.sqrt(max(images, LINEAR_UP_TO) / LINEAR_UP_TO)
+
+    return from_one(batch) / from_one(base)
+
+
+SCALING_RULES = {
+    "none": Rule("as it is given", lambda batch, base: 1.0),
+    "linear": Rule("times the ratio of the batches; found for SGD (arXiv 1706.02677)", lambda batch, base: batch / base),
+    "sqrt": Rule(
+        "times the root of that ratio; derived for Adam and RMSProp (arXiv 2205.10287)",
+        lambda batch, base: math.sqrt(batch / base),
+    ),
+    "guide": Rule(f"linear up to {LINEAR_UP_TO} images, the root beyond; a rule of thumb", _guide),
+}
+
+
+def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int) -> float:
+    """
+    The learning rate for a batch.
+
+    Args:
+        learning_rate (`float`): For the base batch.
+        rule (`str`): A name in `SCALING_RULES`.
+        batch (`int`): Images of an update, over all micro-batches and processes.
+        base_batch (`int`): That the learning rate is meant for.
+
+    Raises:
+        LabError: for a rule that there is not, and for numbers that are not above 0.
+    """
+    if rule not in SCALING_RULES:
+        raise LabError(f"There is no rule {rule!r}.{did_you_mean(rule, SCALING_RULES)} Known: {', '.join(SCALING_RULES)}.")
+    for name, value in (("learning_rate", learning_rate), ("batch", batch), ("base_batch", base_batch)):
+        if not 0 < value < math.inf:
+            raise LabError(f"{name} {value!r} is not allowed; it must be a number above 0.")
+    return learning_rate * SCALING_RULES[rule].factor(batch, base_batch)
+
+
+def scaling_warning(rule: str, optimizer: str) -> str | None:
+    """What to say of a rule that was found for another kind of optimizer; `None` if nothing."""
+    if rule not in ("linear", "guide") or "sgd" in OPTIMIZERS[optimizer].traits:
+        return None
+    return (
+        f"--scale_lr {rule} is linear, which was found for SGD. For {optimizer}, which divides gradients by their size, "
+        "sqrt is the derived rule (arXiv 2205.10287)."
+    )
+
+
+def scaling_table(learning_rate: float, base_batch: int, batch: int | None = None) -> str:
+    """All rules over batches of 8 to 64 times the base, with a row for `batch`, as text."""
+    batches = {max(1, round(base_batch * 2.0**power)) for power in range(-3, 7)} | ({batch} if batch else set())
+    names = [name for name in SCALING_RULES if name != "none"]
+    lines = [f"{'batch':>10}" + "".join(f"{name:>12}" for name in names)]
+    for size in sorted(batches):
+        rates = [scaled_learning_rate(learning_rate, name, size, base_batch) for name in names]
+        mark = "  <- this batch" if size == batch else "  base" if size == base_batch else ""
+        lines.append(f"{size:>10}" + "".join(f"{rate:>12.3g}" for rate in rates) + mark)
+    return "\n".join([*lines, "", *(f"{name:>10}  {SCALING_RULES[name].description}" for name in names)])

@@ -1,0 +1,1 @@
+"""Schedules and timestep densities as tables and pictures, without a model."""

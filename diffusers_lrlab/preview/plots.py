@@ -1,0 +1,186 @@
+"""Pictures of schedules: some over each other, or all that there are side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.files import atomic_file
+from ..schedules.registries import SCHEDULERS
+from .schedules import Course, Preview, Run, preview
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Colour-blind safe (Okabe and Ito); yellow is left out, which is too faint for a thin line on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+BLUE, ORANGE, GREY, DARK = COLORS[0], COLORS[1], "#999999", "#555555"
+_CYCLES = ("-", "-.", ":")
+
+
+def new_figure(width: float, height: float, dpi: int) -> Any:
+    """A figure that needs no display; sizes in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure atomically."""
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary)
+
+
+def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
+    """Schedules over each other; what diffusers' own script makes of one is dashed, in its colour."""
+    has_momentum = any(shown.course.beta1 is not None for shown in previews)
+    figure = new_figure(7, 5.2 if has_momentum else 3.6, dpi=150)
+    rows = figure.subplots(1 + has_momentum, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_momentum])[:, 0]
+    for axes in rows:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.margins(x=0.01)
+    for index, shown in enumerate(previews):
+        color, style = COLORS[index % len(COLORS)], _CYCLES[index // len(COLORS) % len(_CYCLES)]
+        _draw(rows, shown.course, color=color, linestyle=style, label=shown.label)
+        if shown.host is not None:
+            _draw(rows, shown.host, color=color, linestyle="--", linewidth=1.0)
+    rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
+    rows[0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+    if has_momentum:
+        rows[1].set(ylabel="beta1")
+    rows[-1].set(xlabel="update")
+    handles, labels = rows[0].get_legend_handles_labels()
+    if any(shown.host for shown in previews):
+        handles += rows[0].plot([], [], color=GREY, linestyle="--", linewidth=1.0)
+        labels.append(f"dashed: diffusers' own script, {run.layout}")
+    labels = [label if len(label) <= 90 else label[:89] + "…" for label in labels]
+    columns = len(labels) if sum(map(len, labels)) < 70 else 1
+    # Outside, where it hides no curve.
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def _draw(rows: Any, course: Course, **style: Any) -> None:
+    # A curve of millions of updates is no finer in a picture than one of thousands.
+    kept = np.unique(np.linspace(0, len(course.lr) - 1, min(len(course.lr), 20_000)).astype(int))
+    style = {"linewidth": 1.4, **style}
+    rows[0].plot(kept, course.lr[kept], **style)
+    if course.beta1 is not None:
+        rows[1].plot(kept, course.beta1[kept], **style)
+
+
+# --- the gallery -----------------------------------------------------------------------------------------------------
+
+_COLUMNS = 5
+_RUN = Run(num_updates=1000, num_warmup_steps=50, learning_rate=1e-4, beta1=0.95)
+_VALIDATE_EVERY = 10
+# Arguments for those whose defaults show little of what they can do.
+_TELLING: dict[str, dict[str, Any]] = {
+    "cosine_with_restarts": {"num_cycles": 3},
+    "polynomial": {"power": 2},
+    "piecewise_constant": {"step_rules": "1:400,0.4:750,0.1"},
+    "cosine_annealing_warm_restarts": {"T_0": 136, "T_mult": 2},
+    "rex": {"d": 0.9},
+    "piecewise": {"updates": [0.2, 0.7], "values": [1, 0.3]},
+    "join": {"schedules": ["linear", "rex"], "boundaries": [0.4]},
+    "reduce_lr_on_plateau": {"factor": 0.3, "patience": 5},
+    "greedy": {"factor": 0.8, "patience": 3},
+}
+_CAPTION = (
+    f"Relative to the optimizer's learning rate, over {_RUN.num_updates} updates, {_RUN.num_warmup_steps} of them warm-up "
+    f"where there is one. Arguments are the defaults unless shown; momentum starts at {_RUN.beta1}.\n"
+    "Schedules with a dotted line react to the validation loss: here to a made-up one (on a scale of its own), shown to "
+    f"them every {_VALIDATE_EVERY} updates."
+)
+
+
+def plot_gallery(path: Path) -> None:
+    """Every registered schedule in a panel of its own: learning rate relative to the peak, and momentum if it is driven."""
+    names = sorted(SCHEDULERS, key=lambda name: "feedback" in SCHEDULERS[name].traits)
+    rows = math.ceil(len(names) / _COLUMNS)
+    figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)
+    figure.get_layout_engine().set(wspace=0.06, hspace=0.06)
+    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
+    for index, (axes, name) in enumerate(zip(panels, names, strict=False)):
+        _draw_panel(axes, name)
+        axes.tick_params(labelbottom=index + _COLUMNS >= len(names))
+    for axes in list(panels)[len(names) :]:
+        axes.set_axis_off()
+    keys = {
+        "diffusers' own": {"color": DARK, "linewidth": 1.4},
+        "added by diffusers_lrlab": {"color": BLUE, "linewidth": 1.4},
+        "momentum (beta1), where it is driven": {"color": ORANGE, "linewidth": 0.9},
+        "made-up validation loss": {"color": GREY, "linewidth": 0.9, "linestyle": ":"},
+    }
+    lines = [panels[0].plot([], [], label=label, **style)[0] for label, style in keys.items()]
+    figure.legend(handles=lines, loc="outside upper left", ncols=len(lines), frameon=False, fontsize=7.5)
+    figure.supxlabel(_CAPTION, x=0.01, ha="left", fontsize=6.5, color=DARK)
+    save_figure(figure, path)
+
+
+def _draw_panel(axes: Axes, name: str) -> None:
+    traits, kwargs = SCHEDULERS[name].traits, _TELLING.get(name, {})
+    if "feedback" in traits:
+        losses = made_up_losses()
+        course = Course(feedback_lrs(name, kwargs, losses), None)
+    else:
+        # The rise of some is their own.
+        warmup = 0 if traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
+        course = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).course
+    scales = course.lr / _RUN.learning_rate
+    top, color = max(1.0, scales.max()), DARK if "host" in traits else BLUE
+    axes.fill_between(np.arange(_RUN.num_updates), scales, color=color, alpha=0.1, linewidth=0)
+    axes.plot(scales, color=color, linewidth=1.4)
+    if course.beta1 is not None:
+        axes.plot(course.beta1, color=ORANGE, linewidth=0.9)
+    if "feedback" in traits:
+        heights = losses / losses.max() * top
+        axes.plot(np.arange(1, len(losses) + 1) * _VALIDATE_EVERY, heights, ":", color=GREY, linewidth=0.9)
+    axes.set(xlim=(-15, _RUN.num_updates), ylim=(-0.03 * top, 1.08 * top), xticks=(0, 500, 1000))
+    axes.set_yticks(sorted({0, 1, math.floor(top)}))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.6)
+    axes.tick_params(labelsize=6, color=GREY, width=0.6, length=2, labelcolor=DARK)
+    axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
+    small = axes.annotate(_in_words(kwargs), (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
+    # Else a long one would make its column wider than the others.
+    small.set_in_layout(False)
+
+
+def _in_words(kwargs: dict[str, Any]) -> str:
+    def value(given: Any) -> str:
+        return f"[{', '.join(map(str, given))}]" if isinstance(given, list) else str(given)
+
+    return ", ".join(f"{key}={value(given)}" for key, given in kwargs.items())
+
+
+def made_up_losses() -> np.ndarray:
+    """Validation losses that fall, and then only scatter."""
+    numbers = np.arange(_RUN.num_updates // _VALIDATE_EVERY)
+    scatter = 1 + 0.01 * np.random.default_rng(0).standard_normal(len(numbers))
+    return (0.3 + 0.7 * np.exp(-numbers / 15)) * scatter
+
+
+def feedback_lrs(name: str, kwargs: dict[str, Any], losses: np.ndarray) -> np.ndarray:
+    """The learning rates of a schedule that is shown these losses, by the scheduler itself."""
+    import torch
+
+    from ..schedules.scheduler import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=_RUN.learning_rate)
+    scheduler: Any = get_scheduler(name, optimizer, _RUN.num_warmup_steps, _RUN.num_updates, kwargs)
+    lrs = []
+    for update in range(1, _RUN.num_updates + 1):
+        lrs.append(optimizer.param_groups[0]["lr"])
+        scheduler.advance()
+        if update % _VALIDATE_EVERY == 0:
+            scheduler.step(losses[update // _VALIDATE_EVERY - 1])
+    return np.array(lrs)

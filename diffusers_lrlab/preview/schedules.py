@@ -1,0 +1,193 @@
+"""What schedules will do to a run, before there is one; and what diffusers' own script would make of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LabError
+from ..core.progress import Progress
+from ..core.spec import format_spec
+from ..schedules.expected import schedule_curves, settle_length
+from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
+from ..schedules.schedule import Schedule
+
+# Beyond this, curves take gigabytes, and a picture shows nothing more.
+_MOST_UPDATES, _MOST_SHARES = 10_000_000, 100_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that schedules are previewed for.
+
+    Args:
+        num_updates (`int`): Optimizer updates.
+        num_warmup_steps (`float`): Updates of warm-up, or a fraction of the run in (0, 1).
+        learning_rate (`float`): What the optimizer would have.
+        beta1 (`float`): Its momentum.
+        num_processes (`int`): Processes, and
+        accumulation (`int`): micro-batches an update, which only diffusers' own script cares about.
+    """
+
+    num_updates: int
+    num_warmup_steps: float = 0
+    learning_rate: float = 1e-4
+    beta1: float = 0.95
+    num_processes: int = 1
+    accumulation: int = 1
+
+    def __post_init__(self) -> None:
+        for flag, value, most in (
+            ("num_training_steps", self.num_updates, _MOST_UPDATES),
+            ("num_processes", self.num_processes, _MOST_SHARES),
+            ("gradient_accumulation_steps", self.accumulation, _MOST_SHARES),
+        ):
+            if not 1 <= value <= most:
+                raise LabError(f"--{flag} {value} is not allowed; a preview takes 1 to {most:,}.")
+        if not 0 < self.learning_rate < float("inf"):
+            raise LabError(
+                f"--learning_rate {self.learning_rate} is not allowed; it must be a number above 0, such as 1e-4."
+            )
+        if not 0 < self.beta1 < 1:
+            raise LabError(f"--beta1 {self.beta1} is outside (0, 1).")
+
+    @property
+    def layout(self) -> str:
+        """Processes and accumulation in words."""
+        return f"{self.num_processes} process{'es' * (self.num_processes > 1)} x accumulation {self.accumulation}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """Learning rate at each update, and momentum if something drives it."""
+
+    lr: np.ndarray
+    beta1: np.ndarray | None
+
+    @property
+    def peak_update(self) -> int:
+        """Where the learning rate is first as high as it gets."""
+        return int(np.argmax(self.lr >= self.lr.max() * (1 - 1e-9)))
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers as lists."""
+        return {"lr": self.lr.tolist(), "beta1": None if self.beta1 is None else self.beta1.tolist()}
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A schedule over a run.
+
+    Args:
+        spec (`str`): The schedule as one would ask for it.
+        momentum (`str`, *optional*): So for the momentum schedule beside it.
+        course ([`Course`]): What is promised.
+        host ([`Course`], *optional*): What diffusers' own script would do.
+        notes (`list` of `str`): What a reader must know besides.
+    """
+
+    spec: str
+    momentum: str | None
+    course: Course
+    host: Course | None
+    notes: list[str]
+
+    @property
+    def label(self) -> str:
+        """Both schedules in one line."""
+        return f"{self.spec} + {self.momentum}" if self.momentum else self.spec
+
+    def as_json(self, asked_for_host: bool) -> dict[str, Any]:
+        """Everything, with the host's course only if it was asked for; `None` there means that it cannot run."""
+        shown: dict[str, Any] = {"spec": self.spec, "momentum": self.momentum, **self.course.as_json(), "notes": self.notes}
+        if asked_for_host:
+            shown["diffusers"] = self.host and self.host.as_json()
+        return shown
+
+
+def preview(
+    spec: str,
+    run: Run,
+    kwargs: dict[str, Any] | None = None,
+    momentum: str | None = None,
+    momentum_kwargs: dict[str, Any] | None = None,
+) -> Preview:
+    """
+    A schedule over a run.
+
+    Args:
+        spec (`str`): Name or spec string of a learning-rate schedule.
+        run ([`Run`]): The run. With several processes or accumulation, diffusers' own script is shown beside it.
+        kwargs (`dict`, *optional*): Parameters that are not in the spec string.
+        momentum (`str`, *optional*): Name or spec string of a momentum schedule.
+        momentum_kwargs (`dict`, *optional*): Its parameters.
+
+    Raises:
+        LabError: for whatever a run with this schedule would refuse.
+    """
+    schedule = resolve_schedule(spec, kwargs, momentum, momentum_kwargs)
+    warmup, total = settle_length(schedule, run.num_warmup_steps, run.num_updates)
+    lrs, momenta = schedule_curves(schedule, run.learning_rate, run.beta1, warmup, total)
+    course = Course(lrs, momenta if schedule.sets_momentum else None)
+    if kwargs:
+        spec = format_spec(*merge_spec(spec, kwargs))
+    if momentum is not None and momentum_kwargs:
+        momentum = format_spec(*merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS))
+    notes = []
+    if "feedback" in SCHEDULERS[schedule.name].traits:  # type: ignore[index]  # a spec was given
+        notes.append(f"{spec} follows the validation loss: this is its course as long as that never moves it.")
+    elif warning := double_decay(schedule, run.learning_rate, run.beta1, warmup, total):
+        notes.append(warning)
+    host = None
+    if run.num_processes * run.accumulation > 1:
+        try:
+            host = host_course(schedule, run, warmup)
+            notes.append(f"diffusers' own script, {run.layout}: {_compare(course, host, run)}")
+        except LabError as error:
+            notes.append(f"diffusers' own script, {run.layout}: cannot run {spec}. {error}")
+    return Preview(spec, momentum, course, host, notes)
+
+
+def host_course(schedule: Schedule, run: Run, warmup_updates: int) -> Course:
+    """
+    What diffusers' own `train_unconditional.py` would apply at each update.
+
+    It plans a schedule over the micro-batches of all processes with warm-up times the accumulation, and accelerate
+    advances it once per process at each update.
+
+    Raises:
+        LabError: for schedules that the script cannot run.
+    """
+    if "feedback" in SCHEDULERS[schedule.name].traits:  # type: ignore[index]  # a spec was given
+        raise LabError("It has no validation loss.")
+    if schedule.momentum is not None:
+        raise LabError("It has no --momentum_scheduler; 'mdlrc' is there as an --lr_scheduler.")
+    updates, per_update = np.arange(run.num_updates), run.num_processes
+    length = run.num_updates * run.accumulation * per_update
+    clock = Progress(updates * per_update, length, warmup_updates * run.accumulation)
+    lrs, momenta = schedule.at(clock, run.learning_rate, run.beta1)
+    return Course(np.ones(run.num_updates) * lrs, momenta)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def _compare(asked: Course, host: Course, run: Run) -> str:
+    """Where the host's course ends and peaks, beside what was asked."""
+    top = asked.lr.max()
+    ends, should_end = _percent(host.lr[-1] / top), _percent(asked.lr[-1] / top)
+    parts = [f"ends at {ends} of the peak" + (", as asked" if ends == should_end else f" instead of {should_end}")]
+    # As high as it gets at the very end, and not as high as it should: it is still warming up.
+    if host.peak_update == run.num_updates - 1 and host.lr[-1] < top * (1 - 1e-9):
+        parts.append(f"never reaches it, where update {asked.peak_update} was asked")
+    elif host.peak_update != asked.peak_update:
+        parts.append(f"reaches it at update {host.peak_update} instead of {asked.peak_update}")
+    elif asked.peak_update:
+        parts.append(f"reaches it at update {asked.peak_update}, as asked")
+    if host.beta1 is not None and asked.beta1 is not None:
+        parts.append(f"beta1 ends at {host.beta1[-1]:.3g} instead of {asked.beta1[-1]:.3g}")
+    return "; ".join(parts)

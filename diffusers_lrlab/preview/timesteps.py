@@ -1,0 +1,136 @@
+"""Previews of timestep samplers and loss weightings: what is trained when and how strongly, without a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LabError
+from ..core.registry import Registry
+from ..core.spec import format_spec
+from ..schedules.resolve import merge_spec
+from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from .plots import BLUE, GREY, ORANGE, new_figure, save_figure
+
+_MOMENTS = ((0.0, "start", GREY), (0.5, "middle", BLUE), (1.0, "end", ORANGE))
+
+
+@dataclass(frozen=True)
+class TimestepPreview:
+    """
+    What a sampler or a weighting makes of each timestep.
+
+    Args:
+        label (`str`): Its spec string.
+        what (`str`): `"density / uniform"` or `"weight"`.
+        curves (`dict`): By update, float64 arrays of shape `(T,)`; one curve, at update 0, if it does not move.
+    """
+
+    label: str
+    what: str
+    curves: dict[int, np.ndarray]
+
+
+def preview_timesteps(
+    samplers: list[str], weightings: list[str], num_updates: int | None, num_train_timesteps: int, prediction_type: str
+) -> list[TimestepPreview]:
+    """
+    Previews of samplers and weightings under the linear noise schedule of `DDPMScheduler()`.
+
+    Args:
+        samplers (`list` of `str`): Names or spec strings; `"all"` stands for those that are known before there are losses.
+        weightings (`list` of `str`): The same.
+        num_updates (`int`, *optional*): Of the run; what moves needs it.
+        num_train_timesteps (`int`): T.
+        prediction_type (`str`): What the weighted error is of.
+    """
+    from ..timesteps.loss_weights import LossWeighting
+    from ..timesteps.noise_levels import noise_levels
+    from ..timesteps.sampling import TimestepSampler
+
+    levels, previews = noise_levels(None, num_train_timesteps), []
+    for name, kwargs, label in _expanded(samplers, TIMESTEP_SAMPLERS):
+        sampler = TimestepSampler(name, kwargs, levels, num_updates)
+        updates = sorted({round(share * (num_updates or 0)) for share, _, _ in _MOMENTS})
+        curves = {update: num_train_timesteps * sampler.probabilities(update).numpy() for update in updates}
+        if all(np.array_equal(curve, curves[0]) for curve in curves.values()):
+            curves = {0: curves[0]}
+        previews.append(TimestepPreview(label, "density / uniform", curves))
+    for name, kwargs, label in _expanded(weightings, LOSS_WEIGHTINGS):
+        table = LossWeighting(name, kwargs, levels, prediction_type).table.double().numpy()
+        previews.append(TimestepPreview(label, "weight", {0: table}))
+    return previews
+
+
+def _expanded(specs: list[str], registry: Registry) -> list[tuple[str, dict[str, Any], str]]:
+    """Name, resolved parameters and label of each spec string."""
+    found = []
+    for spec in specs:
+        names = [name for name in registry if "feedback" not in registry[name].traits] if spec == "all" else [spec]
+        for each in names:
+            name, given = merge_spec(each, None, registry)
+            if "feedback" in registry[name].traits:
+                raise LabError(f"{name!r} follows the losses of a run: there is nothing to show before it.")
+            found.append((name, registry[name].resolve(given), format_spec(name, given)))
+    return found
+
+
+def describe_timesteps(previews: list[TimestepPreview]) -> str:
+    """A table of values at a few timesteps, from little noise to much."""
+    num = len(next(iter(previews[0].curves.values())))
+    timesteps = sorted({min(round(share * num), num - 1) for share in (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1)})
+    rows = [["timestep", *(str(timestep) for timestep in timesteps)]]
+    for preview in previews:
+        for update, curve in preview.curves.items():
+            moment = f" at update {update}" if len(preview.curves) > 1 else ""
+            rows.append([f"{preview.label}{moment}: {preview.what}", *(f"{curve[timestep]:.3g}" for timestep in timesteps)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        row[0].ljust(widths[0]) + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    )
+
+
+def as_json(previews: list[TimestepPreview]) -> str:
+    """All values."""
+    shown = [
+        {"name": preview.label, "what": preview.what, "updates": list(preview.curves), "values": values}
+        for preview in previews
+        for values in [[curve.tolist() for curve in preview.curves.values()]]
+    ]
+    return json.dumps(shown, allow_nan=False)
+
+
+def plot_timestep_previews(previews: list[TimestepPreview], path: Path) -> None:
+    """A panel for each sampler and weighting; what moves is shown at start, middle and end of the run."""
+    columns = min(5, len(previews))
+    rows = math.ceil(len(previews) / columns)
+    figure = new_figure(max(4.0, 2.3 * columns), 1.75 * rows + 0.4, dpi=130)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, preview in zip(panels, previews, strict=False):
+        values = np.concatenate(list(preview.curves.values()))
+        moments = _MOMENTS[:1] if len(preview.curves) == 1 else _MOMENTS
+        for (_, label, color), curve in zip(moments, preview.curves.values(), strict=False):
+            axes.plot(curve, color=BLUE if len(preview.curves) == 1 else color, linewidth=1.4, label=label)
+        if preview.what == "weight" and values.max() > 20 * max(values.min(), 1e-300):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, max(1.15, 1.08 * values.max()))
+        axes.axhline(1, color=GREY, linewidth=0.7, linestyle=":")
+        axes.set_title(preview.label, fontsize=8)
+        axes.tick_params(labelsize=6)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(preview.curves) > 1:
+            axes.legend(fontsize=6, frameon=False)
+    for index, axes in enumerate(panels):
+        if index >= len(previews):
+            axes.remove()
+        elif index % columns == 0 or previews[index].what != previews[index - 1].what:
+            axes.set_ylabel(previews[index].what, fontsize=7)
+    figure.supxlabel("timestep (noise)", fontsize=8)
+    save_figure(figure, path)

@@ -1,0 +1,1 @@
+"""One whole run, from a configuration to a finished folder."""

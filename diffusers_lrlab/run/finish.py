@@ -1,0 +1,44 @@
+"""The end of a run: the pipeline, final samples, distances, plots and card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.environment import peak_memory_mb
+from ..training.samples import draw_samples
+from ..training.trainer import Trainer
+
+_NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
+
+
+def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
+    """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
+    accelerator, config, folder = trainer.accelerator, trainer.config, trainer.folder
+    trainer.save_result()
+    if accelerator.is_main_process:
+        rows = folder.read_metrics()
+        results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
+        record["train"]["results"] = results
+        record["train"]["signs"] = trainer.signs
+        with trainer.averaged_weights():
+            samples = draw_samples(trainer, config.eval_batch_size)
+        results.update(trainer.kind.evaluate(trainer, trainer.kind.samples_to_evaluate(trainer)))
+        trainer.keep_samples(samples)
+        record["train"]["training_seconds"] = trainer.training_seconds
+        record["train"]["schedule_audit"] = trainer.audit.state_dict()
+        record["train"]["peak_memory_mb"] = peak_memory_mb()
+
+        from ..hub.card import write_model_card
+        from ..training.plots.run import plot_losses, plot_lr
+        from ..training.plots.timesteps import plot_timesteps
+
+        plot_losses(rows, folder.lab / "loss.png")
+        plot_lr(rows, trainer.plan, folder.lab / "lr.png")
+        trainer.kind.draw(trainer, samples)
+        if trainer.observer is not None:
+            plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
+        write_model_card(folder.path, record)
+        accelerator.print(
+            f"Finished: {trainer.kind.pipeline_name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
+        )
+    accelerator.wait_for_everyone()

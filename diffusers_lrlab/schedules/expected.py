@@ -1,0 +1,91 @@
+"""What a schedule promises for each update of a run, without a model, an optimizer or torch."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LabError
+from ..core.progress import Progress, resolve_warmup_updates
+from .registries import SCHEDULERS
+from .resolve import resolve_schedule
+from .schedule import ENDLESS, Schedule
+
+
+def _check_count(what: str, count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, numbers.Real):
+        raise LabError(f"{what}={count!r} is no count of updates. Give a number.")
+
+
+def settle_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
+    """Updates of warm-up and of the whole run, as far as the schedule has a use for them."""
+    traits = SCHEDULERS[schedule.name].traits if schedule.name else frozenset()
+    name = schedule.name or schedule.momentum
+    _check_count("Warm-up", num_warmup_steps)
+    if num_training_steps is not None:
+        _check_count("num_training_steps", num_training_steps)
+        if not 1 <= num_training_steps <= ENDLESS or num_training_steps != int(num_training_steps):
+            raise LabError(
+                f"num_training_steps={num_training_steps!r} is no count of updates; give a whole number from 1 on."
+            )
+        num_training_steps = int(num_training_steps)
+    elif 0 < num_warmup_steps < 1:
+        raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")
+    if num_training_steps is None:
+        if "endless" not in traits or schedule.momentum is not None:
+            raise LabError(f"The schedule {name!r} needs num_training_steps, the optimizer updates of the whole run.")
+        num_training_steps = ENDLESS
+    if "no_warmup" in traits and num_warmup_steps and schedule.momentum is None:
+        raise LabError(
+            f"{name!r} has no warm-up, but {num_warmup_steps} warm-up steps were asked for. Use 0"
+            + (", or 'constant_with_warmup'." if name == "constant" else ".")
+        )
+    return resolve_warmup_updates(num_warmup_steps, num_training_steps), num_training_steps
+
+
+def lr_curve(
+    name: str,
+    base_lr: float,
+    num_warmup_steps: float,
+    num_training_steps: int,
+    scheduler_specific_kwargs: dict[str, Any] | None = None,
+    momentum: float = 0.9,
+) -> np.ndarray:
+    """The learning rate that a schedule promises for each update of a run, without a model, an optimizer or a step.
+
+    Args:
+        name (`str`): A name of [`list_schedulers`] or a spec string.
+        base_lr (`float`): The learning rate that the optimizer would have.
+        num_warmup_steps (`float`): Updates of warm-up, or a fraction of the run in (0, 1).
+        num_training_steps (`int`): Updates of the run.
+        scheduler_specific_kwargs (`dict`, *optional*): The schedule's parameters.
+        momentum (`float`, *optional*, defaults to 0.9): What the optimizer would have; `mdlrc` depends on it.
+
+    Returns:
+        `np.ndarray`: float64 of shape `(num_training_steps,)`. A schedule that follows a metric promises its warm-up
+        and, as long as no metric moves it, the optimizer's learning rate.
+    """
+    schedule = resolve_schedule(name, scheduler_specific_kwargs)
+    return schedule_curves(schedule, base_lr, momentum, num_warmup_steps, num_training_steps)[0]
+
+
+def schedule_curves(
+    schedule: Schedule, base_lr: float, momentum: float | None, num_warmup_steps: float, num_training_steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Learning rate and momentum for each update of a run, float64; the momentum is NaN where the optimizer has none."""
+    if num_training_steps is None:
+        raise LabError("A curve needs num_training_steps, the number of updates to give values for.")
+    warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
+    updates = np.arange(total)
+    if schedule.name and "feedback" in SCHEDULERS[schedule.name].traits:
+        lrs = base_lr * np.minimum(updates / warmup, 1.0) if warmup else np.full(total, base_lr)
+        _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(
+            Progress(updates, total, warmup), base_lr, momentum
+        )
+    else:
+        lrs, momenta = schedule.at(Progress(updates, total, warmup), base_lr, momentum)
+    if momenta is None:
+        momenta = np.nan if momentum is None else momentum
+    return np.ones(total) * lrs, np.ones(total) * momenta

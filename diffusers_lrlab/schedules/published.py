@@ -1,0 +1,164 @@
+"""A schedule as a small file of data, in a folder or on the Hub: `--lr_scheduler hub:USER/NAME` takes the latter."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import LabError
+from ..core.spec import format_spec
+from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from .schedule import Schedule
+
+PREFIX = "hub:"
+FILE = "schedule.json"
+_FORMAT = "diffusers_lrlab schedule 1"
+_LARGEST = 64 * 1024  # bytes
+_KEYS = ("format", "lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", "momentum_scheduler_kwargs")
+
+
+@dataclass(frozen=True)
+class PublishedSchedule:
+    """
+    A schedule that was read from a file.
+
+    Args:
+        name (`str`): In `SCHEDULERS`.
+        kwargs (`dict`): Its parameters that were given.
+        momentum (`str`, *optional*): In `MOMENTUM_SCHEDULERS`.
+        momentum_kwargs (`dict`): Its parameters that were given.
+        sha256 (`str`): Of the file.
+        source (`str`): The file, or "hub:USER/NAME@COMMIT".
+    """
+
+    name: str
+    kwargs: dict[str, Any]
+    momentum: str | None
+    momentum_kwargs: dict[str, Any]
+    sha256: str
+    source: str
+
+    @property
+    def text(self) -> str:
+        """As spec strings."""
+        momentum = f" with momentum {format_spec(self.momentum, self.momentum_kwargs)}" if self.momentum else ""
+        return format_spec(self.name, self.kwargs) + momentum
+
+    @property
+    def pin(self) -> str:
+        """Where it came from and what it was, for the record of a run."""
+        return f"{self.source} sha256:{self.sha256}"
+
+
+def schedule_as_json(schedule: Schedule) -> str:
+    """The file of a schedule, with what is not left to be derived."""
+
+    def given(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in kwargs.items() if value is not None}
+
+    values = (
+        *(_FORMAT, schedule.name, given(schedule.kwargs)),
+        *(schedule.momentum, given(schedule.momentum_kwargs)),
+    )
+    return json.dumps(dict(zip(_KEYS, values, strict=True)), indent=2, allow_nan=False) + "\n"
+
+
+def read_schedule_file(path: Path, source: str | None = None) -> PublishedSchedule:
+    """
+    Reads the file of a schedule: data only, checked against the registry.
+
+    Args:
+        path (`Path`): Of the file.
+        source (`str`, *optional*): What messages and records call it.
+
+    Raises:
+        LabError: if it is too large, no such file, or names what there is not.
+    """
+    source = source or str(path)
+    try:
+        _check_size(path.stat().st_size, source)
+        content = path.read_bytes()
+        data = json.loads(content.decode(), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, LabError) else LabError(f"{source}: {FILE} is not valid JSON ({error}).") from None
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise LabError(f"{source}: {FILE} is not a schedule of this format ({_FORMAT!r}).")
+    if unknown := sorted(data.keys() - set(_KEYS)):
+        raise LabError(f"{source}: {FILE} holds {unknown[0]!r}, which is no part of a schedule. It is not used.")
+    name, kwargs = _checked(data.get("lr_scheduler"), data.get("lr_scheduler_kwargs"), SCHEDULERS, source)
+    momentum, momentum_kwargs = data.get("momentum_scheduler"), data.get("momentum_scheduler_kwargs")
+    if momentum is not None:
+        momentum, momentum_kwargs = _checked(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS, source)
+    elif momentum_kwargs:
+        raise LabError(f"{source}: {FILE} has parameters of a momentum schedule, and names none.")
+    return PublishedSchedule(name, kwargs, momentum, momentum_kwargs or {}, hashlib.sha256(content).hexdigest(), source)
+
+
+def _check_size(size: int, source: str) -> None:
+    if size > _LARGEST:
+        raise LabError(f"{source}: {FILE} has {size} bytes, and no schedule has more than {_LARGEST}. It is not read.")
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _checked(name: Any, kwargs: Any, registry: Any, source: str) -> tuple[str, dict[str, Any]]:
+    """A name of a registry, and parameters that it takes."""
+    if not isinstance(name, str) or name.startswith(PREFIX) or not isinstance(kwargs or {}, dict):
+        raise LabError(f"{source}: {FILE} must name a {registry.kind} and its parameters, not {name!r} and {kwargs!r}.")
+    if PREFIX in json.dumps(kwargs):
+        raise LabError(f"{source}: a parameter of {name!r} names a schedule on the Hub; a file must say it all itself.")
+    try:
+        registry[name].resolve(kwargs or {})
+    except LabError as error:
+        raise LabError(f"{source}: {error}") from None
+    return registry[name].name, dict(kwargs or {})
+
+
+@functools.lru_cache(maxsize=64)  # a script looks the name up several times; within a process it is one schedule
+def hub_schedule(spec: str) -> PublishedSchedule:
+    """
+    The schedule that "hub:USER/NAME" or "hub:USER/NAME@REVISION" names.
+
+    Raises:
+        LabError: if there is none, the Hub is away, or what is there is no schedule.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.utils import validate_repo_id
+
+    repo_id, _, revision = spec.removeprefix(PREFIX).partition("@")
+    try:
+        validate_repo_id(repo_id)
+    except ValueError:
+        repo_id = ""
+    if repo_id.count("/") != 1:
+        raise LabError(f"{spec!r} names no schedule. Write hub:USER/NAME or hub:USER/NAME@REVISION.")
+    try:
+        info = HfApi().model_info(repo_id, revision=revision or None, files_metadata=True)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        if FILE not in sizes:
+            raise LabError(f"{spec!r}: the repository holds no {FILE}, so no schedule. `lrlab schedule` makes one.")
+        _check_size(sizes[FILE], spec)
+        path = Path(hf_hub_download(repo_id, FILE, revision=revision or None))  # by name, so that the cache knows it too
+    except LabError:
+        raise
+    except (HTTPError, OSError, ValueError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403, 404):
+            reason = "There is no such repository or revision for models on the Hub, or your token may not see it."
+        else:
+            kept = try_to_load_from_cache(repo_id, FILE, revision=revision or None)
+            if isinstance(kept, str):
+                commit = Path(kept).parent.name
+                sys.stderr.write(f"warning: the Hub cannot be reached; {spec!r} is taken from the cache, commit {commit}.\n")
+                return read_schedule_file(Path(kept), f"{PREFIX}{repo_id}@{commit}")
+            reason = f"The Hub cannot be reached or refuses: {error}".strip()
+        raise LabError(f"{spec!r}: {reason}") from None
+    return read_schedule_file(path, f"{PREFIX}{repo_id}@{path.parent.name}")

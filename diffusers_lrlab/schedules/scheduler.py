@@ -1,0 +1,271 @@
+"""Learning-rate and momentum schedulers by name, in diffusers' and transformers' form."""
+
+from __future__ import annotations
+
+import pkgutil
+import warnings
+from typing import Any, cast
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..core.errors import LabError
+from ..core.progress import Progress
+from .expected import lr_curve, schedule_curves, settle_length
+from .momentum import MomentumSlot, read_momentum, write_momentum
+from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from .resolve import checked_name, double_decay, resolve_schedule
+from .schedule import Schedule
+
+__all__ = [
+    "CurveLR",
+    "build",
+    "build_for_host",
+    "get_momentum_scheduler",
+    "get_scheduler",
+    "list_momentum_schedulers",
+    "list_schedulers",
+    "lr_curve",
+    "schedule_curves",
+    "settle_length",
+]
+
+
+def list_schedulers() -> list[str]:
+    """The names `get_scheduler` and `--lr_scheduler` take."""
+    return [*SCHEDULERS, *SCHEDULERS.aliases]
+
+
+def list_momentum_schedulers() -> list[str]:
+    """The names `get_momentum_scheduler` and `--momentum_scheduler` take."""
+    return list(MOMENTUM_SCHEDULERS)
+
+
+class CurveLR(LRScheduler):
+    """A [`Schedule`] as a torch scheduler: learning rate and momentum are pure functions of the number of updates.
+
+    Call `step()` once after each optimizer update. The state is one integer, kept with the plan it belongs to.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): Its groups' learning rates and momenta are where the curves start.
+        schedule ([`Schedule`]): What to follow.
+        num_warmup_steps (`int`): Updates of warm-up.
+        num_training_steps (`int`): Updates of the whole run.
+        last_epoch (`int`, *optional*, defaults to -1): As for every torch scheduler.
+
+    Raises:
+        LabError: if the schedule does not fit the run, or sets a momentum that the optimizer does not have.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, schedule: Schedule, num_warmup_steps: int, num_training_steps: int, last_epoch: int = -1
+    ):
+        self.schedule = schedule
+        self.plan = _plan(schedule, num_warmup_steps, num_training_steps)
+        self._base_momenta: list[float] = []
+        if schedule.sets_momentum:
+            slot = MomentumSlot(optimizer)
+            name = schedule.momentum or schedule.name
+            assert name is not None
+            slot.check(name, schedule.momentum_kwargs if schedule.momentum else schedule.kwargs)
+            for group in slot.groups:
+                self._base_momenta.append(group.setdefault("initial_momentum", read_momentum(group)))
+        # As numbers: reading a tensor at every update would make the host wait for its device.
+        self._base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        super().__init__(optimizer, last_epoch)
+
+    def values(self, updates: Any, group: int = 0) -> tuple[Any, Any]:
+        """Learning rate and momentum of a group at `updates` (an `int` or an integer array), from the formulas alone."""
+        progress = Progress(updates, self.plan["num_training_steps"], self.plan["num_warmup_steps"])
+        return self.schedule.at(progress, self._base_lrs[group], self._base_momenta[group] if self._base_momenta else None)
+
+    def double_decay(self) -> str | None:
+        """A warning if momentum schedule and learning-rate schedule both lower the rate, else `None`."""
+        momentum = self._base_momenta[0] if self._base_momenta else None
+        warmup, total = self.plan["num_warmup_steps"], self.plan["num_training_steps"]
+        return double_decay(self.schedule, self._base_lrs[0], momentum, warmup, total)
+
+    def get_lr(self) -> list[Any]:
+        """Sets the momenta, and returns the learning rate of each group at this update; torch calls this."""
+        lrs = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            lr, momentum = self.values(self.last_epoch, index)
+            lrs.append(float(lr) if self.schedule.sets_lr else group["lr"])
+            if momentum is not None:
+                write_momentum(group, float(momentum))
+        return lrs
+
+    def replan(self, num_warmup_steps: int, num_training_steps: int) -> None:
+        """Gives the schedule another length before the first update, and sets the rate of that update."""
+        self.plan = _plan(self.schedule, num_warmup_steps, num_training_steps)
+        self._apply()
+
+    def _apply(self) -> None:
+        """Puts the values of this update into the optimizer."""
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            if hasattr(group["lr"], "fill_"):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clock and the plan, as numbers and strings."""
+        state = super().state_dict()
+        del state["schedule"]
+        return {**state, "base_lrs": self._base_lrs, "_last_lr": [float(lr) for lr in self._last_lr]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues at the saved update.
+
+        Raises:
+            LabError: if the state belongs to another schedule or another length of run, whose curve would break here.
+        """
+        saved = state_dict["plan"]
+        differing = [
+            f"{key} {saved.get(key)!r} -> {self.plan[key]!r}" for key in self.plan if saved.get(key) != self.plan[key]
+        ]
+        if differing:
+            raise LabError(
+                f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the "
+                "checkpoint, or build the optimizer and schedule anew and load only the model."
+            )
+        super().load_state_dict(state_dict)
+        # Whether the optimizer's state is restored before or after this, it ends up with the values of this update.
+        for group, momentum in zip(self.optimizer.param_groups, self._base_momenta, strict=False):
+            group["initial_momentum"] = momentum
+        self._apply()
+
+
+def _plan(schedule: Schedule, num_warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
+    return {
+        "name": schedule.name,
+        "kwargs": schedule.kwargs,
+        "momentum": schedule.momentum,
+        "momentum_kwargs": schedule.momentum_kwargs,
+        "num_warmup_steps": num_warmup_steps,
+        "num_training_steps": num_training_steps,
+    }
+
+
+def get_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    num_warmup_steps: float = 0,
+    num_training_steps: int | None = None,
+    scheduler_specific_kwargs: dict[str, Any] | None = None,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """
+    A learning-rate scheduler by name; every parameter of every schedule is reachable.
+
+    Args:
+        name (`str`):
+            A name of [`list_schedulers`] or a spec string such as `"step:step_size=100,gamma=0.5"`.
+        optimizer (`torch.optim.Optimizer`):
+            The optimizer whose learning rates are scheduled.
+        num_warmup_steps (`float`, *optional*, defaults to 0):
+            Optimizer updates of warm-up, or a fraction of the run in (0, 1).
+        num_training_steps (`int`, *optional*):
+            Optimizer updates of the whole run. Required by all but `constant`, `constant_with_warmup` and
+            `piecewise_constant`.
+        scheduler_specific_kwargs (`dict`, *optional*):
+            The schedule's own parameters, as transformers spells it.
+        last_epoch (`int`, *optional*, defaults to -1):
+            As for every torch scheduler: -1 starts anew, and k continues an optimizer after its first k + 1 updates.
+
+    Returns:
+        `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update. For schedules that follow
+        a metric, call `advance()` after each update and `step(metric)` after each validation.
+
+    Raises:
+        LabError: for an unknown name or parameter, a value out of range, or warm-up that does not fit the run.
+    """
+    schedule = resolve_schedule(checked_name(name), scheduler_specific_kwargs)
+    return build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
+
+
+def get_momentum_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    num_warmup_steps: float = 0,
+    num_training_steps: int | None = None,
+    scheduler_specific_kwargs: dict[str, Any] | None = None,
+    lr_scheduler: str | None = None,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """
+    A scheduler of the momentum, in `betas`, `beta1` or `momentum` of the optimizer.
+
+    Args:
+        name (`str`):
+            A name of [`list_momentum_schedulers`] or a spec string such as `"demon:min_momentum=0.5"`.
+        optimizer (`torch.optim.Optimizer`):
+            An optimizer with momentum; the schedule starts from the momentum that it was made with.
+        num_warmup_steps (`float`, *optional*, defaults to 0):
+            Updates at the start in which the momentum stays, or a fraction of the run in (0, 1).
+        num_training_steps (`int`):
+            Optimizer updates of the whole run.
+        scheduler_specific_kwargs (`dict`, *optional*):
+            The schedule's own parameters.
+        lr_scheduler (`str`, *optional*):
+            A learning-rate schedule that the same object follows. Without it, `demon`, `one_cycle` and `constant` leave
+            the learning rate alone, so that any other scheduler can drive it, and the `mdlrc` family multiplies the
+            optimizer's learning rate by its compensation.
+        last_epoch (`int`, *optional*, defaults to -1):
+            As for every torch scheduler: -1 starts anew, and k continues an optimizer after its first k + 1 updates.
+
+    Returns:
+        `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update.
+
+    Raises:
+        LabError: as [`get_scheduler`], and for an optimizer without momentum or with another meaning of it.
+    """
+    schedule = resolve_schedule(lr_scheduler, None, checked_name(name), scheduler_specific_kwargs)
+    scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
+    if isinstance(scheduler, CurveLR) and (warning := scheduler.double_decay()):
+        warnings.warn(warning, stacklevel=2)
+    return scheduler
+
+
+def build(
+    schedule: Schedule,
+    optimizer: Optimizer,
+    num_warmup_steps: float,
+    num_training_steps: int | None,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """The scheduler of a resolved [`Schedule`]; `get_scheduler` and `get_momentum_scheduler` are for users."""
+    name = schedule.name or schedule.momentum
+    entry = SCHEDULERS[schedule.name] if schedule.name else None
+    traits = entry.traits if entry else frozenset()
+    warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
+    if entry and "feedback" in traits:
+        if last_epoch != -1:
+            raise LabError(f"{name!r} has more state than a count of updates: restore it by load_state_dict.")
+        if schedule.momentum is not None:
+            raise LabError(f"{name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler.")
+        return cast(LRScheduler, pkgutil.resolve_name(entry.factory)(optimizer, warmup, **schedule.kwargs))
+    return CurveLR(optimizer, schedule, warmup, total, last_epoch)
+
+
+def build_all(
+    schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None
+) -> list[LRScheduler]:
+    """One scheduler, or two where the learning rate follows a metric and the momentum the clock."""
+    if schedule.name and schedule.momentum and "feedback" in SCHEDULERS[schedule.name].traits:
+        parts = [Schedule(schedule.name, schedule.kwargs), Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)]
+    else:
+        parts = [schedule]
+    return [build(part, optimizer, num_warmup_steps, num_training_steps) for part in parts]
+
+
+def build_for_host(
+    spec: str,
+    optimizer: Optimizer,
+    num_warmup_steps: float = 0,
+    num_training_steps: int | None = None,
+    last_epoch: int = -1,
+) -> LRScheduler:
+    """The scheduler of a spec string, in the form in which diffusers calls its schedule functions."""
+    return build(resolve_schedule(spec), optimizer, num_warmup_steps, num_training_steps, last_epoch)

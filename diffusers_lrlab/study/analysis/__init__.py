@@ -1,0 +1,1 @@
+"""From results to conclusions: statistics, ranks, speed-ups, findings."""

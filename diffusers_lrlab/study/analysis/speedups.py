@@ -1,0 +1,178 @@
+"""How much sooner an arm reaches a quality than another: that which the baseline ends with, or the worse of both ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ...core.errors import LabError, did_you_mean
+from .statistics import add_holm, datasets_of, paired
+
+Runs = Mapping[int, tuple[ArrayLike, ArrayLike]]  # seed -> updates, quality
+Curves = Mapping[str, Mapping[str, Runs]]  # arm -> data set -> runs
+
+_END = 0.1  # share of the evaluations whose mean is the quality that a run ends with
+_NOISES = 2.0  # standard deviations of an evaluation that a target lies above an end
+_NORMAL = 1.4826  # the standard deviation of a normal quantity over the median of its absolute values
+
+
+def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[str, Any]]:
+    """
+    How many times as fast as the baseline each arm reaches the baseline's final quality.
+
+    Smaller quality is better. Runs of arm and baseline are paired by seed, and the speed-up of a pair is the updates that
+    the *baseline* needs to reach the target over those that the arm needs. Over seeds this is a geometric mean, with the t
+    interval and the paired t test of the logarithm (see `paired`), and Holm over all arms and data sets.
+
+    The target is the mean of the last tenth of the baseline's evaluations, plus two standard deviations of what the
+    evaluations of the noisier one of the two scatter from one to the next. A run reaches it where its curve without that
+    noise does: the non-increasing one that is nearest to it (isotonic regression, after a running median of three that
+    takes single spikes away), so that what is lost again was not reached. With the raw curves and their last values, the
+    arm whose evaluations scatter more would come first by its noise alone; like this, an effect of none is called one as
+    often as the level of the test says, as long as the noise of one evaluation tells nothing of the next
+    (`tests/test_study_statistics.py` simulates it).
+
+    A run that never gets there is censored, and so is one that diverged, wherever it has been before. It counts with the
+    number of updates that the longer of the pair has made, the most favourable one for runs of one length; so where
+    "censored" is not 0, the speed-up is an upper bound, without an interval, and where all are censored there is none. An
+    upper bound above 1 says nothing, and then p is 1. Pairs are left out where the baseline's last quality is not finite
+    and where the target is reached before the first update.
+
+    Args:
+        curves (`dict`): `curves[arm][dataset][seed]` is a pair of arrays: updates, which increase, and the quality after
+            them. The last one of a run that diverged is not finite; such a run reaches nothing.
+        baseline (`str`): The arm that sets the target.
+        common (`bool`, *optional*, defaults to `False`): The target is that of the one of a pair that ends worse, which
+            both reach: which of them comes first, of whatever quality. Censored are only runs that diverged.
+
+    Returns:
+        `list[dict]`: one row for each arm and data set, with the keys arm, dataset, n (pairs), censored (runs of this arm),
+        ends_worse (pairs in which it does, or diverged), updates_needed (median over the runs, `None` where half of them
+        or more never get there), speedup, ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the
+        baseline's own.
+
+    Raises:
+        `LabError`: for a baseline that is no arm, and arrays that are no curve.
+    """
+    if baseline not in curves:
+        raise LabError(
+            f"The baseline {baseline!r} is none of the arms {', '.join(map(repr, curves))}.{did_you_mean(baseline, curves)}"
+        )
+    rows = []
+    for arm, of_arm in curves.items():
+        for dataset in datasets_of(curves):
+            references = curves[baseline].get(dataset, {})
+            row = {"arm": arm, "dataset": dataset, **_speedup(of_arm.get(dataset, {}), references, common)}
+            if arm == baseline:
+                row |= dict.fromkeys(("speedup", "ci_low", "ci_high", "p"))
+            rows.append(row)
+    add_holm(rows)
+    return rows
+
+
+def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> float | None:
+    """
+    The updates at which a curve first reaches `target`, linearly between evaluations; `None` if it never does.
+
+    Args:
+        updates (`ArrayLike`): `(num_evaluations,)`, not negative, increasing.
+        quality (`ArrayLike`): `(num_evaluations,)`; what is not finite reaches nothing.
+        target (`float`): The quality to reach; smaller is better.
+
+    Raises:
+        `LabError`: for arrays that are no curve.
+    """
+    at, values = _curve(updates, quality)
+    reached = np.flatnonzero(np.isfinite(values) & (values <= target))
+    if not len(reached):
+        return None
+    first = int(reached[0])
+    if first == 0 or not math.isfinite(values[first - 1]):
+        return float(at[first])
+    share = (values[first - 1] - target) / (values[first - 1] - values[first])
+    return float(at[first - 1] + share * (at[first] - at[first - 1]))
+
+
+def _curve(updates: ArrayLike, quality: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    at, values = np.asarray(updates, float), np.asarray(quality, float)
+    if at.ndim != 1 or at.shape != values.shape:
+        raise LabError(f"A curve is two rows of one length; the updates have shape {at.shape}, the quality {values.shape}.")
+    if not np.all(np.isfinite(at)) or np.any(at < 0) or np.any(np.diff(at) <= 0):
+        raise LabError(f"The updates of a curve increase from 0 or more; these are {np.array2string(at, threshold=8)}.")
+    return at, values
+
+
+class _Course(NamedTuple):
+    """A curve without the noise of its evaluations, what it ends with (NaN if it diverged), that noise, and its length."""
+
+    updates: np.ndarray
+    fit: np.ndarray
+    end: float
+    noise: float
+    length: float
+
+
+def _course(updates: ArrayLike, quality: ArrayLike) -> _Course:
+    from scipy.ndimage import median_filter
+    from scipy.optimize import isotonic_regression
+
+    at, values = _curve(updates, quality)
+    length, finite = float(at.max(initial=0)), np.isfinite(values)
+    if not len(values) or not finite[-1]:
+        return _Course(at[:0], values[:0], math.nan, 0.0, length)
+    at, values = at[finite], values[finite]
+    noise, values = _noise(values), median_filter(values, 3, mode="nearest")
+    fit = isotonic_regression(values, increasing=False).x
+    # No mean of last values is below the last value of the fit, but for rounding.
+    end = max(float(values[-max(1, int(_END * len(values))) :].mean()), float(fit[-1]))
+    return _Course(at, fit, end, noise, length)
+
+
+def _noise(values: np.ndarray) -> float:
+    """
+    The standard deviation of an evaluation beside its neighbours, over the second half of a curve.
+
+    By second differences, in which a straight course is nothing, and their median, for which single spikes are nothing.
+    """
+    bends = np.diff(values[len(values) // 2 :], 2)
+    return _NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6) if len(bends) else 0.0
+
+
+def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
+    """A row's figures, from the curves of an arm and of the baseline by seed."""
+    needed, logs, reference_logs, ends_worse = [], [], [], 0
+    for seed in sorted(runs.keys() & references.keys()):
+        own, other = _course(*runs[seed]), _course(*references[seed])
+        if not math.isfinite(other.end):
+            continue
+        is_worse = not own.end <= other.end
+        end = own.end if common and own.end > other.end else other.end
+        target = end + _NOISES * max(own.noise, other.noise)
+        own_updates, other_updates = (updates_to_reach(course.updates, course.fit, target) for course in (own, other))
+        longest = max(own.length, other.length)
+        assert other_updates is not None  # the last value of the fit is the least mean of any last evaluations
+        if 0 in (own_updates, other_updates, longest):
+            continue
+        ends_worse += is_worse
+        needed.append(math.inf if own_updates is None else own_updates)
+        logs.append(math.log(own_updates or longest))
+        reference_logs.append(math.log(other_updates))
+    log = paired(reference_logs, logs)
+    censored = sum(map(math.isinf, needed))
+    # The true numbers of runs that never got there could make an upper bound above 1 anything.
+    untold = log.p is not None and censored and (log.diff or 0) > 0
+    median = float(np.median(needed)) if needed else math.inf
+    return {
+        "n": len(needed),
+        "censored": censored,
+        "ends_worse": ends_worse,
+        "updates_needed": median if math.isfinite(median) else None,
+        "speedup": None if log.diff is None or censored == len(needed) else math.exp(log.diff),
+        "ci_low": None if log.low is None or censored else math.exp(log.low),
+        "ci_high": None if log.high is None or censored else math.exp(log.high),
+        "p": 1.0 if untold else log.p,
+    }

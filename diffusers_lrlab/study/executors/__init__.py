@@ -1,0 +1,1 @@
+"""From specifications of runs to files of results."""

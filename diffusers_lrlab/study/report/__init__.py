@@ -1,0 +1,1 @@
+"""Page, tables and pictures of a study."""

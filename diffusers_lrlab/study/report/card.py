@@ -1,0 +1,50 @@
+"""What of a study is shown to others: a folder with a card, its pictures, tables and summary."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import yaml
+
+from ...core.errors import LabError
+from ...core.files import atomic_folder, write_text
+from ..runs.results import StudyFolder
+
+_LICENSE = "apache-2.0"
+
+
+def write_study_card(folder: Path, out: Path) -> Path:
+    """
+    Writes a card of a finished study: `README.md`, pictures, `tables/`, `summary.json`, `summary.parquet` and `spec.yaml`.
+
+    Args:
+        folder (`Path`): Of the study, with its report.
+        out (`Path`): A folder that is new, or an older card of a study, which is replaced.
+
+    Returns:
+        `Path`: of the card.
+
+    Raises:
+        LabError: without a report, and where `out` holds something else.
+    """
+    study, report = StudyFolder(folder), folder / "report" / "report.md"
+    study.read_spec()
+    if not report.exists():
+        raise LabError(f"{str(folder)!r} has no report yet. Make one by `lrlab study report {folder}`.")
+    if out.exists() and not (out / "summary.json").exists() and (out.is_file() or next(out.iterdir(), None) is not None):
+        raise LabError(f"{str(out)!r} holds something else than the card of a study. Give a new folder.")
+    with atomic_folder(out) as temporary:
+        for path in sorted((folder / "report").glob("*.png")):
+            shutil.copyfile(path, temporary / path.name)
+        shutil.copytree(folder / "report" / "tables", temporary / "tables")
+        for name in ("summary.json", "summary.parquet", "spec.yaml"):
+            shutil.copyfile(folder / name, temporary / name)
+        metadata = {
+            "license": _LICENSE,
+            "library_name": "diffusers_lrlab",
+            "tags": ["diffusers", "learning-rate-schedule", "study"],
+        }
+        front = f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n"
+        write_text(temporary / "README.md", front + report.read_text(encoding="utf-8"))
+    return out / "README.md"

@@ -1,0 +1,187 @@
+"""Tables besides those of metrics: speed-ups, controls, tuning, consistency, search, divergences, cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..analysis.findings import SPEEDUP
+from ..spec.metrics import metric_label
+from .table_formats import NONE, Table, interval, number, probability
+from .tables import verdict
+
+if TYPE_CHECKING:
+    from ..runs.results import RunResult
+
+_NEAREST = 3
+
+
+def speedup_table(rows: list[dict[str, Any]]) -> Table:
+    """Updates that each arm needs for the baseline's final quality."""
+    cells = [
+        [
+            *(row["dataset"], row["arm"], f"{row['n']}", f"{row['censored']}", f"{row['ends_worse']}"),
+            *(number(row["updates_needed"]), *_speedup_cells(row)),
+        ]
+        for row in rows
+    ]
+    note = (
+        "Updates until a run is as good as the baseline is at its end, to within what its evaluations scatter (two standard "
+        f"deviations). A speed-up above 1 is faster than the baseline. {_BOUNDS}"
+    )
+    return Table("speedups", "Speed-ups", _SPEEDUP_COLUMNS, cells, note, labels=2)
+
+
+_SPEEDUP_COLUMNS = [
+    *("data set", "arm", "seeds", "never reached it", "ended worse", "updates needed"),
+    *("speed-up", "95 % interval", "adjusted p"),
+]
+_BOUNDS = "Where some runs never got there, it is an upper bound and has no interval; where none did, there is no speed-up."
+
+
+def control_tables(summary: dict[str, Any]) -> list[Table]:
+    """Differences and speed-ups of arms beside their controls; none where no arm has one."""
+    controls = summary.get("controls") or {}
+    by_metric = {metric: rows for metric, rows in controls.items() if metric != SPEEDUP and rows}
+    tables = [_control_table(by_metric)] if by_metric else []
+    if faster := controls.get(SPEEDUP):
+        table = speedup_table(faster)
+        cells = [[*row[:2], of_row["control"], *row[2:]] for row, of_row in zip(table.rows, faster, strict=True)]
+        columns = [*table.columns[:2], "control", *table.columns[2:]]
+        note = (
+            "Updates until a run is as good as the one of arm and control that ends worse, to within what its evaluations "
+            "scatter; so both reach it, unless they diverge. A speed-up above 1 is faster than the control. "
+            f"{_BOUNDS} p is adjusted by Holm over all of these comparisons."
+        )
+        tables.append(Table("control_speedups", "Speed-ups beside controls", columns, cells, note, labels=3))
+    return tables
+
+
+def _control_table(by_metric: dict[str, list[dict[str, Any]]]) -> Table:
+    rows: list[list[str]] = []
+    strong = set()
+    for row in (row for of_metric in by_metric.values() for row in of_metric):
+        said = verdict(row, None)
+        if said not in ("cannot tell", NONE):
+            strong.add((len(rows), 4))
+        rows.append([
+            *(row["dataset"], row["arm"], row["control"], metric_label(row["metric"]), said, f"{row['pairs']}"),
+            *(number(row["diff"]), interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"])),
+        ])  # fmt: skip
+    columns = ["data set", "arm", "control", "in", "beside the control", "seeds", "difference", "its 95 % interval"]
+    note = (
+        "Differences of an arm to its control, paired by seed; p is adjusted by Holm over all of these comparisons of a "
+        "metric."
+    )
+    return Table("controls", "Beside controls", [*columns, "adjusted p"], rows, note, labels=5, strong=frozenset(strong))
+
+
+def _speedup_cells(row: dict[str, Any]) -> list[str]:
+    """Speed-up, interval and p; runs that never got there make a bound of the first and leave nothing of the second."""
+    p = probability(row["p_adjusted"])
+    if not row["censored"] or row["speedup"] is None:
+        return [number(row["speedup"]), interval(row["ci_low"], row["ci_high"]), p]
+    return [NONE if row["censored"] == row["n"] else f"≤ {number(row['speedup'])}", NONE, p]
+
+
+def tuning_table(rows: list[dict[str, Any]]) -> Table:
+    """Learning rates that were tried for each arm, and the ones chosen."""
+    cells = []
+    for row in rows:
+        said = ("chosen" + (", at the edge of those tried" if row["at_edge"] else "")) if row["chosen"] else ""
+        cells.append([row["dataset"], row["arm"], said, f"{row['learning_rate']:g}", number(row["score"])])
+    strong = frozenset((place, 2) for place, row in enumerate(rows) if row["chosen"])
+    note = "Chosen on seeds that the comparison does not use. At the edge, a better one may lie outside of what was tried."
+    columns = ["data set", "arm", "", "learning rate", "score"]
+    return Table("tuning", "The learning rate of each arm", columns, cells, note, labels=3, strong=strong)
+
+
+def consistency_table(rows: list[dict[str, Any]]) -> Table:
+    """See [`~study.consistency.consistency`]."""
+    note = (
+        "Means over pairs of runs. Distance: between the points that both make of the same noise by DDIM, beside that of "
+        "points from unrelated noise; the smaller the ratio, the more the runs agree. Loss barrier: how far the held-out "
+        "loss of the averaged weights rises between two neighbouring seeds, on the straight line from weights to weights. "
+        "Curvature: its second difference at the ends of that line, whose length counts as 1."
+    )
+    return _any_table("consistency", "Consistency", rows, note)
+
+
+def search_table(rows: list[dict[str, Any]]) -> Table:
+    """The nearest arms to each of the paper's rows, see [`~study.paper.nearest_arms`]; `summary.json` has all."""
+    nearest = [row for _, some in itertools.groupby(rows, lambda row: row["paper_row"]) for row in [*some][:_NEAREST]]
+    note = (
+        f"The {_NEAREST} arms of this study that come nearest to each row of the paper. Off by: the factor between their "
+        "figures and the paper's, as the geometric mean over these data sets, training-set loss and KL; 1 is equal. What "
+        "leads to the same figures need not be what was done."
+    )
+    return _any_table("search", "Which arms lead to the paper's figures", nearest, note)
+
+
+def _any_table(name: str, title: str, rows: list[dict[str, Any]], note: str) -> Table:
+    """Rows with whatever keys they have, as columns in the order in which they first appear."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    texts = [key for key in columns if any(isinstance(row.get(key), str) for row in rows)]
+    ordered = texts + [key for key in columns if key not in texts]
+    cells = [[_any_text(row.get(key)) for key in ordered] for row in rows]
+    return Table(name, title, [key.replace("_", " ") for key in ordered], cells, note, labels=max(len(texts), 1))
+
+
+def _any_text(value: Any) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def divergence_table(results: Iterable[RunResult]) -> Table | None:
+    """Every run that diverged, with when and why; `None` if none did."""
+    rows = [
+        [
+            *(result.dataset, result.arm, "tuning" if result.stage == "tune" else "comparison"),
+            *(result.record["run"].get("error") or "", f"{result.seed}", number(result.learning_rate), _updates(result)),
+        ]
+        for result in results
+        if result.status == "diverged"
+    ]
+    columns = ["data set", "arm", "stage", "what it said", "seed", "learning rate", "after updates"]
+    return Table("divergences", "Runs that diverged", columns, rows, labels=4) if rows else None
+
+
+def _updates(result: RunResult) -> str:
+    train = result.record.get("train") or {}
+    return f"{train['updates_done']:,} of {train['num_updates']:,}" if "updates_done" in train else NONE
+
+
+_SECONDS = ("training_seconds", "sampling_seconds", "evaluation_seconds")
+
+
+def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
+    """Runs and seconds of each arm, tuning and diverged runs among them, and the whole in hours."""
+    rows, total = [], np.zeros(4)
+    for arm in study["arms"]:
+        trains = [result.record.get("train") or {} for result in results if result.arm == arm]
+        seconds = np.array([len(trains), *(sum(train.get(key) or 0 for train in trains) for key in _SECONDS)])
+        total += seconds
+        rows.append([arm, *_costs(seconds)])
+    rows.append(["all", *_costs(total)])
+    columns = ["arm", "runs", "training, s", "sampling, s", "evaluation, s", "hours"]
+    last = frozenset((len(rows) - 1, column) for column in range(len(columns)))
+    return Table(
+        "cost",
+        "Cost",
+        columns,
+        rows,
+        "Tuning runs and diverged runs among them. What a stack computes for all of its runs at once is shared equally.",
+        strong=last,
+    )
+
+
+def _costs(seconds: np.ndarray) -> list[str]:
+    return [f"{seconds[0]:,.0f}", *(f"{value:,.1f}" for value in seconds[1:]), f"{seconds[1:].sum() / 3600:,.2f}"]

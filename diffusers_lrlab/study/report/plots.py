@@ -1,0 +1,232 @@
+"""The pictures of a report as PNGs: curves, seeds over means, ranks with their critical difference, samples."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import LogFormatter
+
+from ...core.files import atomic_file
+from ...preview.plots import DARK, GREY, new_figure
+from ...training.plots.points import draw_points
+from .report_data import Course, Family, Look, compared
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ..runs.results import RunResult
+
+_MOST_COLUMNS_OF_SAMPLES = 24  # a picture is at most some thousand pixels wide
+Place = tuple[str, str]  # arm and data set
+
+
+def plain(text: str, most: int = 40) -> str:
+    """A name that matplotlib shows as it is (a dollar sign would begin a formula), cut if it is longer than `most`."""
+    text = " ".join(str(text).split())
+    return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
+
+
+def _save(figure: Any, path: Path) -> None:
+    with atomic_file(path) as temporary, warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes, which is no reason to stop.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(temporary)
+
+
+def _panels(count: int, height: float) -> tuple[Any, list[Axes]]:
+    columns = 2 if count in (2, 4) else min(count, 3)
+    rows = math.ceil(count / columns)
+    figure = new_figure(max(3.4 * columns, 4.5), height * rows + 0.5, dpi=130)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for panel in axes[count:]:
+        panel.set_axis_off()
+    for panel in axes[:count]:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+        panel.tick_params(labelsize=7)
+    return figure, axes[:count]
+
+
+def _legend(figure: Any, axes: Axes, looks: dict[str, Look], arms: set[str]) -> None:
+    handles = [
+        axes.plot([], [], color=look.color, linestyle=look.line, label=plain(arm))[0]
+        for arm, look in looks.items()
+        if arm in arms
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False, fontsize=8)
+
+
+class _PlainLogFormatter(LogFormatter):
+    """Numbers as one writes them: 0.75, not 8e-01."""
+
+    def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
+        return f"{x:.3g}"
+
+
+def plot_courses(
+    shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family, path: Path
+) -> None:
+    """Mean curves with their bands, a panel for each data set; losses on a logarithmic scale where they have one."""
+    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in shown)]
+    figure, panels = _panels(len(datasets), 2.4)
+    for axes, dataset in zip(panels, datasets, strict=True):
+        axes.set_title(plain(dataset), fontsize=9)
+        axes.set_xlabel("update", fontsize=8)
+        axes.margins(x=0.01)
+        for arm, look in looks.items():
+            course = shown.get((arm, dataset))
+            if course is None:
+                continue
+            axes.fill_between(course.updates, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
+            axes.plot(course.updates, course.mean, color=look.color, linestyle=look.line, linewidth=1.2)
+        if family.is_loss and all(shown[place].mean.min() > 0 for place in shown):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(_PlainLogFormatter())
+            axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
+            axes.tick_params(axis="y", which="minor", labelsize=6)
+    panels[0].set_ylabel(family.axis, fontsize=8)
+    _legend(figure, panels[0], looks, {arm for arm, _ in shown})
+    _save(figure, path)
+
+
+def plot_seeds(
+    values: dict[Place, list[tuple[int, float]]], datasets: list[str], looks: dict[str, Look], label: str, path: Path
+) -> None:
+    """Every seed as a point over its arm, with the mean as a bar, a panel for each data set."""
+    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in values)]
+    arms = [arm for arm in looks if any(place[0] == arm for place in values)]
+    figure, panels = _panels(len(datasets), 2.6)
+    for axes, dataset in zip(panels, datasets, strict=True):
+        for place, arm in enumerate(arms):
+            found = np.array([value for _, value in values.get((arm, dataset), [])])
+            if len(found):
+                offsets = spread(len(found))
+                look = looks[arm]
+                axes.plot(place + offsets, found, look.marker, color=look.color, markersize=3, alpha=0.6, mew=0)
+                axes.plot([place - 0.33, place + 0.33], [found.mean()] * 2, color=look.color, linewidth=1.5)
+        axes.set_title(plain(dataset), fontsize=9)
+        axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
+        axes.grid(axis="x", visible=False)
+    panels[0].set_ylabel(plain(label, 60), fontsize=7)
+    _save(figure, path)
+
+
+def spread(count: int) -> np.ndarray:
+    """Where to put `count` points side by side, within a quarter of the middle: `(count,)`, the same at every call."""
+    return np.linspace(-0.25, 0.25, count) if count > 1 else np.zeros(count)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> None:
+    """
+    Critical-difference diagram (Demšar, JMLR 7, 2006): arms on a line by mean rank, a bar over those not told apart.
+
+    Args:
+        ranks (`dict`): As `ranks` of `.ranks` gives them; without a critical difference only the arms are drawn.
+        looks (`dict`): Of the arms.
+        path (`Path`): PNG.
+    """
+    mean_ranks = sorted(ranks["mean_ranks"].items(), key=lambda item: item[1])
+    groups, difference = ranks["groups"] or [], ranks["critical_difference"]
+    half = math.ceil(len(mean_ranks) / 2)
+    top, depth = 1.2 + 0.35 * len(groups), 0.55 * half + 0.5
+    figure = new_figure(7.5, 0.42 * (top + depth) + 0.3, dpi=130)
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    last = max(len(mean_ranks), 2)
+    axes.set(xlim=(1 - 0.45 * (last - 1), last + 0.45 * (last - 1)), ylim=(-depth, top))
+    axes.plot([1, last], [0, 0], color=DARK, linewidth=1)
+    for tick in range(1, last + 1):
+        axes.plot([tick, tick], [0, 0.12], color=DARK, linewidth=1)
+        axes.text(tick, 0.2, str(tick), ha="center", va="bottom", fontsize=7, color=DARK)
+    for place, (arm, rank) in enumerate(mean_ranks):
+        _rank_label(axes, arm, rank, looks[arm].color, place, len(mean_ranks), last)
+    for level, group in enumerate(groups):
+        reached, height = [ranks["mean_ranks"][arm] for arm in group], 0.75 + 0.35 * level
+        axes.plot([min(reached) - 0.03, max(reached) + 0.03], [height] * 2, color=DARK, linewidth=3.5)
+    if difference is not None:
+        axes.plot([1, 1 + difference], [top - 0.15] * 2, color=GREY, linewidth=1.5, marker="|", clip_on=False)
+        axes.text(1 + difference, top - 0.15, f"  critical difference {difference:.3g}", va="center", fontsize=7, color=DARK)
+    _save(figure, path)
+
+
+def _rank_label(axes: Axes, arm: str, rank: float, color: str, place: int, count: int, last: int) -> None:
+    """The better half is named on the left, the other on the right, so that leader lines do not cross."""
+    half = math.ceil(count / 2)
+    left = place < half
+    depth = -0.55 * (1 + (place if left else count - 1 - place))
+    edge = 1 - 0.06 * (last - 1) if left else last + 0.06 * (last - 1)
+    axes.plot([rank, rank, edge], [0, depth, depth], color=color, linewidth=1.1)
+    text = f"{plain(arm, 24)}  {rank:.2f} " if left else f" {rank:.2f}  {plain(arm, 24)}"
+    axes.text(edge, depth, text, ha="right" if left else "left", va="center", fontsize=8)
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+
+def sample_grid_of(results: list[RunResult]) -> dict[Place, RunResult]:
+    """Of every arm and data set, the finished run of the lowest seed that has samples."""
+    chosen: dict[Place, RunResult] = {}
+    for result in sorted(compared(results), key=lambda result: result.seed):
+        samples = result.samples or {}
+        if samples.get("points") or samples.get("png"):
+            chosen.setdefault((result.arm, result.dataset), result)
+    return chosen
+
+
+def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks: dict[str, Look], path: Path) -> None:
+    """Samples of one seed: a row for each data set, a column for each arm, one scale in a row."""
+    every = [arm for arm in looks if any(place[0] == arm for place in chosen)]
+    arms = every[:_MOST_COLUMNS_OF_SAMPLES]
+    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in chosen)]
+    figure = new_figure(1.5 * len(arms) + 0.4, 1.5 * len(datasets) + 0.4, dpi=130)
+    panels = figure.subplots(len(datasets), len(arms), squeeze=False)
+    for row, dataset in zip(panels, datasets, strict=True):
+        draw = _drawer([chosen[arm, dataset].samples for arm in arms if (arm, dataset) in chosen])
+        for axes, arm in zip(row, arms, strict=True):
+            axes.set(xticks=[], yticks=[])
+            for spine in axes.spines.values():
+                spine.set_alpha(0.3)
+            if (arm, dataset) in chosen:
+                draw(axes, chosen[arm, dataset].samples, looks[arm].color)
+            else:
+                axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=8, color=DARK, transform=axes.transAxes)
+        row[0].set_ylabel(plain(dataset, 16), fontsize=11)
+    for axes, arm in zip(panels[0], arms, strict=True):
+        axes.set_title(plain(arm, 16), fontsize=11)
+    if len(arms) < len(every):
+        figure.supxlabel(f"the first {len(arms)} of {len(every)} arms", fontsize=9)
+    _save(figure, path)
+
+
+def _drawer(of_row: list[dict[str, Any]]) -> Callable[[Axes, dict[str, Any], str], None]:
+    """What draws samples of one data set, points on the scale of the whole row."""
+    every = [np.asarray(samples["points"], dtype=float) for samples in of_row if samples.get("points")]
+    limits = (np.zeros(2), np.ones(2))
+    if every:
+        together = np.concatenate(every)
+        together = together[np.isfinite(together).all(axis=1)]
+        # A few points far away would leave the shape a dot.
+        lowest, highest = np.quantile(together, [0.005, 0.995], axis=0) if len(together) else limits
+        margin = np.where(highest > lowest, 0.08 * (highest - lowest), 0.5)
+        limits = (lowest - margin, highest + margin)
+
+    def draw(axes: Axes, samples: dict[str, Any], color: str) -> None:
+        if samples.get("points"):
+            draw_points(axes, np.asarray(samples["points"], dtype=float), limits, color)
+        else:
+            from PIL import Image
+
+            with Image.open(io.BytesIO(base64.b64decode(samples["png"]))) as image:
+                axes.imshow(np.asarray(image.convert("RGB")))
+
+    return draw

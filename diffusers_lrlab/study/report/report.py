@@ -1,0 +1,296 @@
+"""A study as a page that opens from disk, as Markdown, and as pictures and LaTeX tables for a paper."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ...core.files import atomic_folder, write_text
+from ..analysis.findings import SPEEDUP
+from ..spec.spec import ARM_NOTES, controlled
+from . import extra_tables, interactive, plots, tables
+from .report_data import FAMILIES, compared, courses, final_values, lines_left_out, looks, spans_decades
+from .table_formats import Table, markdown_text, probability, to_html, to_latex, to_markdown
+
+if TYPE_CHECKING:
+    from ..runs.results import RunResult
+
+_VERDICTS = ("better", "worse", "faster", "slower", "higher", "lower")
+
+
+def write_report(folder: Path, results: list[RunResult], summary: dict[str, Any]) -> Path:
+    """
+    Writes `report/` into the folder of a study, in place of one that is there: all of it, or nothing.
+
+    Args:
+        folder (`Path`): Of the study.
+        results (`list[RunResult]`): All its runs, those that only chose a learning rate and those that diverged among them.
+        summary (`dict`): Its `summary.json`; "speedups", "controls", "tuning", "consistency" and "search" are told if they
+            are there.
+
+    Returns:
+        `Path`: of `index.html`. Beside it are `report.md`, PNGs and `tables/*.tex`.
+    """
+    report = _Report(results, summary)
+    with atomic_folder(folder / "report") as out:
+        report.draw(out)
+        for table in report.all_tables():
+            write_text(out / "tables" / f"{_file_name(table.name)}.tex", to_latex(table))
+        write_text(out / "report.md", report.markdown())
+        write_text(out / "index.html", report.page(out))
+    return folder / "report" / "index.html"
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w-]", "_", name)
+
+
+class _Report:
+    """What the page and the Markdown have in common, made once."""
+
+    def __init__(self, results: list[RunResult], summary: dict[str, Any]):
+        self.results, self.summary, self.study = results, summary, summary["study"]
+        self.controlled = controlled(self.study["arms"])
+        self.datasets: list[str] = list(self.study["datasets"])
+        self.looks = looks(self.study["arms"], self.study["baseline"])
+        present = dict.fromkeys(row["metric"] for row in summary["rows"])
+        first = self.study.get("primary_metric") or "kl"
+        # A study that names no metrics has all that its runs have.
+        names = dict.fromkeys([*self.study["metrics"], *present])
+        self.metrics = sorted((name for name in names if name in present), key=lambda name: name != first)
+        self.courses = {family.name: courses(results, family) for family in FAMILIES}
+        self.families = [family for family in FAMILIES if self.courses[family.name]]
+        self.values = {metric: final_values(results, metric) for metric in self.metrics}
+        self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
+        self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None
+        self.others = self._other_tables()
+        self.pictures: dict[str, str] = {}  # file name -> what it shows
+
+    def _other_tables(self) -> list[Table]:
+        summary = self.summary
+        found = [
+            extra_tables.speedup_table(summary["speedups"]) if summary.get("speedups") else None,
+            *extra_tables.control_tables(summary),
+            extra_tables.tuning_table(summary["tuning"]) if summary.get("tuning") else None,
+            extra_tables.consistency_table(summary["consistency"]) if summary.get("consistency") else None,
+            extra_tables.search_table(summary["search"]) if summary.get("search") else None,
+            extra_tables.divergence_table(self.results),
+            extra_tables.cost_table(self.study, self.results),
+        ]
+        return [table for table in found if table is not None]
+
+    def all_tables(self) -> list[Table]:
+        return [*([self.paper] if self.paper else []), *self.summaries.values(), *self.others]
+
+    # --- words -----------------------------------------------------------------------------------
+
+    def introduction(self) -> str:
+        study, runs = self.study, self.study["runs"]
+        diverged = f", {runs['diverged']} of them diverged" if runs.get("diverged") else ""
+        also = ", and some with controls of their own" if self.controlled else ""
+        made = _count(runs["finished"] + runs.get("diverged", 0), "run")
+        return (
+            f"{_count(len(study['arms']), 'arm')} on {_count(len(self.datasets), 'data set')} with "
+            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs "
+            f"at one time on different cores count each). Every arm is compared with {study['baseline']}{also}, seed by "
+            "seed, and words such as “better” stand only where the adjusted test says so."
+        )
+
+    def findings(self, metric: str) -> tuple[list[str], list[str]]:
+        """Sentences that a test carries, and the rest."""
+        pairs = [*((arm, self.study["baseline"]) for arm in self.study["arms"]), *self.controlled]
+        starts = tuple(f"{arm} is {word} than {other}" for arm, other in pairs for word in _VERDICTS)
+        starts += tuple(f"{arm} never reached" for arm in self.study["arms"])
+        sentences = self.summary["findings"].get(metric, [])
+        told = [sentence for sentence in sentences if sentence.startswith(starts)]
+        return told, [sentence for sentence in sentences if not sentence.startswith(starts)]
+
+    def nothing_told(self, metric: str) -> str:
+        """What stands where no difference is told."""
+        rows = self.summary["speedups"] if metric == SPEEDUP else tables.rows_of(self.summary, metric)
+        rows = [*rows, *self.summary.get("controls", {}).get(metric, ())]
+        if all(row["p_adjusted"] is None for row in rows):
+            return "No test was possible: it needs two arms with two seeds in common."
+        controls = ", or to a control," if self.controlled else ""
+        return f"No difference to {self.study['baseline']}{controls} passed the adjusted test."
+
+    def friedman(self, metric: str) -> str:
+        """Whether ranks differ at all."""
+        ranks = self.summary["ranks"][metric]
+        if ranks["p"] is None:
+            return ranks["reason"] or ""
+        p = probability(ranks["p"])
+        few = ", rough for so few data sets" if len(ranks["datasets"]) < 10 else ""
+        return f"Friedman's test that all arms are alike: p {p if p.startswith('<') else f'= {p}'}{few}."
+
+    def findings_by_label(self) -> list[tuple[str, str, list[str], list[str]]]:
+        """Of every metric that has sentences, with its name, the ones without rows (speed-ups, say) last."""
+        names = [*self.metrics, *(name for name in self.summary["findings"] if name not in self.metrics)]
+        found = [name for name in names if self.summary["findings"].get(name)]
+        labels = {SPEEDUP: "Speed-ups"}
+        return [(name, labels.get(name) or tables.metric_label(name), *self.findings(name)) for name in found]
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Versions, hardware, and how the runs were executed."""
+        executors = Counter(_executor(result) for result in self.results)
+        facts = [("executor", ", ".join(f"{name} ({_count(num, 'run')})" for name, num in executors.items()))]
+        for key, value in (self.summary.get("meta") or self.study.get("meta") or {}).items():
+            if isinstance(value, dict):
+                value = ", ".join(f"{name} {inner}" for name, inner in value.items())
+            if value is not None:
+                facts.append((key.replace("_", " "), str(value)))
+        return facts
+
+    def common_config(self) -> list[tuple[str, str]]:
+        """Fields of the configuration that all compared runs share; folders are nobody's business."""
+        configs = [result.config for result in compared(self.results)]
+        if not configs:
+            return []
+        first, *others = configs
+        same = {key: value for key, value in first.items() if all(config.get(key) == value for config in others)}
+        return [(key, str(value)) for key, value in same.items() if value is not None and not str(value).startswith("/")]
+
+    def arms(self) -> list[dict[str, Any]]:
+        """Name, description, fields and look of every arm."""
+        described = []
+        for arm, spec in self.study["arms"].items():
+            fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
+            fields += [("compared with", ", ".join(controls)) for controls in [spec.get("controls")] if controls]
+            described.append({
+                "name": arm, "description": spec.get("description") or "", "fields": fields, "look": self.looks[arm],
+                "is_baseline": arm == self.study["baseline"],
+            })  # fmt: skip
+        return described
+
+    # --- pictures --------------------------------------------------------------------------------
+
+    def draw(self, out: Path) -> None:
+        """All PNGs; what there are no data for is left out."""
+        for family in self.families:
+            plots.plot_courses(
+                self.courses[family.name], self.datasets, self.looks, family, self._picture(out, family.name, family.title)
+            )
+        for metric in self.metrics:
+            label = tables.metric_label(metric)
+            if metric == self.metrics[0] and self.values[metric]:
+                path = self._picture(out, f"seeds_{metric}", f"{label}: every seed")
+                plots.plot_seeds(self.values[metric], self.datasets, self.looks, label, path)
+            ranks = self.summary["ranks"].get(metric)
+            if ranks and len(ranks["mean_ranks"]) > 1:
+                path = self._picture(out, f"ranks_{metric}", f"{label}: mean ranks of the arms over data sets")
+                plots.plot_ranks(ranks, self.looks, path)
+        chosen = plots.sample_grid_of(self.results)
+        if chosen:
+            path = self._picture(out, "samples", "Samples of the lowest seed")
+            plots.plot_sample_grid(chosen, self.datasets, self.looks, path)
+
+    def _picture(self, out: Path, name: str, title: str) -> Path:
+        file = f"{_file_name(name)}.png"
+        self.pictures[file] = title
+        return out / file
+
+    def rows_of_plots(self) -> dict[str, list[interactive.Panel]]:
+        """Interactive plots by row: curves, and the seeds of each metric."""
+        rows = {
+            family.name: interactive.course_panels(self.courses[family.name], self.datasets, self.looks, family)
+            for family in self.families
+        }
+        for metric in self.metrics:
+            found = tables.rows_of(self.summary, metric)
+            rows[f"seeds-{metric}"] = interactive.seed_panels(self.values[metric], found, self.datasets, self.looks)
+        return rows
+
+    def logarithmic(self) -> list[str]:
+        """Rows of plots that begin with a logarithmic scale."""
+        shown = {
+            family.name: {place: course.mean for place, course in self.courses[family.name].items()}
+            for family in self.families
+            if family.is_loss
+        }
+        for metric in self.metrics:
+            shown[f"seeds-{metric}"] = {
+                place: np.array([value for _, value in found]) for place, found in self.values[metric].items()
+            }
+        return [row for row, values in shown.items() if spans_decades(values)]
+
+    # --- documents -------------------------------------------------------------------------------
+
+    def page(self, out: Path) -> str:
+        """`index.html`, with the pictures in `out` and plotly's own script inside."""
+        from plotly.offline import get_plotlyjs
+
+        rows: dict[str, list[tuple[int, str]]] = {}
+        drawn: list[dict[str, Any]] = []
+        for name, panels in self.rows_of_plots().items():
+            rows[name] = [(len(drawn) + place, panel.title) for place, panel in enumerate(panels)]
+            drawn += [{"row": name, **json.loads(panel.figure.to_json())} for panel in panels]
+        logarithmic = self.logarithmic()
+        data = {"plots": drawn, "logarithmic": logarithmic}
+        # Only these scripts may run, and nothing may be loaded, whatever a name in the study contains.
+        nonce = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:32]
+        environment = Environment(
+            loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        environment.filters["table"] = to_html
+        return environment.get_template("report.html").render(
+            report=self,
+            study=self.study,
+            rows=rows,
+            with_seeds={name for name, shown in self.courses.items() if any(course.seeds for course in shown.values())},
+            logarithmic=logarithmic,
+            notes={family.name: lines_left_out(self.courses[family.name]) for family in self.families},
+            labels={metric: tables.metric_label(metric) for metric in self.metrics},
+            embedded={file: base64.b64encode((out / file).read_bytes()).decode() for file in self.pictures},
+            rank_files={metric: f"{_file_name(f'ranks_{metric}')}.png" for metric in self.metrics},
+            data=data,
+            nonce=nonce,
+            plotly=Markup(get_plotlyjs()),
+        )
+
+    def markdown(self) -> str:
+        """`report.md`, with links to the pictures."""
+        parts = [f"# {markdown_text(self.study['title'])}", markdown_text(self.introduction())]
+        for metric, label, told, untold in self.findings_by_label():
+            parts.append(f"## {markdown_text(label)}: findings")
+            parts.append(_bullets(told) or self.nothing_told(metric))
+            if untold:
+                parts += ["<details><summary>What could not be told</summary>", _bullets(untold), "</details>"]
+        for table in self.all_tables():
+            parts += [f"## {markdown_text(table.title)}", to_markdown(table)]
+        parts += [f"## {markdown_text(title)}\n\n![{markdown_text(title)}]({file})" for file, title in self.pictures.items()]
+        parts += ["## Versions and hardware", _bullets([f"{key}: {value}" for key, value in self.facts()])]
+        # A fence longer than any in the command.
+        parts += ["## Command", f"````sh\n{self.study['command']}\n````"]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _executor(result: RunResult) -> str:
+    """How a run was done, in words."""
+    executor = result.record["run"]["executor"]
+    if "members" not in executor:
+        return executor["name"]
+    return (
+        f"{executor['name']}, up to {executor['members']} side by side, products {'/'.join(executor['products'].values())}"
+    )
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.3g} minutes"
+
+
+def _bullets(sentences: list[str]) -> str:
+    return "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
+
+
+def _count(num: int, thing: str) -> str:
+    return f"{num:,} {thing}" + ("" if num == 1 else "s")

@@ -1,0 +1,178 @@
+"""What the pictures of a report are drawn from: one look for each arm, and curves as means, spreads and single seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..runs.results import RunResult
+
+# Colour-blind safe (Okabe and Ito), without the yellow, which is too faint for a thin line on white. The baseline is black.
+_BASELINE = "#000000"
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# More arms than colours differ by their lines and markers, in the words of plotly, matplotlib and (for lines) SVG.
+_LINES = (("solid", "-", ""), ("dash", "--", "7 4"), ("dot", ":", "2 3"), ("dashdot", "-.", "7 3 2 3"))
+_MARKERS = (("circle", "o"), ("diamond", "D"), ("square", "s"), ("triangle-up", "^"), ("x", "x"))
+
+MOST_POINTS = 120  # of a mean curve: a plot is a few hundred pixels wide
+_MOST_SEED_POINTS = 60
+_MOST_SEED_LINES = 200  # of one data set, shared by the arms
+_MOST_LINES_OF_AN_ARM = 20
+
+
+class Look(NamedTuple):
+    """How an arm is drawn, everywhere: a colour, and a line and a marker in the words of plotly, matplotlib and SVG."""
+
+    color: str
+    plotly_line: str
+    line: str
+    dashes: str
+    plotly_marker: str
+    marker: str
+
+
+class Family(NamedTuple):
+    """
+    Curves that belong in one row of plots.
+
+    Args:
+        name (`str`): For files and buttons.
+        title (`str`): For people.
+        group (`str`): Where a run's curves have them.
+        keys (`tuple` of `str`): The first of these that a run has is drawn.
+        axis (`str`): Of the values.
+        is_loss (`bool`): Then a logarithmic scale may serve.
+    """
+
+    name: str
+    title: str
+    group: str
+    keys: tuple[str, ...]
+    axis: str
+    is_loss: bool = False
+
+
+FAMILIES = (
+    Family("loss", "Training loss", "loss", ("loss",), "training loss", True),
+    Family("quality", "Held-out loss", "quality", ("validation_loss_ema", "validation_loss"), "held-out loss", True),
+    Family("lr", "Learning rate", "loss", ("lr",), "learning rate"),
+    Family("beta1", "Momentum", "loss", ("beta1",), "momentum (beta1)"),
+)
+
+
+class Course(NamedTuple):
+    """
+    One curve of one arm on one data set.
+
+    Args:
+        updates (`np.ndarray`): `(num,)`, at most `MOST_POINTS`.
+        mean, low, high (`np.ndarray`): `(num,)`; the band is a standard deviation wide on either side, within what single
+            seeds reached, so that it stays positive where they do.
+        seeds (`list` of `np.ndarray`): Single seeds, each `(num_of_seeds,)`; empty if all are equal.
+        seed_updates (`np.ndarray`): `(num_of_seeds,)`.
+        num_runs (`int`): How many the mean is of; more than `seeds` where those would crowd the plot.
+    """
+
+    updates: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    seeds: list[np.ndarray]
+    seed_updates: np.ndarray
+    num_runs: int
+
+
+def looks(arms: Iterable[str], baseline: str | None) -> dict[str, Look]:
+    """The look of every arm, by its place."""
+    chosen: dict[str, Look] = {}
+    place = 0
+    for arm in arms:
+        if arm == baseline:
+            chosen[arm] = Look(_BASELINE, *_LINES[0], *_MARKERS[0])
+            continue
+        turn = place // len(_COLORS)
+        line, marker = _LINES[turn % len(_LINES)], _MARKERS[(turn + 1) % len(_MARKERS)]
+        chosen[arm] = Look(_COLORS[place % len(_COLORS)], *line, *marker)
+        place += 1
+    return chosen
+
+
+def compared(results: Iterable[RunResult]) -> list[RunResult]:
+    """The finished runs that the comparison is of: none that only chose a learning rate, none that diverged."""
+    return [result for result in results if result.stage == "compare" and result.status == "finished"]
+
+
+def courses(results: Iterable[RunResult], family: Family) -> dict[tuple[str, str], Course]:
+    """Curves of one kind, by arm and data set, of finished runs; runs without one are left out."""
+    found: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
+    for result in sorted(compared(results), key=lambda result: result.seed):
+        curve = _curve(result.curves or {}, family)
+        if curve is not None:
+            found.setdefault((result.arm, result.dataset), []).append(curve)
+    arms = len({arm for arm, _ in found})
+    most_lines = min(_MOST_LINES_OF_AN_ARM, max(3, _MOST_SEED_LINES // max(arms, 1)))
+    return {place: _course(curves, most_lines) for place, curves in found.items()}
+
+
+def _curve(curves: dict[str, Any], family: Family) -> tuple[np.ndarray, np.ndarray] | None:
+    """Updates and finite values, both `(num,)`, if there are any."""
+    group = curves.get(family.group) or {}
+    key = next((key for key in family.keys if group.get(key)), None)
+    if key is None:
+        return None
+    updates, values = (np.array(group[name], dtype=float) for name in ("update", key))  # null becomes NaN
+    finite = np.isfinite(values)
+    return (updates[finite], values[finite]) if finite.any() else None
+
+
+def _thin(updates: np.ndarray, most: int) -> np.ndarray:
+    return updates[np.unique(np.linspace(0, len(updates) - 1, min(len(updates), most)).round().astype(int))]
+
+
+def _course(curves: list[tuple[np.ndarray, np.ndarray]], most_lines: int) -> Course:
+    """Means over seeds where all of them were still training."""
+    start = max(updates[0] for updates, _ in curves)
+    end = min(updates[-1] for updates, _ in curves)
+    longest = max((updates for updates, _ in curves), key=len)
+    inside = longest[(longest >= start) & (longest <= end)]
+    if not len(inside):  # seeds that share no update
+        inside = longest
+    grid, coarse = _thin(inside, MOST_POINTS), _thin(inside, _MOST_SEED_POINTS)
+    values = np.stack([np.interp(grid, *curve) for curve in curves])
+    mean = values.mean(axis=0)
+    std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+    lowest, highest = values.min(axis=0), values.max(axis=0)
+    varies = not np.allclose(lowest, highest, rtol=1e-9, atol=0)
+    seeds = [np.interp(coarse, *curve) for curve in curves[:most_lines]] if varies else []
+    return Course(grid, mean, np.maximum(mean - std, lowest), np.minimum(mean + std, highest), seeds, coarse, len(curves))
+
+
+def spans_decades(values: dict[tuple[str, str], np.ndarray]) -> bool:
+    """Whether a linear scale would hide what is small: all values are positive, and one data set spans a factor of 20."""
+    sets: dict[str, list[np.ndarray]] = {}
+    for (_, dataset), found in values.items():
+        sets.setdefault(dataset, []).append(found)
+    spans = [(min(map(np.min, found)), max(map(np.max, found))) for found in sets.values()]
+    return all(low > 0 for low, _ in spans) and any(bool(high > 20 * low) for low, high in spans)
+
+
+def lines_left_out(shown: dict[tuple[str, str], Course]) -> str:
+    """Says how many seeds are drawn as lines of their own where not all are, else nothing."""
+    crowded = [course for course in shown.values() if len(course.seeds) not in (0, course.num_runs)]
+    if not crowded:
+        return ""
+    most, drawn = max(course.num_runs for course in crowded), max(len(course.seeds) for course in crowded)
+    return f"Of up to {most} seeds an arm, the first {drawn} are drawn as lines; means and bands are of all."
+
+
+def final_values(results: Iterable[RunResult], metric: str) -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """Of every arm and data set, (seed, value) of the finished runs that have this metric, by seed."""
+    values: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for result in sorted(compared(results), key=lambda result: result.seed):
+        value = result.results.get(metric)
+        if value is not None and np.isfinite(value):
+            values.setdefault((result.arm, result.dataset), []).append((result.seed, float(value)))
+    return values

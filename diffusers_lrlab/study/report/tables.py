@@ -1,0 +1,121 @@
+"""The tables of a report, from the rows of a summary and the records of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
+from ..analysis.statistics import LARGER_IS_BETTER, LEVEL, NEITHER_IS_BETTER, PERCENTS, word_for
+from ..spec.metrics import metric_label
+from .report_data import compared
+from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
+
+if TYPE_CHECKING:
+    from ..runs.results import RunResult
+
+_SHARES = tuple(map(str, PERCENTS))
+
+
+def verdict(row: dict[str, Any], baseline: str | None) -> str:
+    """What may be said of an arm on a data set: nothing but what the adjusted test says."""
+    if row["arm"] == baseline:
+        return "baseline"
+    if row["mean"] is None and row.get("diverged"):
+        return "diverged"
+    if row["p_adjusted"] is None or row["diff"] is None:
+        return NONE
+    if row["p_adjusted"] >= LEVEL:
+        return "cannot tell"
+    return word_for(row["diff"], row["metric"])
+
+
+def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
+    """The rows of a metric, by data set and arm in the order of the study."""
+    study = summary["study"]
+    arms = {arm: place for place, arm in enumerate(study["arms"])}
+    datasets = {dataset: place for place, dataset in enumerate(study["datasets"])}
+    rows = [row for row in summary["rows"] if row["metric"] == metric]
+    return sorted(rows, key=lambda row: (datasets.get(row["dataset"], len(datasets)), arms.get(row["arm"], len(arms))))
+
+
+def summary_table(summary: dict[str, Any], metric: str) -> Table:
+    """Everything the statistics say of a metric."""
+    baseline = summary["study"]["baseline"]
+    rows, strong = [], set()
+    for place, row in enumerate(rows_of(summary, metric)):
+        said = verdict(row, baseline)
+        if said not in ("baseline", "cannot tell", NONE):
+            strong.add((place, 2))
+        runs = f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else "")
+        needed = row["seeds_needed"] or {}
+        seeds = " / ".join(NONE if needed.get(share) is None else f"{needed[share]:,}" for share in _SHARES)
+        rows.append([
+            *(row["dataset"], row["arm"], said, runs, plus_minus(row["mean"], row["std"])),
+            *(interval(row["ci_low"], row["ci_high"]), interval(row["boot_low"], row["boot_high"]), number(row["diff"])),
+            *(interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"]), number(row["effect_size"])),
+            *(seeds if any(needed.get(share) is not None for share in _SHARES) else NONE, number(row.get("floor"))),
+        ])  # fmt: skip
+    columns = [
+        *("data set", "arm", "beside the baseline", "runs", "mean ± std", "95 % interval", "by bootstrap"),
+        *(
+            "difference",
+            "its 95 % interval",
+            "adjusted p",
+            "effect size",
+            f"seeds to see {' / '.join(_SHARES)} %",
+            "held-out points",
+        ),
+    ]
+    better = (
+        "" if metric in NEITHER_IS_BETTER else "Larger is better. " if metric in LARGER_IS_BETTER else "Smaller is better. "
+    )
+    note = (
+        f"{better}Differences are to {baseline}, paired by seed; p is adjusted by Holm over all "
+        f"arms and data sets of this metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the "
+        "paired differences over their standard deviation, with Hedges' correction for few seeds."
+    )
+    table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=frozenset(strong))
+    return without_empty(table)
+
+
+# --- the paper's table -----------------------------------------------------------------------------------------------
+
+
+def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table:
+    """Schedule x data set with the paper's four figures in each, the paper's own beside ours."""
+    study, finished = summary["study"], compared(results)
+    datasets = [name for name in DATASETS if name in study["datasets"]]
+    rows: list[list[str]] = []
+    for arm in (arm for arm in ARM_LABELS if OURS.get(arm, arm) in study["arms"]):
+        for place, quantity in enumerate(QUANTITIES):
+            cells = [ARM_LABELS[arm] if place == 0 else "", quantity.label]
+            for dataset in datasets:
+                figures = reported(arm, dataset)
+                paper = f"{figures[place]:.{quantity.decimals}f}" if figures else NONE
+                cells += [paper, _ours(summary, finished, OURS.get(arm, arm), dataset, quantity)]
+            rows.append(cells)
+    groups = [("", 2), *((dataset, 2) for dataset in datasets)]
+    columns = ["schedule", "", *("paper", "this study") * len(datasets)]
+    note = (
+        "The paper gives one figure each. Its “baseline, no schedule” is the cosine run of the code that it is built on, so "
+        "beside it stands our cosine, and a constant learning rate has a row of its own. This study: mean ± standard "
+        "deviation over seeds. Times are of other machines than the paper's, and of a stack of runs each has its share."
+    )
+    return Table("paper", "The paper's table, and this study's", columns, rows, note, groups, labels=2)
+
+
+def _ours(summary: dict[str, Any], finished: list[RunResult], arm: str, dataset: str, quantity: Quantity) -> str:
+    if quantity.metric is not None:
+        found = (row for row in rows_of(summary, quantity.metric) if (row["arm"], row["dataset"]) == (arm, dataset))
+        row = next(found, None)
+        if row is not None and row["mean"] is None and row.get("diverged"):
+            return "diverged"
+        return plus_minus(row["mean"], row["std"]) if row else NONE
+    runs = [result.record["train"] for result in finished if (result.arm, result.dataset) == (arm, dataset)]
+    seconds = [train[quantity.seconds] for train in runs if train.get(quantity.seconds) is not None]
+    if not seconds:
+        return NONE
+    return plus_minus(float(np.mean(seconds)), float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None)

@@ -1,0 +1,1 @@
+"""One run of a study, its record, and the folder of all of them."""

@@ -1,0 +1,52 @@
+"""Cheaper precisions for the products of a study, by name and never unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...core.errors import LabError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Precision(NamedTuple):
+    """What it is, and the type of device that has it; `None` for all."""
+
+    description: str
+    device: str | None
+
+
+PRECISIONS = {
+    "fp32": Precision("products in float32", None),
+    "bf16": Precision("products of bfloat16 with sums in float32, on CPUs that have them", "cpu"),
+    "tf32": Precision("products of TF32 with sums in float32, on NVIDIA GPUs", "cuda"),
+}
+
+
+def check_precision(name: str, device: torch.device) -> None:
+    """Raises a `LabError` for a precision that there is not, or that this device does not have."""
+    if name not in PRECISIONS:
+        raise LabError(f"There is no precision {name!r}. Known: {', '.join(PRECISIONS)}.")
+    needed = PRECISIONS[name].device
+    if needed not in (None, device.type):
+        raise LabError(f"--precision {name} is for {needed.upper()}s, and the study runs on {device.type}. Use fp32.")
+
+
+@contextmanager
+def products_in(name: str, device: torch.device) -> Iterator[None]:
+    """Products of float32 matrices are computed in this precision, by all threads of the process, inside this block only."""
+    import torch
+
+    check_precision(name, device)
+    backends: dict[str, Any] = {"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda}
+    matmul = backends[device.type].matmul
+    before = matmul.fp32_precision
+    # "none" is torch's own word for: as the rest of torch is set.
+    matmul.fp32_precision = name if PRECISIONS[name].device is not None else "none"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -1,0 +1,1 @@
+"""A study's specification: read, checked, and expanded into runs."""

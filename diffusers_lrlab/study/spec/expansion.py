@@ -1,0 +1,182 @@
+"""From the specification of a study to all of its runs, checked as a whole before one of them begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import LabError, did_you_mean
+from ...data.sources import settle_point_column
+from ...data.toy2d_entries import TOY_DATASETS
+from ...training.arguments import parse_options
+from ...training.checks import check_source, resolve_config
+from ...training.config import EMBEDDED_DEFAULTS, TrainingConfig
+from ...training.kinds.base import kind_of
+from ...training.resolve import check_schedule
+from ...training.resolve_timesteps import check_timesteps
+from .metrics import check_metrics, default_metrics, sample_metrics
+from .spec import ARM_NOTES, PRESETS, RunSpec, StudySpec
+
+
+def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) -> list[RunSpec]:
+    """
+    All runs of a comparison, checked, as far as that can be done without data.
+
+    Args:
+        spec ([`StudySpec`]): The study.
+        chosen (`dict`, *optional*): The learning rate of each (arm, data set), once they are tuned.
+
+    Raises:
+        LabError: for the first run that cannot be done as asked, and for two arms that are the same.
+    """
+    runs = []
+    for (arm, dataset), (config, model, given) in _configs(spec).items():
+        if chosen:
+            config = dataclasses.replace(config, learning_rate=chosen[arm, dataset])
+        metrics = spec.metrics or default_metrics(config)
+        for seed in spec.seeds:
+            own = dataclasses.replace(config, seed=seed)
+            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given))
+    _check_distinct(runs)
+    measured = {name: None for run in runs for name in run.metrics}
+    if spec.primary_metric and spec.primary_metric not in measured:
+        raise LabError(
+            f"primary_metric: {spec.primary_metric!r} is none of the metrics of the study."
+            f"{did_you_mean(spec.primary_metric, measured)} They are {', '.join(measured)}."
+        )
+    return runs
+
+
+def expand_tuning(spec: StudySpec) -> list[RunSpec]:
+    """All runs that learning rates are chosen by."""
+    if spec.tune is None:
+        return []
+    runs = []
+    for (arm, dataset), (config, model, given) in _configs(spec).items():
+        check_metrics((spec.tune.metric,), config, "tune: metric")
+        for rate in spec.tune.rates_for(config):
+            for seed in spec.tune.seeds:
+                own = dataclasses.replace(config, learning_rate=rate, seed=seed)
+                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision, model, given))
+    _check_distinct(runs)
+    return runs
+
+
+def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dict[str, Any] | None, dict[str, Any]]]:
+    """The resolved configuration of each arm on each data set, that of its model if one is asked for, and paths as given."""
+    configs = {}
+    models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
+    for arm, arm_fields in spec.arms.items():
+        own = {key: value for key, value in arm_fields.items() if key not in ARM_NOTES}
+        for dataset, dataset_fields in spec.datasets.items():
+            where = f"the arm {arm!r} on {dataset!r}"
+            options = {**spec.base, **dataset_fields, **own}
+            try:
+                config = _settle(located(options, spec.folder), where, spec.evaluation_points)
+                check_metrics(spec.metrics, config, "metrics")
+                check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
+                key = tuple(
+                    getattr(config, name)
+                    for name in ("model_config_name_or_path", "cache_dir", "point_column", "resolution", "image_channels")
+                )
+                if key not in models:
+                    models[key] = kind_of(config).load_model_config(config)
+            except LabError as error:
+                raise LabError(f"In {where}: {error}") from None
+            given = {name: options[name] for name in _PATHS if options.get(name) is not None}
+            configs[arm, dataset] = config, models[key], given
+    _check_comparable(spec, {place: config for place, (config, *_) in configs.items()})
+    return configs
+
+
+# What may be a file beside that of the study.
+_PATHS = ("model_config_name_or_path", "train_data_dir", "dataset_name")
+# Losses of different targets, noise or points are different quantities.
+_LOSS_OF = ("prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "num_validation_images")
+
+
+def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingConfig]) -> None:
+    """Raises a `LabError` if a loss or a distance is to be compared between arms for which it means different things."""
+    for dataset in spec.datasets:
+        _check_training_data(dataset, [configs[arm, dataset] for arm in spec.arms])
+        _check_samples(spec, dataset, [configs[arm, dataset] for arm in spec.arms])
+    asked = {*spec.metrics, spec.speedup_metric or ""}
+    losses = sorted(asked & {"validation_loss", "validation_loss_ema", "training_set_loss"})
+    for name in _LOSS_OF if losses else ():
+        if name == "num_validation_images" and losses == ["training_set_loss"]:
+            continue
+        for dataset in spec.datasets:
+            values = {getattr(configs[arm, dataset], name) for arm in spec.arms}
+            if len(values) > 1:
+                raise LabError(
+                    f"{', '.join(losses)} cannot be compared between arms that differ in {name} "
+                    f"({', '.join(map(str, sorted(values)))} on {dataset!r}): it is another quantity for each. Compare "
+                    "samples, such as by kl, or give all arms the same."
+                )
+
+
+def _check_training_data(dataset: str, configs: list[TrainingConfig]) -> None:
+    """Raises a `LabError` if arms would learn from different data: what is held out of a data set is not trained on."""
+    if configs[0].dataset_name in TOY_DATASETS:  # which hold out points of their own
+        return
+    numbers = {config.num_validation_images for config in configs}
+    if len(numbers) > 1:
+        raise LabError(
+            f"Arms that differ in num_validation_images ({', '.join(map(str, sorted(numbers)))} on {dataset!r}) train on "
+            "different data, as what is held out is taken from them. Give all arms the same."
+        )
+
+
+def _check_samples(spec: StudySpec, dataset: str, configs: list[TrainingConfig]) -> None:
+    """Raises a `LabError` if distances are to be compared that different numbers of samples make larger or smaller."""
+    of_samples = sorted(sample_metrics() & {*(spec.metrics or default_metrics(configs[0]))})
+    numbers = {config.distance_samples or config.num_validation_images for config in configs}
+    if of_samples and configs[0].point_column is not None and len(numbers) > 1:
+        raise LabError(
+            f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
+            f"({', '.join(map(str, sorted(numbers)))} on {dataset!r}). Give all arms the same distance_samples."
+        )
+
+
+def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Options with whole paths where they mean files beside that of the study."""
+    where = Path(str(importlib.resources.files(__package__) / "presets")) if folder == PRESETS else Path(folder)
+    located = dict(options)
+    for name in _PATHS:
+        path = options.get(name)
+        if path is not None and str(path) not in EMBEDDED_DEFAULTS and (where / str(path)).exists():
+            located[name] = str((where / str(path)).resolve())
+    return located
+
+
+def _settle(options: dict[str, Any], where: str, evaluation_points: int) -> TrainingConfig:
+    config = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
+    check_source(config)
+    config = resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
+    config.mixed_precision = config.mixed_precision or "no"  # of the study, not of a launcher
+    if config.validation_steps is None and config.num_validation_images:
+        if config.max_train_steps is None:
+            raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
+        config.validation_steps = max(1, config.max_train_steps // evaluation_points)
+    check_schedule(config)
+    check_timesteps(config)
+    return config
+
+
+def _check_distinct(runs: list[RunSpec]) -> None:
+    seen: dict[str, RunSpec] = {}
+    for run in runs:
+        other = seen.setdefault(run.digest, run)
+        if other is run:
+            continue
+        if other.dataset != run.dataset:
+            raise LabError(
+                f"{other.arm!r} on {other.dataset!r} is the same as {run.arm!r} on {run.dataset!r}: every field agrees. "
+                "Let the data sets differ, and leave their options out of the arms."
+            )
+        at = f" at learning rate {run.config.learning_rate:g} of tune" if run.stage == "tune" else ""
+        raise LabError(
+            f"The arms {other.arm!r} and {run.arm!r} are the same on {run.dataset!r}{at}: every field agrees. Leave one out."
+        )

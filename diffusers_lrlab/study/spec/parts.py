@@ -1,0 +1,199 @@
+"""The parts of a study's specification, read from data: arms, data sets, seeds, tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.errors import LabError, did_you_mean
+from ...training.config import TrainingConfig
+from ..analysis.statistics import LARGER_IS_BETTER, NEITHER_IS_BETTER
+from .spec import ARM_NOTES, NOT_IN_SPECS, Tuning, controlled
+
+# What data a run is about, which the data sets of a study decide.
+_SOURCES = (
+    *("dataset_name", "dataset_config_name", "dataset_split", "train_data_dir", "streaming", "image_column"),
+    *("point_column", "resolution", "image_channels"),
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
+
+
+def check_keys(options: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    """Raises a `LabError` for a key that there is not."""
+    for key in options:
+        if key not in keys:
+            raise LabError(f"There is no {key!r} in {where}.{did_you_mean(str(key), keys)} Known: {', '.join(keys)}.")
+
+
+def list_of(value: Any, what: str) -> list[Any]:
+    """A list, or the one thing that was given as a list; a `LabError` for what is in it twice."""
+    values = value if isinstance(value, list) else [value]
+    for one in values:
+        if values.count(one) > 1:
+            raise LabError(f"{what}: {one!r} is there twice. Name each once.")
+    return values
+
+
+def read_seeds(value: Any, what: str) -> tuple[int, ...]:
+    """A number of seeds, or which ones."""
+    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else list_of(value, what)
+    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
+        raise LabError(f"{what}: {value!r} is not allowed; give a number of seeds, or a list such as [0, 1, 2].")
+    return tuple(seeds)
+
+
+def _numbers(value: Any, what: str) -> tuple[float, ...]:
+    values = list_of(value, what)
+    try:
+        rates = tuple(float(rate) for rate in values)
+    except (TypeError, ValueError, OverflowError):
+        rates = ()
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise LabError(f"{what}: {value!r} is not allowed; give numbers above 0, such as [1e-4, 3e-4].")
+    list_of(list(rates), what)  # once more as numbers: YAML takes 3e-4 for text, and 0.0003 not
+    return rates
+
+
+def read_fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Fields of the training configuration, as they are written."""
+    if not isinstance(fields, dict):
+        raise LabError(f"{where} must be a mapping of options to values, such as 'lr_scheduler: cosine'.")
+    known = [*(field.name for field in dataclasses.fields(TrainingConfig)), *also]
+    for name in fields:
+        if name in NOT_IN_SPECS:
+            raise LabError(f"{where} has {name}, which a study sees to by itself. Leave it out.")
+        if name not in known:
+            raise LabError(
+                f"There is no {name!r} in {where}.{did_you_mean(str(name), known)} Use options of "
+                "training_scripts/train_ddpm.py; its --help explains them."
+            )
+    if fields.get("learning_rate") == "auto":
+        raise LabError(f"{where} has learning_rate: auto, which would be another for each seed. Give a number, or use tune.")
+    return dict(fields)
+
+
+def _named(value: Any, what: str) -> dict[str, Any]:
+    for name in value:
+        if not isinstance(name, str):
+            raise LabError(f"The name {name!r} of {what} is not text. Put it into quotes: '{name}'.")
+        if not _NAME.fullmatch(name) or "--" in name:
+            raise LabError(
+                f"The name {name!r} of {what} is not allowed: files are named after it. Use letters, digits and "
+                ". _ @ + -, 64 at most."
+            )
+    return value
+
+
+def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Arms by name, one for each learning rate where there are several, and how the names of these end."""
+    if not isinstance(value, dict):
+        raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
+    arms: dict[str, dict[str, Any]] = {}
+    endings: dict[str, str] = {}
+    for name, fields in _named(value, "an arm").items():
+        fields = read_fields({} if fields is None else fields, f"the arm {name!r}", (*ARM_NOTES, "learning_rates"))
+        for source in _SOURCES:
+            if source in fields:
+                raise LabError(
+                    f"The arm {name!r} has {source}, but arms are compared on the same data. Add a data set instead."
+                )
+        own = fields.pop("learning_rates", rates)
+        if own is not None and "learning_rate" in fields:
+            raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
+        if own is None:
+            expanded = [("", fields)]
+        else:
+            several = _numbers(own, f"learning_rates of {name!r}")
+            expanded = [(f"@{rate:g}", {**fields, "learning_rate": rate}) for rate in several]
+        for ending, its_fields in expanded:
+            arm = name + ending
+            if arm in arms:
+                raise LabError(
+                    f"Two arms would be called {arm!r}. Give other names, and rates that differ in their first 6 digits."
+                )
+            arms[arm], endings[arm] = its_fields, ending
+    return arms, endings
+
+
+def settle_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str], baseline: str) -> None:
+    """Makes the controls of arms lists of whole names; raises a `LabError` for what cannot be one."""
+    for arm, fields in arms.items():
+        if "controls" in fields:
+            controls = _controls(arm, fields.pop("controls"), arms, endings.get(arm, ""), baseline)
+            fields |= {"controls": controls} if controls else {}
+    pairs = controlled(arms)
+    for arm, control in pairs:
+        if (control, arm) in pairs:
+            raise LabError(
+                f"{arm!r} and {control!r} are controls of each other, which is one comparison. Leave one of them out."
+            )
+
+
+def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseline: str) -> list[str]:
+    """The arms of these names; of arms with several learning rates, those of the arm's own."""
+    names = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise LabError(f"controls of {arm!r}: {given!r} is not allowed; give the names of arms, such as [cosine], or none.")
+    controls: list[str] = []
+    for name in names:
+        control = name if name in arms else name + ending
+        if control not in arms:
+            others = [other for other in arms if other not in (arm, baseline)]
+            hint = did_you_mean(name, others)
+            raise LabError(f"The control {name!r} of {arm!r} is none of the arms.{hint} They are {', '.join(arms)}.")
+        if control in controls:
+            raise LabError(f"controls of {arm!r}: {control!r} is there twice. Name each once.")
+        if control == arm:
+            raise LabError(f"The control {control!r} of {arm!r} is the arm itself. Leave it out.")
+        if baseline not in (arm, control):
+            controls.append(control)
+        elif not ending:  # with several rates, one of them may be the baseline
+            raise LabError(
+                f"The control {control!r} of {arm!r}: every arm is compared with the baseline {baseline!r} anyway. Leave it "
+                "out."
+            )
+    return controls
+
+
+def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
+    """Data sets by name."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list):
+        value = {str(name): {"dataset_name": name} for name in list_of(value, "datasets")}
+    if not isinstance(value, dict):
+        raise LabError("datasets must be a list of names, or a mapping of names to fields.")
+    return {
+        name: _with_source(name, read_fields({} if fields is None else fields, f"the data set {name!r}"))
+        for name, fields in _named(value, "a data set").items()
+    }
+
+
+def _with_source(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a data set; it is the one of this name unless they say otherwise."""
+    return fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
+
+
+def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
+    """How learning rates are chosen, on other seeds than those of the comparison."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise LabError("tune must be a mapping with learning_rates, seeds and metric.")
+    check_keys(value, ("learning_rates", "factors", "seeds", "metric"), "tune")
+    if ("learning_rates" in value) == ("factors" in value):
+        raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")
+    own = read_seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
+    if shared := sorted(set(own) & set(seeds)):
+        raise LabError(
+            f"tune: seeds {shared} are those of the comparison, and would favour the arms that were lucky there. Use others."
+        )
+    rates, factors = (
+        _numbers(value[name], f"tune: {name}") if name in value else () for name in ("learning_rates", "factors")
+    )
+    metric = str(value.get("metric", "kl"))
+    if metric in (*LARGER_IS_BETTER, *NEITHER_IS_BETTER):
+        raise LabError(f"tune: metric {metric!r} is not better the smaller it is. Choose by one that is.")
+    return Tuning(rates, factors, own, metric)

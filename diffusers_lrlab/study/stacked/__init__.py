@@ -1,0 +1,1 @@
+"""Many small runs as one computation."""

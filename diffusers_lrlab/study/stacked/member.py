@@ -1,0 +1,107 @@
+"""A run whose network is part of a stack."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+
+from ...data.loading import TrainingData
+from ...objective.objective import Objective
+from ...schedules.feedback import FeedbackSchedule
+from ...timesteps.bands import scaled_lr
+from ...training.plan import Plan
+from ...training.run_state import RunCore
+from ..runs.curves import Curves
+
+
+class Member(RunCore):
+    """
+    A run whose network is part of a stack; model, optimizer, schedules and EMA are the real ones.
+
+    Args:
+        plan ([`Plan`]): What to do.
+        data ([`TrainingData`]): What to train on.
+        device (`torch.device`): Where.
+    """
+
+    def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
+        super().__init__(plan, data)
+        self.model = self.model.to(device).train()
+        self.curves = Curves(plan.num_updates)
+        self.error: str | None = None
+        self.last_lr = 0.0
+        self.last_momentum: float | None = None
+
+    def start(self, objective: Objective, device: torch.device) -> None:
+        """Makes the rest, once the network is in its stack."""
+        self.objective = objective
+        self.make_parts(device)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to its end, whichever that is."""
+        return self.error is not None or self.update == self.plan.num_updates
+
+    def note_rates(self) -> None:
+        """Notes, and compares with what was promised, the learning rate and the momentum that the next step is done at."""
+        with scaled_lr(self.optimizer, self.lr_factor):
+            self.check_schedules()
+            self.last_lr, self.last_momentum = self.current_lr, self.current_momentum
+
+    def take_step(self, stepped: bool) -> None:
+        """The optimizer's step with the gradients that are there, if it is not done yet, and one tick of the clock."""
+        started = time.perf_counter()
+        if not stepped:
+            with scaled_lr(self.optimizer, self.lr_factor):
+                self.optimizer.step()
+        self.advance()
+        self.training_seconds += time.perf_counter() - started
+
+    def state_dict(self, sums: torch.Tensor) -> dict[str, Any]:
+        """Everything that an exact continuation needs; `sums` are what the stack holds for it."""
+        return {
+            "data_fingerprint": self.data.fingerprint,
+            "update": self.update,
+            "error": self.error,
+            "sums": sums,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedules": [scheduler.state_dict() for scheduler in self.schedulers],
+            "ema": self.ema.state_dict() if self.ema is not None else {},
+            "objective": self.objective.state_dict(),
+            "audit": self.audit.state_dict(),
+            "curves": self.curves.state_dict(),
+            "seconds": [self.training_seconds, self.evaluation_seconds],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a state; the network stays in its stack."""
+        self.update, self.error = state["update"], state["error"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
+            scheduler.load_state_dict(saved)
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+            self.ema.to(self.model.device)
+        self.objective.load_state_dict(state["objective"])
+        self.audit.load_state_dict(state["audit"])
+        self.curves.load_state_dict(state["curves"])
+        self.training_seconds, self.evaluation_seconds = state["seconds"]
+
+    def diverge(self) -> None:
+        """Notes that the loss is no longer finite."""
+        self.error = f"The loss was not finite at update {self.update}, at learning rate {self.current_lr:.3g}."
+
+    def validate(self) -> None:
+        """Adds validation losses to the curves, and shows them to a schedule that follows them."""
+        losses = {name: float(values.mean()) for name, values in self.validation_losses().items()}
+        if not all(map(math.isfinite, losses.values())):
+            self.diverge()
+            return
+        self.curves.add_quality(self.update, losses)
+        if isinstance(self.schedulers[0], FeedbackSchedule):
+            self.schedulers[0].step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch

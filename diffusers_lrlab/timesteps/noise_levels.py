@@ -1,0 +1,178 @@
+"""What every timestep sampler and every loss weighting stands on: the registries, and the noise of each timestep.
+
+Timesteps are indices `0 ... T - 1` and grow with the noise, as in diffusers' DDPM schedulers. No torch in here: the
+command line lists the names before it is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LabError
+from ..core.registry import Parameter, Registry
+
+DRAWS = ("independent", "stratified", "antithetic")
+
+TIMESTEP_SAMPLERS = Registry(
+    "timestep sampler",
+    common=(
+        Parameter(
+            "draw",
+            str,
+            "independent",
+            "how the timesteps of a batch depend on each other: not at all, one from each equal part of the density, or in "
+            "pairs from opposite ends of it; each of them alone has the same density",
+            choices=DRAWS,
+        ),
+        Parameter(
+            "unbiased",
+            bool,
+            False,
+            "weight each loss by 1 / (T p), so that the expected gradient is that of uniform timesteps",
+        ),
+    ),
+)
+"""
+Entries are functions `f(progress, levels, **parameters) -> weights`, not necessarily normalised, of shape `(T,)`, or
+`(num_updates, T)` where the clock reads an array and the density moves. Traits: `"uniform"` is that; `"curriculum"` moves
+with the clock, and needs the length of the run; `"restricted"` gives some timesteps no probability; `"epsilon"` rests on
+high noise being easy, which holds for models that predict the noise; `"middle"` favours the middle of the noise levels;
+`"feedback"` follows the losses and is registered as `"module:Class"`.
+"""
+
+LOSS_WEIGHTINGS = Registry(
+    "loss weighting",
+    common=(
+        Parameter("normalize", bool, False, "divide by the mean weight over all timesteps, so that the mean is 1"),
+        Parameter(
+            "max_weight",
+            float,
+            None,
+            "largest weight on the error of what the model predicts, before normalize; no limit if not given",
+            "(0, inf)",
+        ),
+    ),
+)
+"""
+Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
+with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of
+them. More traits: `"plain"` is 1 for the velocity too; `"middle"` as above; `"feedback"` learns from the losses and is
+registered as `"module:Class"`.
+"""
+
+
+@dataclass(frozen=True)
+class NoiseLevels:
+    """
+    The noise of each timestep.
+
+    Args:
+        alphas_cumprod (`np.ndarray`): The share of the image's variance that is left, float64 of shape `(T,)`, falling.
+    """
+
+    alphas_cumprod: np.ndarray
+
+    @property
+    def num_train_timesteps(self) -> int:
+        """T."""
+        return len(self.alphas_cumprod)
+
+    @cached_property
+    def position(self) -> np.ndarray:
+        """`t / T`, in [0, 1)."""
+        return np.arange(self.num_train_timesteps) / self.num_train_timesteps
+
+    @cached_property
+    def centre(self) -> np.ndarray:
+        """`(t + 1/2) / T`: the middle of each timestep's share of [0, 1]."""
+        return (np.arange(self.num_train_timesteps) + 0.5) / self.num_train_timesteps
+
+    @cached_property
+    def borders(self) -> np.ndarray:
+        """`0, 1 / T, ... 1`: where the shares meet, of shape `(T + 1,)`."""
+        return np.arange(self.num_train_timesteps + 1) / self.num_train_timesteps
+
+    @cached_property
+    def snr(self) -> np.ndarray:
+        """Signal-to-noise ratio: `alphas_cumprod / (1 - alphas_cumprod)`."""
+        return self.alphas_cumprod / (1 - self.alphas_cumprod)
+
+    @cached_property
+    def noise_rate(self) -> np.ndarray:
+        """What the noise is multiplied by: `sqrt(1 - alphas_cumprod)`."""
+        return np.sqrt(1 - self.alphas_cumprod)
+
+    @cached_property
+    def log_sigma_borders(self) -> np.ndarray:
+        """Where the timesteps' shares of the logarithm of `sigma = 1 / sqrt(SNR)` meet: midpoints, of shape `(T + 1,)`."""
+        # A terminal SNR of zero has no logarithm.
+        log_sigma = -0.5 * np.log(np.clip(self.snr, 1e-12, 1e12))
+        if len(log_sigma) == 1:
+            return np.array([-math.inf, math.inf])
+        middles = (log_sigma[1:] + log_sigma[:-1]) / 2
+        return np.concatenate([[2 * log_sigma[0] - middles[0]], middles, [2 * log_sigma[-1] - middles[-1]]])
+
+
+def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = None) -> NoiseLevels:
+    """
+    The noise of each timestep of a diffusers scheduler.
+
+    Args:
+        noise_scheduler (*optional*): With `alphas_cumprod`; the linear betas of `DDPMScheduler()` without one.
+        num_train_timesteps (`int`, *optional*): T; the scheduler's own, with which it must agree.
+
+    Raises:
+        LabError: if T is not known, differs from the scheduler's, or the scheduler has no `alphas_cumprod`.
+    """
+    if num_train_timesteps is not None and (
+        not isinstance(num_train_timesteps, Integral) or isinstance(num_train_timesteps, bool) or num_train_timesteps < 1
+    ):
+        raise LabError(f"num_train_timesteps={num_train_timesteps!r} is not allowed; it is a whole number of 1 or more.")
+    if noise_scheduler is None:
+        if num_train_timesteps is None:
+            raise LabError("How many timesteps are there? Give noise_scheduler, or num_train_timesteps such as 1000.")
+        betas = np.linspace(1e-4, 0.02, num_train_timesteps, dtype=np.float64)
+        return NoiseLevels(np.cumprod(1 - betas))
+    alphas = getattr(noise_scheduler, "alphas_cumprod", None)
+    if alphas is None:
+        raise LabError(
+            f"{type(noise_scheduler).__name__} has no alphas_cumprod, from which the noise of a timestep follows. Give a "
+            "scheduler of the DDPM family (DDPMScheduler, DDIMScheduler, ...), or num_train_timesteps alone."
+        )
+    if num_train_timesteps not in (None, len(alphas)):
+        raise LabError(
+            f"num_train_timesteps={num_train_timesteps} is not what the noise scheduler has, {len(alphas)}. Drop one."
+        )
+    return NoiseLevels(np.asarray(alphas.cpu() if hasattr(alphas, "cpu") else alphas, dtype=np.float64))
+
+
+def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str, of_images: bool = False) -> np.ndarray:
+    """
+    Weights on the squared error of the noise, or of the image, as those on the squared error of what the model predicts.
+
+    The errors of one prediction, as noise, image and velocity, are in the ratio SNR : 1 : SNR + 1 (arXiv 2202.00512,
+    section 4).
+
+    Args:
+        weights (`np.ndarray`): On the error of the noise.
+        snr (`np.ndarray`): Signal-to-noise ratio, of the same shape.
+        prediction_type (`str`): `"epsilon"`, `"sample"` or `"v_prediction"`.
+        of_images (`bool`): Whether the weights are on the error of the image. Where SNR is 0, nothing is known of the
+            image from the noise; the weight on the noise is 1 there, as in the code of Min-SNR.
+
+    Raises:
+        LabError: for another prediction type.
+    """
+    if prediction_type not in ("epsilon", "sample", "v_prediction"):
+        raise LabError(f"Unknown prediction type {prediction_type!r}; known: epsilon, sample, v_prediction.")
+    if prediction_type == "epsilon":
+        return np.divide(weights, snr, out=np.ones_like(snr), where=snr > 0) if of_images else weights
+    if not of_images:
+        weights = weights * snr
+    return weights if prediction_type == "sample" else weights / (snr + 1)

@@ -1,0 +1,189 @@
+"""What each noise level does in training: losses per bin of timesteps, summed on the device and read at logging points."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from ...timesteps.sampling import TimestepSampler
+from .timestep_file import SCHEMA
+
+# A loss is a spike if its logarithm is this many robust standard deviations above the median of the rows before.
+_SPIKE_DEVIATIONS = 8.0
+_SPIKE_WINDOW = 50
+_SPIKE_MIN_ROWS = 20
+
+
+def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
+    """The first timestep of each bin, and T: int64 of shape `(num_bins + 1,)`; bins differ by one timestep at most."""
+    return -(-np.arange(num_bins + 1) * num_train_timesteps // num_bins)
+
+
+class TimestepLosses:
+    """
+    Number, sum and sum of squares of the losses in each bin, of this process.
+
+    Args:
+        starts (`np.ndarray`): Of [`bin_starts`].
+        device (`torch.device`): Of the losses.
+    """
+
+    def __init__(self, starts: np.ndarray, device: torch.device):
+        bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
+        self.one_hot = torch.nn.functional.one_hot(bins, len(starts) - 1).double().to(device)
+        self.sums = torch.zeros(3, len(starts) - 1, dtype=torch.float64, device=device)
+
+    def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Adds the unweighted losses of images; both of shape `(num_images,)` on the device."""
+        losses = losses.detach().double()
+        # A product instead of index_add_, whose order of summation is not fixed on a GPU.
+        self.sums += torch.stack([torch.ones_like(losses), losses, losses.square()]) @ self.one_hot[timesteps]
+
+
+class SpikeDetector:
+    """Flags losses that stand out against a running median, by the running median deviation, in each bin."""
+
+    def __init__(self, num_bins: int):
+        # The last logarithms of losses, each bin's from the left; NaN where there are none yet.
+        self._logs = np.full((num_bins, _SPIKE_WINDOW), math.nan)
+        self._counts = np.zeros(num_bins, np.int64)
+
+    def flag(self, losses: np.ndarray) -> np.ndarray:
+        """
+        Which mean losses are spikes; they are remembered either way.
+
+        Args:
+            losses (`np.ndarray`): One for each bin, `(num_bins,)`; NaN for bins without images, which keep what they have.
+        """
+        found = ~np.isnan(losses)
+        values = np.log(np.maximum(np.where(found, losses, 1.0), 1e-300))
+        spikes = np.zeros(len(losses), bool)
+        ready = found & (self._counts >= _SPIKE_MIN_ROWS)
+        if ready.any():
+            before = self._logs[ready]
+            median = np.nanmedian if np.isnan(before).any() else np.median  # the former takes ten times as long
+            medians = median(before, axis=1)
+            deviations = 1.4826 * median(np.abs(before - medians[:, None]), axis=1)
+            spikes[ready] = values[ready] > medians + _SPIKE_DEVIATIONS * np.maximum(deviations, 0.01)
+        bins = np.flatnonzero(found)
+        self._logs[bins, self._counts[bins] % _SPIKE_WINDOW] = values[bins]
+        self._counts[bins] += 1
+        return spikes
+
+
+class TimestepLog:
+    """
+    The rows of `lrlab/timesteps.parquet`, kept as columns: a long run has a million of them.
+
+    Args:
+        num_bins (`int`): Bins of equal width.
+        num_train_timesteps (`int`): T.
+    """
+
+    def __init__(self, num_bins: int, num_train_timesteps: int):
+        self.starts = bin_starts(num_bins, num_train_timesteps)
+        self._table = SCHEMA.empty_table()
+        self._fresh: list[dict[str, Any]] = []
+        self._spikes = SpikeDetector(num_bins)
+
+    @property
+    def num_bins(self) -> int:
+        """Bins."""
+        return len(self.starts) - 1
+
+    @property
+    def table(self) -> pa.Table:
+        """Everything so far, by the columns of `SCHEMA`; what a row does not have is null."""
+        if self._fresh:
+            self._table = pa.concat_tables([self._table, pa.Table.from_pylist(self._fresh, SCHEMA)]).combine_chunks()
+            self._fresh = []
+        return self._table
+
+    @property
+    def num_spikes(self) -> int:
+        """Losses that were flagged."""
+        return pc.sum(self.table["loss_spike"]).as_py() or 0
+
+    def _add(self, update: int, columns: dict[str, Any]) -> None:
+        for index in range(self.num_bins):
+            row = {"update": update, "bin": index, "first_timestep": int(self.starts[index])}
+            row["last_timestep"] = int(self.starts[index + 1]) - 1
+            self._fresh.append({**row, **{key: values[index] for key, values in columns.items()}})
+
+    def add_losses(self, update: int, sums: torch.Tensor, asked: np.ndarray) -> list[int]:
+        """
+        Adds what was summed since the last row.
+
+        Args:
+            update (`int`): The last update that is in the sums.
+            sums (`torch.Tensor`): Numbers, sums and sums of squares of all processes: float64 `(3, num_bins)` on the CPU.
+            asked (`np.ndarray`): Probabilities of the timesteps, averaged over these updates: `(T,)`.
+
+        Returns:
+            `list` of `int`: bins whose loss is a spike.
+        """
+        counts, totals, squares = sums.numpy()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = totals / counts
+            variances = np.maximum(squares / counts - means**2, 0)
+        spikes = self._spikes.flag(means).tolist()
+        self._add(
+            update,
+            {
+                "num_samples": counts.astype(int).tolist(),
+                "share": (counts / counts.sum()).tolist(),
+                "asked_share": np.add.reduceat(asked, self.starts[:-1]).tolist(),
+                "loss_mean": _without_nan(means),
+                "loss_variance": _without_nan(variances),
+                "loss_spike": spikes,
+            },
+        )
+        return [index for index, spike in enumerate(spikes) if spike]
+
+    def add_validation(self, update: int, timesteps: np.ndarray, losses: dict[str, np.ndarray]) -> None:
+        """Adds the means of validation losses (of each image, by name of the column) over the bins."""
+        bins = np.searchsorted(self.starts, timesteps, side="right") - 1
+        counts = np.bincount(bins, minlength=self.num_bins)
+        columns = {}
+        for name, values in losses.items():
+            with np.errstate(invalid="ignore"):
+                columns[name] = _without_nan(np.bincount(bins, values, minlength=self.num_bins) / counts)
+        self._add(update, columns)
+
+    def add_gradients(self, update: int, norms: list[float], noise_scales: list[float]) -> None:
+        """Adds gradient norms and gradient noise scales of the bins."""
+        columns = {"grad_norm": norms, "grad_noise_scale": noise_scales}
+        self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
+
+    def restore(self, table: pa.Table, update: int) -> None:
+        """Goes back to the rows that were there when `update` updates were done."""
+        # Rows of losses are of the last update that is in them; the others, of the updates that were done before.
+        at_update = pc.and_(pc.equal(table["update"], update), pc.is_null(table["num_samples"]))
+        self._table = table.filter(pc.or_(pc.less(table["update"], update), at_update))
+        self._fresh = []
+        self._spikes = SpikeDetector(self.num_bins)
+        losses = self._table.filter(pc.is_valid(self._table["loss_mean"])).select(["bin", "loss_mean"])
+        for row in losses.slice(max(0, len(losses) - self.num_bins * _SPIKE_WINDOW)).to_pylist():
+            alone = np.full(self.num_bins, math.nan)
+            alone[row["bin"]] = row["loss_mean"]
+            self._spikes.flag(alone)
+
+
+def _without_nan(values: np.ndarray) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def asked_probabilities(sampler: TimestepSampler, first: int, last: int) -> np.ndarray:
+    """The probabilities of timesteps, averaged over the updates from `first` to `last`; of now if they follow the losses."""
+    if sampler.follows_losses:
+        return sampler.probabilities(last).cpu().numpy()
+    if not sampler.moves:
+        return sampler.probabilities(first).numpy()
+    # Long intervals are averaged over evenly spread updates: a table of all of them would be large.
+    updates = np.unique(np.linspace(first, last, min(last - first + 1, 1000)).astype(np.int64))
+    return sampler.probabilities(updates).numpy().mean(axis=0)

@@ -1,0 +1,165 @@
+"""A schedule of the registry as source text of diffusers: its function and its line in the documentation."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ..core.registry import Parameter
+from ..schedules.registries import SCHEDULERS
+from .forms import FORMS, block
+
+WIDTH = 119
+
+# diffusers' words for the lab's, in this order.
+_WORDS = {
+    "updates": "steps",
+    "update": "step",
+    "warm-up": "warmup",
+    "cool-down": "decay",
+    "the optimizer's learning rate": "the initial lr",
+    "the peak": "the initial lr",
+    "the floor": "the minimum lr",
+    "a floor": "a minimum lr",
+}
+
+
+def _in_host_words(text: str) -> str:
+    for ours, theirs in _WORDS.items():
+        text = re.sub(rf"\b{ours}\b", theirs, text)
+    return text
+
+
+def _paragraph(text: str, depth: int) -> list[str]:
+    """Lines as full as they can be, which is what diffusers' `doc-builder style` asks for."""
+    indent = "    " * depth
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def summary(name: str) -> str:
+    """What the schedule does, in a line for people who do not know the lab."""
+    return _in_host_words(SCHEDULERS[name].description)
+
+
+def papers(name: str) -> list[str]:
+    """The addresses of its papers, as diffusers links them."""
+    return [f"https://huggingface.co/papers/{number}" for number in re.findall(r"arXiv (\d+\.\d+)", SCHEDULERS[name].source)]
+
+
+def references(name: str) -> str:
+    """A sentence with its papers, nothing for a schedule without one."""
+    return f"See {' and '.join(papers(name))}." if papers(name) else ""
+
+
+def function_name(name: str) -> str:
+    """The name of its function in `diffusers.optimization`."""
+    return f"get_{name}_schedule"
+
+
+def _parameters(name: str) -> list[Parameter]:
+    """Those with a place in diffusers: the schedule's own under their first names, and the relative floor."""
+    entry, form = SCHEDULERS[name], FORMS[name]
+    own = [replace(p, **form.changes.get(p.name, {})) for p in entry.parameters if p.same_as is None]
+    (floor,) = (p for p in entry.common if p.name == "min_lr_ratio")
+    return [*own, replace(floor, default=entry.facts.get("min_lr_ratio", 0.0))]
+
+
+# --- the function ----------------------------------------------------------------------------------------------------
+
+
+def function_source(name: str) -> str:
+    """The function of a schedule, from `def` to its last line."""
+    form = FORMS[name]
+    ramp = "float(current_step) / float(max(1, num_warmup_steps))"
+    if "warmup_from_floor" in SCHEDULERS[name].traits:
+        ramp = f"min_lr_ratio + (1.0 - min_lr_ratio) * {ramp}"
+    parts = [
+        *_signature(name),
+        *_docstring(name),
+        block(form.setup, 1) + "\n" * bool(form.setup),
+        "    def lr_lambda(current_step: int):",
+        "        if current_step < num_warmup_steps:",
+        f"            return {ramp}",
+        block(form.decay, 2),
+        "        return min_lr_ratio + (1.0 - min_lr_ratio) * decay",
+        "",
+        "    return LambdaLR(optimizer, lr_lambda, last_epoch)",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _signature(name: str) -> Iterator[str]:
+    yield f"def {function_name(name)}("
+    yield "    optimizer: Optimizer,"
+    yield "    num_warmup_steps: int,"
+    yield "    num_training_steps: int,"
+    for parameter in _parameters(name):
+        kind = parameter.kind.__name__ + " | None" * (parameter.default is None)
+        yield f"    {parameter.name}: {kind} = {literal(parameter.default)},"
+    yield "    last_epoch: int = -1,"
+    yield ") -> LambdaLR:"
+
+
+def literal(value: Any) -> str:
+    """Source text of a value, in the double quotes of their formatter."""
+    return repr(value).replace("'", '"')
+
+
+def _docstring(name: str) -> Iterator[str]:
+    start = "`min_lr_ratio` times the initial lr" if "warmup_from_floor" in SCHEDULERS[name].traits else "0"
+    yield '    """'
+    yield from _paragraph(
+        f"Create a schedule with a learning rate that {FORMS[name].rate}, after a warmup period during which it increases "
+        f"linearly from {start} to the initial lr set in the optimizer.",
+        1,
+    )
+    yield ""
+    yield "    Args:"
+    yield "        optimizer ([`~torch.optim.Optimizer`]):"
+    yield "            The optimizer for which to schedule the learning rate."
+    yield "        num_warmup_steps (`int`):"
+    yield "            The number of steps for the warmup phase."
+    yield "        num_training_steps (`int`):"
+    yield "            The total number of training steps."
+    for parameter in _parameters(name):
+        default = f", defaults to {_shown_default(parameter)}" if parameter.default is not None else ""
+        yield f"        {parameter.name} (`{parameter.kind.__name__}`, *optional*{default}):"
+        yield from _paragraph(_explained(parameter), 3)
+    yield "        last_epoch (`int`, *optional*, defaults to -1):"
+    yield "            The index of the last epoch when resuming training."
+    yield ""
+    if references(name):
+        yield from _paragraph(references(name), 1)
+        yield ""
+    yield "    Return:"
+    yield "        `torch.optim.lr_scheduler.LambdaLR` with the appropriate schedule."
+    yield '    """'
+
+
+def _shown_default(parameter: Parameter) -> str:
+    shown = literal(parameter.default)
+    return f"`{shown}`" if parameter.kind is str else shown
+
+
+def _explained(parameter: Parameter) -> str:
+    what, _, derived = _in_host_words(parameter.help).partition("; derived: ")
+    sentences = [what[0].upper() + what[1:], f"If not given: {derived}" if derived else ""]
+    if parameter.choices is not None:
+        sentences.append("One of " + ", ".join(f"`{literal(choice)}`" for choice in parameter.choices))
+    elif parameter.range and "inf" not in parameter.range:
+        sentences.append(f"Must be in {parameter.range}")
+    return " ".join(f"{sentence}." for sentence in sentences if sentence)
+
+
+# --- its documentation -----------------------------------------------------------------------------------------------
+
+
+def documentation(name: str) -> str:
+    """The line of a schedule in the list of the training tutorial."""
+    links = "".join(f", [paper]({link})" for link in papers(name))
+    return f"- `{name}` (`{function_name(name)}`{links}): {summary(name)}"
