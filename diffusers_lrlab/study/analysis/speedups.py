@@ -34,7 +34,7 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
     takes single spikes away), so that what is lost again was not reached. With the raw curves and their last values, the
     arm whose evaluations scatter more would come first by its noise alone; like this, an effect of none is called one as
     often as the level of the test says, as long as the noise of one evaluation tells nothing of the next
-    (`tests/test_study_statistics.py` simulates it).
+    (`tests/study/test_study_statistics.py` simulates it).
 
     A run that never gets there is censored, and so is one that diverged, wherever it has been before. It counts with the
     number of updates that the longer of the pair has made, the most favourable one for runs of one length; so where

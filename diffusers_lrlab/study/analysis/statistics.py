@@ -172,8 +172,8 @@ def bootstrap_interval(sample: np.ndarray, num_resamples: int = 9999) -> tuple[f
     where they are all the same.
 
     It is called a 95 % interval, but it is too narrow for few values: of a normal quantity it covers the mean in 73 % of
-    samples of three, 84 % of five, 91 % of ten and 93 % of twenty (`tests/test_study_statistics.py` measures this). The
-    t interval is the one to read at the usual number of seeds; this one shows how skewed the sample is.
+    samples of three, 84 % of five, 91 % of ten and 93 % of twenty (`tests/study/test_study_statistics.py` measures it).
+    The t interval is the one to read at the usual number of seeds; this one shows how skewed the sample is.
     """
     from scipy import stats
 

@@ -187,7 +187,7 @@ def test_a_record_of_another_version_is_refused(pair):
 def test_a_run_is_done_again(tmp_path):
     """A real run, and a real one from its record with one flag changed; test_hub has one without."""
     arguments = [*tiny_arguments(tmp_path), "--max_train_steps=6", f"--output_dir={tmp_path / 'run'}", "--lr_scheduler=rex"]
-    script = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+    script = Path(__file__).parents[2] / "training_scripts" / "train_ddpm.py"
     status, _, error = run_script(script, arguments, dict(os.environ))
     assert status == 0, error
     lrlab = tmp_path / "lrlab.py"

@@ -50,7 +50,7 @@ from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.trainer import Trainer
 
-DRIVER = Path(__file__).parent / "scripts" / "study_driver.py"
+DRIVER = Path(__file__).parents[1] / "scripts" / "study_driver.py"
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
 BASE = {
     "model_config_name_or_path": "tiny",
@@ -981,7 +981,7 @@ def test_from_python_and_by_the_script(home, done, capsys):
     """`run_study` and `training_scripts/run_study.py` do what the command does."""
     import importlib.util
 
-    path = Path(__file__).parents[1] / "training_scripts" / "run_study.py"
+    path = Path(__file__).parents[2] / "training_scripts" / "run_study.py"
     loaded = importlib.util.spec_from_file_location("run_study_script", path)
     script = importlib.util.module_from_spec(loaded)
     loaded.loader.exec_module(script)

@@ -35,7 +35,7 @@ from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
 FIND_LR = runs.SCRIPT.with_name("find_lr.py")
-DRIVER = Path(__file__).parent / "scripts" / "finder_driver.py"
+DRIVER = Path(__file__).parents[1] / "scripts" / "finder_driver.py"
 # Optional optimizers' own.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

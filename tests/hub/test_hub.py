@@ -18,7 +18,7 @@ from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 
-SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+SCRIPT = Path(__file__).parents[2] / "training_scripts" / "train_ddpm.py"
 TOKEN = "hf_nobodyMayReadThis"
 TINY = (
     "--max_train_steps 3 --train_batch_size 4 --num_validation_images 8 --frechet_samples 0 --eval_batch_size 2 "
