@@ -153,7 +153,7 @@ def tell_cost(rounds):
     import tempfile
 
     from diffusers_lrlab.data.batches import iterate_batches
-    from diffusers_lrlab.run.train import prepare
+    from diffusers_lrlab.training.prepare import prepare
     from diffusers_lrlab.training.run_folder import RunFolder
     from diffusers_lrlab.training.trainer import Trainer
 

@@ -123,8 +123,8 @@ def measure(arguments):
 def tell_example(images):
     """The example beside what is said of it."""
     from diffusers_lrlab.forecast.memory import forecast_memory
-    from diffusers_lrlab.run.train import prepare
     from diffusers_lrlab.training.arguments import parse_arguments
+    from diffusers_lrlab.training.prepare import prepare
 
     arguments = [f"--train_data_dir={images}", "--resolution=64", "--train_batch_size=64", "--num_validation_images=0"]
     arguments += [f"--model_config_name_or_path={images}/example", f"--output_dir={images}/run"]

@@ -23,8 +23,8 @@ from diffusers import UNet2DModel
 from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.models.unet import default_unet_config
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from diffusers_lrlab.preflight.run import CHECKS
 from diffusers_lrlab.preflight.subject import Subject
-from diffusers_lrlab.run.train import prepare
 from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 

@@ -20,7 +20,6 @@ from toy2d import RECIPE, make_trainer, plain_updates
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.evaluation.kl import knn_kl
-from diffusers_lrlab.run.train import keep_freed_memory
 from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.runs.study_data import Bench
@@ -31,6 +30,7 @@ from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.probe import fastest_products
 from diffusers_lrlab.study.stacked.worker_threads import Lanes, side_by_side
 from diffusers_lrlab.training.arguments import read_yaml
+from diffusers_lrlab.training.prepare import keep_freed_memory
 from diffusers_lrlab.training.samples import draw_samples
 
 NUM_UPDATES = 10_000

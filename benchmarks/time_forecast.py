@@ -31,8 +31,8 @@ CASES = {
 def forecast(arguments):
     """Seconds that are forecast, in this process."""
     from diffusers_lrlab.forecast.timing import forecast_time
-    from diffusers_lrlab.run.train import prepare
     from diffusers_lrlab.training.arguments import parse_arguments
+    from diffusers_lrlab.training.prepare import prepare
     from diffusers_lrlab.training.run_folder import RunFolder
     from diffusers_lrlab.training.trainer import Trainer
 

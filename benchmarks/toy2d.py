@@ -23,11 +23,11 @@ from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.evaluation.points import point_metrics
-from diffusers_lrlab.run.train import keep_freed_memory
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds.base import kind_of
+from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.prepare import keep_freed_memory
+from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 

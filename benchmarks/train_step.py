@@ -209,7 +209,7 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs, inference_steps):
 
 
 def main():
-    from diffusers_lrlab.run.train import keep_freed_memory
+    from diffusers_lrlab.training.prepare import keep_freed_memory
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--upstream", type=Path, help="diffusers' train_unconditional.py; without it only (a) is run")

@@ -4,8 +4,8 @@ import numpy as np
 from PIL import Image
 
 from diffusers_lrlab.data.loading import load_image_data
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
 
 
 def numbered_image(number, size=(4, 4)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import shlex
 import sys
@@ -150,7 +151,7 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
         file.write_text(yaml.safe_dump(recorded), encoding="utf-8")
         config = parse_arguments(["--config", str(file), "--output_dir", str(out), *options.rest], "A run done again.")
     if isinstance(source, str) and not any("scheduler" in given or "--lr_" in given for given in options.rest):
-        config.lr_scheduler_source = source  # the same schedule
+        config = dataclasses.replace(config, lr_scheduler_source=source)  # the same schedule
     trained = train(config)
     if trained is None or not options.compare:
         return

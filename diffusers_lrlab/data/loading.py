@@ -20,7 +20,7 @@ from .sources import open_dataset
 if TYPE_CHECKING:
     import datasets
 
-    from ..training.config import TrainingConfig
+    from ..training.config import ResolvedConfig
 
 # The held-out data are the same for every seed of a study: losses on different data cannot be compared.
 SPLIT_SEED = 0
@@ -99,7 +99,7 @@ class TrainingData:
         return self.transform.shape
 
 
-def load_image_data(config: TrainingConfig, num_processes: int = 1) -> TrainingData:
+def load_image_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingData:
     """
     Loads the dataset of a resolved configuration, holds out validation images, and decodes what fits into memory.
 
@@ -112,9 +112,10 @@ def load_image_data(config: TrainingConfig, num_processes: int = 1) -> TrainingD
     dataset = open_dataset(config)
     column = find_image_column(dataset, config.image_column)
     dataset = dataset.cast_column(column, hf_datasets.Image(decode=False)).select_columns([column])
+    channels, resolution = config.image_shape
     transform = ImageTransform(
-        resolution=config.resolution,
-        channels=config.image_channels,
+        resolution=resolution,
+        channels=channels,
         center_crop=config.center_crop,
         random_flip=config.random_flip,
         eight_bit=not config.preserve_input_precision,
@@ -171,7 +172,7 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
     return columns[0]
 
 
-def _decode_rows(data: TrainingData, config: TrainingConfig, dataset: Any, rows: Any, fixed: bool) -> torch.Tensor | None:
+def _decode_rows(data: TrainingData, config: ResolvedConfig, dataset: Any, rows: Any, fixed: bool) -> torch.Tensor | None:
     """Resized images as one tensor; `None` if their sizes differ, which only random crops of oblong images do."""
     from tqdm.auto import tqdm
 
@@ -191,7 +192,7 @@ def _decode_rows(data: TrainingData, config: TrainingConfig, dataset: Any, rows:
     return torch.stack(images) if images else torch.empty(0, *data.image_shape)
 
 
-def stream_data(config: TrainingConfig, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
+def stream_data(config: ResolvedConfig, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
     """A stream, whose first images are held out."""
     train = stream.skip(config.num_validation_images).shuffle(
         seed=stream_seed(config.seed, "stream") % 2**32, buffer_size=config.stream_shuffle_buffer

@@ -15,7 +15,7 @@ from .sources import is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, load_toy_dataset
 
 if TYPE_CHECKING:
-    from ..training.config import TrainingConfig
+    from ..training.config import ResolvedConfig
 
 # The toy sets are the same for every seed of a run, as all other data are.
 TOY_SEED, TOY_POINTS = 42, 100_000
@@ -62,7 +62,7 @@ class PointTransform:
         return tensor
 
 
-def load_point_data(config: TrainingConfig, num_processes: int = 1) -> TrainingData:
+def load_point_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingData:
     """
     Loads the points of a resolved configuration and holds out some.
 
@@ -100,7 +100,7 @@ def load_point_data(config: TrainingConfig, num_processes: int = 1) -> TrainingD
     return data
 
 
-def _toy_data(name: str, config: TrainingConfig) -> TrainingData:
+def _toy_data(name: str, config: ResolvedConfig) -> TrainingData:
     num_held_out = config.num_validation_images
     train = load_toy_dataset(name, TOY_POINTS, TOY_SEED)
     # Another draw, not a part of the same one: as many training points whatever is held out.

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, did_you_mean
+from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
 
-if TYPE_CHECKING:
-    from ..training.config import TrainingConfig
 
-
-def open_dataset(config: TrainingConfig, streaming: bool | None = None) -> Any:
+def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     """
     The split that a configuration names, as a `datasets.Dataset`, or an `IterableDataset` if streaming.
 
     Args:
-        config ([`TrainingConfig`]): Its options for the data.
+        config ([`DataConfig`]): Its options for the data.
         streaming (`bool`, *optional*): In place of the configuration's.
 
     Raises:
@@ -60,6 +59,22 @@ def open_dataset(config: TrainingConfig, streaming: bool | None = None) -> Any:
         raise LabError(f"Cannot load the dataset {name!r} (split {config.dataset_split!r}): {error}") from error
 
 
+def local_folder(dataset_name: str) -> str | None:
+    """`dataset_name` if it means a folder on this machine rather than an embedded set or a Hub id."""
+    if dataset_name in EMBEDDED_DATASETS:
+        return None
+    if Path(dataset_name).expanduser().exists() or dataset_name.startswith((".", "/", "~")):
+        return dataset_name
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset_name):
+        raise LabError(
+            f"--dataset_name {dataset_name!r} is neither an embedded set ({', '.join(EMBEDDED_DATASETS)}), nor a folder "
+            "that exists, nor a Hub id (USER/NAME)."
+        )
+    if "/" not in dataset_name and (hint := did_you_mean(dataset_name, EMBEDDED_DATASETS)):
+        raise LabError(f"Unknown data set {dataset_name!r}.{hint} A Hub dataset is written USER/NAME.")
+    return None
+
+
 def holds_images(folder: Path) -> bool:
     """Whether a folder is one of image files (`True`) or of data sets (`False`); neither is an error."""
     from PIL import Image
@@ -86,7 +101,7 @@ def is_numeric_list(feature: Any) -> bool:
     return kind.startswith(("float", "int", "uint")) and not hasattr(item, "feature")
 
 
-def settle_point_column(config: TrainingConfig) -> str | None:
+def find_point_column(config: DataConfig) -> str | None:
     """
     The column of points that a configuration means; `None` if it is about images.
 

@@ -19,8 +19,9 @@ from tqdm.auto import tqdm
 from ..core.environment import describe_environment, launch_command
 from ..core.errors import LabError
 from ..core.files import write_text
+from ..core.options import defaults_of, names_where
 from ..optimizers.entries import OPTIMIZERS
-from ..training.config import OutputConfig, ScheduleConfig, TrainingConfig
+from ..training.config import TrainingConfig
 from ..training.run_folder import FINDER_FILES, RunFolder, check_fresh
 from .range_test import FinderConfig, Sweep, range_test
 from .saved_result import deciding
@@ -35,15 +36,6 @@ if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
 _RANGE = (1e-7, 1e-2)  # for AdamW
-# Options of the training script that ask for something else, and those that a recipe of a run may have and that are told.
-_REFUSED = (
-    *("auto_learning_rate", "scale_lr", "dry_run", "sanity", "push_to_hub", "overwrite_output_dir"),
-    "resume_from_checkpoint",
-)
-_IDLE = {field.name for part in (ScheduleConfig, OutputConfig) for field in dataclasses.fields(part)} - {"output_dir"}
-_IDLE |= {"num_epochs", "max_train_steps", "use_ema", "ema_update_every", "ema_start_update", "ema_inv_gamma", "ema_power"}
-_IDLE |= {"ema_max_decay", "log_timestep_bins", "timestep_grad_every"}
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainingConfig)}
 
 
 @dataclass(frozen=True)
@@ -152,7 +144,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     Raises:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
     """
-    from ..run.train import prepare
+    from ..training.prepare import prepare
 
     settings = settle(settings or FinderConfig(), config.optimizer)
     return find_rate_for(*prepare(config), settings)
@@ -165,16 +157,17 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     Raises:
         LabError: also if that folder holds something else.
     """
-    from ..run.train import prepare, settled
+    from ..training.prepare import prepare_resolved, resolve_and_check
 
     settings = settle(settings or FinderConfig(), config.optimizer)
-    for name in _REFUSED:
-        if getattr(config, name) != _DEFAULTS[name]:
+    changed = {name for name, default in defaults_of(TrainingConfig).items() if getattr(config, name) != default}
+    for name in names_where(TrainingConfig, finder="refuses"):
+        if name in changed:
             raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
-    idle = [f"--{name}" for name, value in _DEFAULTS.items() if name in _IDLE and getattr(config, name) != value]
-    config = settled(config)
-    check_fresh(RunFolder(Path(config.output_dir)), overwrite=False)
-    plan, data, accelerator = prepare(config)
+    idle = [f"--{name}" for name in names_where(TrainingConfig, finder="ignores") if name in changed]
+    resolved = resolve_and_check(config)
+    check_fresh(RunFolder(Path(resolved.output_dir)), overwrite=False)
+    plan, data, accelerator = prepare_resolved(resolved)
     folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
     result = find_rate_for(plan, data, accelerator, settings)
     if accelerator.is_main_process:

@@ -6,16 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..core.options import defaults_of, names_where
+from ..training.config import TrainingConfig
 from ..training.run_folder import FINDER_FILES
 
 _NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "about"}
-# Fields of the configuration that a learning rate depends on most; model and batch beside them.
-_DECIDING = (
-    *("dataset_name", "dataset_config_name", "train_data_dir", "resolution", "image_channels", "point_column"),
-    *("optimizer", "optimizer_kwargs", "prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "loss_weighting"),
-    *("loss_weighting_kwargs", "timestep_sampler", "timestep_sampler_kwargs", "timestep_lr", "timestep_lr_kwargs", "noise"),
-    *("noise_kwargs", "adam_beta1", "adam_beta2", "adam_weight_decay", "adam_epsilon", "max_grad_norm"),
-)
 
 
 def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
@@ -27,7 +22,9 @@ def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> 
         num_parameters (`int`): Of the model.
         global_batch (`int`): Images of an update.
     """
-    fields = {name: config.get(name) for name in _DECIDING} | {"mixed_precision": config.get("mixed_precision") or "no"}
+    defaults = defaults_of(TrainingConfig)
+    fields = {name: config.get(name, defaults[name]) for name in names_where(TrainingConfig, finder="compares")}
+    fields["mixed_precision"] = fields["mixed_precision"] or "no"
     return json.loads(json.dumps({"config": fields, "num_parameters": num_parameters, "global_batch": global_batch}))
 
 
@@ -48,4 +45,8 @@ def kept_result(folder: Path, run: Any) -> dict[str, Any] | None:
         now = deciding(run["config"], run["train"]["num_parameters"], run["train"]["global_batch"])
     else:
         now = deciding(run.config.to_dict(), run.num_parameters, run.layout.global_batch)
-    return found if found.keys() >= _NEEDED and about.get("deciding") == now else None
+    then = about.get("deciding", {})
+    # A result may be older than some of the options, which were at their defaults then.
+    then = {**then, "config": defaults_of(TrainingConfig) | then.get("config", {})}
+    then["config"] = {name: then["config"][name] for name in now["config"]}
+    return found if found.keys() >= _NEEDED and then == now else None

@@ -51,7 +51,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
 
 def _memory_lines(plan: Plan, memory: MemoryForecast, available: float, device: str) -> list[str]:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory._asdict().items() if size)
-    things, fits = plan.kind.things, batch_that_fits(plan, available, device)
+    things, fits = plan.kind.name, batch_that_fits(plan, available, device)
     if fits is None:
         largest = f"not even one of the {things} fits"
     else:
@@ -69,7 +69,7 @@ def _time_lines(plan: Plan, seconds: TimeForecast) -> list[str]:
     low, high = (_duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
     lines = [
         f"{'time':>13}  {_duration(seconds.total)} ({low} to {high}): training {_duration(seconds.training)}, {rest}",
-        f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {plan.kind.things} a second, as measured now",
+        f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {plan.kind.name} a second, as measured now",
     ]
     if plan.config.auto_learning_rate:
         settings = FinderConfig()

@@ -79,7 +79,7 @@ def forecast_memory(
         accumulation=accumulation or plan.layout.accumulation,
     )
     peak, copies = _track(dataclasses.replace(plan, config=config, layout=layout), device)
-    state = optimizer_bytes(plan, config.optimizer, config.optimizer_arguments)
+    state = optimizer_bytes(plan, config.optimizer, config.optimizer_kwargs)
     weights = peak["PARAM"]
     passing = sum(peak[part] for part in _ACTIVATIONS)
     held_out = 2 * 4 * plan.num_held_out * math.prod(_shape(plan))
@@ -96,7 +96,8 @@ def _shape(plan: Plan) -> tuple[int, ...]:
     config = plan.config
     if config.point_column is not None:
         return (plan.model_config["dimension"],)
-    return (config.image_channels, config.resolution, config.resolution)
+    channels, resolution = config.image_shape
+    return (channels, resolution, resolution)
 
 
 def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = None) -> int:

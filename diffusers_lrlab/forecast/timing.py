@@ -15,6 +15,7 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 
 from ..core.streams import stream_generator
+from ..training.results.select import results_of
 
 if TYPE_CHECKING:
     from ..training.plan import Plan
@@ -88,13 +89,13 @@ def num_pictures(plan: Plan) -> int:
 
 def _seconds_of_evaluation(trainer: Trainer) -> float:
     """Of that at the end of the run, on samples that were drawn in a few steps."""
-    config, kind = trainer.config, trainer.kind
+    config, results = trainer.config, results_of(trainer.kind)
     steps = min(2, config.ddpm_num_inference_steps)
     trainer.config = dataclasses.replace(config, ddpm_num_inference_steps=steps)
-    samples = kind.samples_to_evaluate(trainer)
+    samples = results.samples_to_evaluate(trainer)
     trainer.config = config
     started = time.perf_counter()
-    kind.evaluate(trainer, samples)
+    results.evaluate(trainer, samples)
     return time.perf_counter() - started
 
 

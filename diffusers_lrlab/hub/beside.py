@@ -15,7 +15,7 @@ from .access import say
 from .contents import run_files
 
 if TYPE_CHECKING:
-    from ..training.config import TrainingConfig
+    from ..training.config import ResolvedConfig
 
 _PATIENCE = 600  # seconds at the end of the run, for an upload that is still going on
 
@@ -26,10 +26,10 @@ class PushesBeside:
 
     Args:
         folder (`Path`): Of the run.
-        config ([`TrainingConfig`]): After [`check_can_push`].
+        config ([`ResolvedConfig`]): After [`check_can_push`].
     """
 
-    def __init__(self, folder: Path, config: TrainingConfig):
+    def __init__(self, folder: Path, config: ResolvedConfig):
         self.folder, self.config = folder, config
         # The number keeps it apart from that of a run that was killed, and whose upload may be still going on.
         self._snapshot = folder / f".tmp-{os.getpid()}-push"

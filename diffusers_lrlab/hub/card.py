@@ -7,16 +7,16 @@ from typing import Any
 
 from ..core.files import write_text
 from ..core.spec import format_spec
+from ..data.options import EMBEDDED_DATASETS
+from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.points import POINT_METRICS
 from ..finder.saved_result import kept_result
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
-from ..training.checks import local_folder
-from ..training.config import EMBEDDED_DEFAULTS, TrainingConfig
-from ..training.kinds.base import kind_of
-from ..training.resolve_timesteps import describe_choices
+from ..training.choices import describe_choices
+from ..training.kinds.select import kind_of
 from .cards import fill
 
 TEMPLATE = Path(__file__).parent / "model_card.md"
@@ -51,7 +51,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
             folder for others.
     """
     config, train = record["config"], record["train"]
-    kind = kind_of(TrainingConfig(**config))
+    kind = kind_of(config)
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     card = fill(
         TEMPLATE,
@@ -153,13 +153,13 @@ def _data_text(config: dict[str, Any]) -> str:
 def _is_on_hub(config: dict[str, Any]) -> bool:
     """Whether the data set is one of the Hub, rather than an embedded one or a folder."""
     name = config["dataset_name"]
-    return name is not None and name not in EMBEDDED_DEFAULTS and local_folder(name) is None
+    return name is not None and name not in EMBEDDED_DATASETS and local_folder(name) is None
 
 
 def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
     config, train, meta = record["config"], record["train"], record["meta"]
     versions = ", ".join(f"{name} {version}" for name, version in meta["versions"].items())
-    things = kind_of(TrainingConfig(**config)).things
+    things = kind_of(config).name
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
@@ -171,7 +171,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
             "steps of sampling",
         ),
         ("Prediction type", config["prediction_type"]),
-        *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(TrainingConfig(**config))),
+        *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(config)),
         ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),

@@ -18,7 +18,7 @@ from .contents import Contents, contents_of, kind_of_files, matches
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
 
-    from ..training.config import TrainingConfig
+    from ..training.config import ResolvedConfig
 
 _NO_TEXTS = (".safetensors", ".parquet", ".png", ".gif")
 
@@ -225,7 +225,7 @@ def _is_same(entry: Any, operation: CommitOperationAdd) -> bool:
 # --- the training script ---------------------------------------------------------------------------------------------
 
 
-def training_target(config: TrainingConfig) -> Target:
+def training_target(config: ResolvedConfig) -> Target:
     """Where a run of the training script goes."""
     return Target(
         config.hub_model_id or Path(config.output_dir).resolve().name,
@@ -236,10 +236,12 @@ def training_target(config: TrainingConfig) -> Target:
     )
 
 
-def check_can_push(config: TrainingConfig) -> None:
+def check_can_push(config: ResolvedConfig) -> str:
     """
-    Makes sure, before training, that the result can be uploaded: creates the repository, unless this is a dry run, and
-    completes `config.hub_model_id`.
+    Makes sure, before training, that the result can be uploaded: creates the repository, unless this is a dry run.
+
+    Returns:
+        `str`: the complete id of the repository.
 
     Raises:
         LabError: as [`check_can_write`].
@@ -251,16 +253,16 @@ def check_can_push(config: TrainingConfig) -> None:
         with hub_errors(target):  # now, rather than with the whole card after training
             card = ModelCard(f"---\nlicense: {json.dumps(config.hub_license)}\n---\n")
             patiently(card.validate, "Checking --hub_license")
-    config.hub_model_id = target.repo_id
+    return target.repo_id
 
 
-def push_run(folder: Path, config: TrainingConfig, message: str | None = None) -> Published:
+def push_run(folder: Path, config: ResolvedConfig, message: str | None = None) -> Published:
     """
     Uploads pipeline, card and evidence of a finished run.
 
     Args:
         folder (`Path`): Of the run.
-        config ([`TrainingConfig`]): After [`check_can_push`].
+        config ([`ResolvedConfig`]): After [`check_can_push`].
         message (`str`, *optional*): Of the commit; by default it names the command.
 
     Raises:

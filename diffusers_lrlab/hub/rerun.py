@@ -11,14 +11,9 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import write_text
+from ..core.options import defaults_of, names_where
 from .records import is_number, read_log, read_record
 
-# Options that say where a run goes and who watches it; a run that is done again has its own.
-_NOT_REPEATED = (
-    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logger", "logging_dir", "cache_dir", "local_rank"),
-    *("push_to_hub", "hub_token", "hub_model_id", "hub_private_repo", "hub_push_every", "dry_run", "sanity", "preflight"),
-    "lr_scheduler_source",
-)
 TOLERANCE = 0.05
 _EXACT_ENOUGH = 1e-6  # of a learning rate, which is a function of the clock and nothing else
 _ALL = ("learning rate", "losses", "results", "weights")
@@ -106,7 +101,8 @@ def recorded_options(folder: Path) -> dict[str, Any]:
             f"The record of {str(folder)!r} has {unknown[0]!r}, which this version does not know. Use the version that made "
             f"it, diffusers_lrlab {record['meta']['versions'].get('diffusers_lrlab', 'of then')}."
         )
-    return {key: value for key, value in record["config"].items() if key not in _NOT_REPEATED and value is not None}
+    repeated = names_where(TrainingConfig, is_repeated=True)
+    return {key: value for key, value in record["config"].items() if key in repeated and value is not None}
 
 
 def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Comparison:
@@ -142,8 +138,8 @@ def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any,
     """Options that differ; those that the record is too old to have count as their defaults."""
     from ..training.config import TrainingConfig
 
-    fields = {field.name: field.default for field in dataclasses.fields(TrainingConfig) if field.name not in _NOT_REPEATED}
-    pairs = {name: (then["config"].get(name, default), now["config"].get(name, default)) for name, default in fields.items()}
+    defaults = {name: defaults_of(TrainingConfig)[name] for name in names_where(TrainingConfig, is_repeated=True)}
+    pairs = {name: (then["config"].get(name, value), now["config"].get(name, value)) for name, value in defaults.items()}
     pairs["images an update, over all processes"] = then["train"]["global_batch"], now["train"]["global_batch"]
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 

@@ -17,11 +17,11 @@ from ..timesteps.loss_weights import LossWeighting
 from ..timesteps.noise_levels import noise_levels
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler
-from ..training.config import TrainingConfig
+from ..training.config import ResolvedConfig
 from .noise import NOISES
 
 
-def make_noise_scheduler(config: TrainingConfig) -> DDPMScheduler:
+def make_noise_scheduler(config: ResolvedConfig) -> DDPMScheduler:
     """The diffusion process of a run."""
     return DDPMScheduler(
         num_train_timesteps=config.ddpm_num_steps,
@@ -33,10 +33,10 @@ def make_noise_scheduler(config: TrainingConfig) -> DDPMScheduler:
 
 
 def make_sampler(
-    config: TrainingConfig, noise_scheduler: DDPMScheduler, num_updates: int, device: Any = None
+    config: ResolvedConfig, noise_scheduler: DDPMScheduler, num_updates: int, device: Any = None
 ) -> TimestepSampler:
     """The timestep sampler of a run; bands that take turns are one."""
-    name, kwargs = config.timestep_sampler, dict(config.timestep_sampler_kwargs)  # type: ignore[arg-type]
+    name, kwargs = config.timestep_sampler, dict(config.timestep_sampler_kwargs)
     lr = config.timestep_lr_form
     if lr is not None and lr.form == "banded":
         bands = {"num_bands": len(lr.factors), "edges": lr.edges}
@@ -44,9 +44,9 @@ def make_sampler(
     return TimestepSampler(name, kwargs, noise_levels(noise_scheduler), num_updates, device)
 
 
-def make_weighting(config: TrainingConfig, noise_scheduler: DDPMScheduler, device: Any = None) -> LossWeighting:
+def make_weighting(config: ResolvedConfig, noise_scheduler: DDPMScheduler, device: Any = None) -> LossWeighting:
     """The loss weighting of a run."""
-    kwargs = dict(config.loss_weighting_kwargs)  # type: ignore[arg-type]
+    kwargs = dict(config.loss_weighting_kwargs)
     levels = noise_levels(noise_scheduler)
     return LossWeighting(config.loss_weighting, kwargs, levels, config.prediction_type, device)
 
@@ -56,7 +56,7 @@ class Objective:
     Timesteps, weights and noise of the updates of a run.
 
     Args:
-        config ([`TrainingConfig`]): Resolved.
+        config ([`ResolvedConfig`]): Resolved.
         noise_scheduler (`DDPMScheduler`): The diffusion process.
         layout ([`BatchLayout`]): How the images of an update are shared out.
         num_updates (`int`): Optimizer updates of the run.
@@ -66,7 +66,7 @@ class Objective:
 
     def __init__(
         self,
-        config: TrainingConfig,
+        config: ResolvedConfig,
         noise_scheduler: DDPMScheduler,
         layout: BatchLayout,
         num_updates: int,
@@ -76,7 +76,7 @@ class Objective:
         self.seed, self.layout, self.device, self._gather = config.seed, layout, device, gather
         self.sampler = make_sampler(config, noise_scheduler, num_updates, device)
         self.weighting = make_weighting(config, noise_scheduler, device)
-        self._noise, self._noise_kwargs = NOISES[config.noise], dict(config.noise_kwargs)  # type: ignore[arg-type]
+        self._noise, self._noise_kwargs = NOISES[config.noise], dict(config.noise_kwargs)
         # Losses of predicted images come weighted by SNR (see `denoising_losses`); the table is of plain ones.
         levels = noise_levels(noise_scheduler)
         base = torch.from_numpy(levels.snr) if config.prediction_type == "sample" else torch.ones(())

@@ -61,7 +61,7 @@ def near_duplicates(subject: Subject) -> str | None:
     alike, looked_at = _alike_images(subject) if subject.is_about_images else _equal_points(subject)
     if alike < 0.1 * looked_at:
         return None
-    things = subject.plan.kind.things
+    things = subject.plan.kind.name
     return (
         f"{alike} of {looked_at} {things} that were looked at are nearly the same as another of them. Duplicates are "
         "learned by heart, and held-out losses flatter. Remove them, unless the data are so."
@@ -100,7 +100,7 @@ def _thumbnails(images: torch.Tensor) -> torch.Tensor:
 def image_sizes(subject: Subject) -> str | None:
     """Images that are enlarged, or of which much is cut off."""
     sizes, resolution = subject.sizes, subject.config.resolution
-    if not sizes:
+    if not sizes or resolution is None:
         return None
     small = sum(min(size) < resolution for size in sizes)
     if small > 0.1 * len(sizes):

@@ -146,7 +146,7 @@ def times_seen(subject: Subject) -> str | None:
     epochs = subject.plan.num_epochs
     if epochs is None or epochs <= 1000:
         return None
-    things = subject.plan.kind.things
+    things = subject.plan.kind.name
     return (
         f"Each of the {subject.plan.num_images} {things} will be seen {epochs:,.0f} times: expect the model to repeat them. "
         "Use fewer updates or more data, or watch the held-out loss for where it turns."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.environment import peak_memory_mb
+from ..training.results.select import results_of
 from ..training.samples import draw_samples
 from ..training.trainer import Trainer
 
@@ -14,6 +15,7 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
     accelerator, config, folder = trainer.accelerator, trainer.config, trainer.folder
+    shown_by = results_of(trainer.kind)
     trainer.save_result()
     if accelerator.is_main_process:
         rows = folder.read_metrics()
@@ -22,7 +24,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         record["train"]["signs"] = trainer.signs
         with trainer.averaged_weights():
             samples = draw_samples(trainer, config.eval_batch_size)
-        results.update(trainer.kind.evaluate(trainer, trainer.kind.samples_to_evaluate(trainer)))
+        results.update(shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer)))
         trainer.keep_samples(samples)
         record["train"]["training_seconds"] = trainer.training_seconds
         record["train"]["schedule_audit"] = trainer.audit.state_dict()
@@ -34,7 +36,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
 
         plot_losses(rows, folder.lab / "loss.png")
         plot_lr(rows, trainer.plan, folder.lab / "lr.png")
-        trainer.kind.draw(trainer, samples)
+        shown_by.draw(trainer, samples, folder.lab)
         if trainer.observer is not None:
             plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
         write_model_card(folder.path, record)

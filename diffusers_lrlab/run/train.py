@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import sys
-import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.environment import describe_environment, launch_command, peak_memory_mb
-from ..core.errors import Interrupted, LabError
+from ..core.errors import Interrupted
 from ..core.signals import interrupts_raised
-from ..data.sources import settle_point_column
-from ..training.checks import check_launch, check_precision, check_source, resolve_config
-from ..training.config import TrainingConfig
-from ..training.kinds.base import kind_of
-from ..training.resolve import check_schedule
-from ..training.resolve_timesteps import check_timesteps
+from ..training.config import ResolvedConfig, TrainingConfig
+from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.run_folder import RunFolder, check_same_config, find_checkpoint, read_state
 
 if TYPE_CHECKING:
@@ -46,47 +38,113 @@ def train(config: TrainingConfig) -> Path | None:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
-    config = settled(config)
-    # Every process looks before any of them writes: building the Accelerator below makes them wait for each other.
-    checkpoint = _look_at_output(config)
-    plan, data, accelerator = _prepare(config)
+    resolved = resolve_and_check(config)
+    # Every process looks before any of them writes: building the Accelerator makes them wait for each other.
+    checkpoint = find_checkpoint(resolved)
+    if checkpoint is not None:
+        resolved = _going_on_from(checkpoint, resolved)
+    if resolved.push_to_hub:
+        resolved = _with_repository(resolved)
+    plan, data, accelerator = prepare_resolved(resolved)
     found = None
-    if config.auto_learning_rate and not config.dry_run:
+    if resolved.auto_learning_rate and not resolved.dry_run:
         plan, found = _with_found_rate(plan, data, accelerator)
-        config = plan.config
     accelerator.print(plan.describe())
-    if config.dry_run:
-        from ..forecast.describe import describe_forecast
-
-        for text in describe_forecast(plan, data, accelerator):
-            accelerator.print(text, flush=True)
+    if resolved.dry_run:
+        _print_forecast(plan, data, accelerator)
         return None
+    folder = _open_folder(plan.config, checkpoint, found, accelerator)
+    uploads = _uploads(folder, plan.config) if resolved.push_to_hub and accelerator.is_main_process else None
+    _train_and_record(plan, data, accelerator, folder, checkpoint, uploads)
+    if uploads is not None:
+        _upload(folder, plan, uploads, accelerator)
+    return folder.path
 
+
+def _going_on_from(checkpoint: Path, config: ResolvedConfig) -> ResolvedConfig:
+    """The configuration of a run that goes on, held against the one of its checkpoint."""
+    if config.auto_learning_rate:  # it was found when the run began
+        learning_rate = read_state(checkpoint)["config"]["learning_rate"]
+        config = dataclasses.replace(config, learning_rate=learning_rate, auto_learning_rate=False)
+    check_same_config(config, checkpoint)
+    return config
+
+
+def _with_repository(config: ResolvedConfig) -> ResolvedConfig:
+    """The configuration with the complete id of the repository, once it is certain that it can be written."""
+    if int(os.environ.get("RANK", 0)) != 0:
+        return config
+    from ..hub.publish import check_can_push
+
+    return dataclasses.replace(config, hub_model_id=check_can_push(config))
+
+
+def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
+    """The plan with the learning rate that the finder suggests, which is printed with the reason."""
+    from ..finder.find import find_rate_for
+    from ..training.plan import make_plan
+
+    found = find_rate_for(plan, data, accelerator)
+    accelerator.print(found.describe())  # also where there is none, which the next line is an error for
+    accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
+    config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
+    layout = plan.layout
+    return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
+
+
+def _print_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> None:
+    from ..forecast.describe import describe_forecast
+
+    for text in describe_forecast(plan, data, accelerator):
+        accelerator.print(text, flush=True)
+
+
+def _open_folder(
+    config: ResolvedConfig, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator
+) -> RunFolder:
+    """The folder of the run: cleared if that was asked for, with the finder's result if there is one."""
     folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)
-    previous = folder.read_record() if checkpoint else {}
-    if accelerator.is_main_process and not checkpoint and config.overwrite_output_dir:
+    if accelerator.is_main_process and checkpoint is None and config.overwrite_output_dir:
         folder.clear()
     accelerator.wait_for_everyone()
     if found is not None and accelerator.is_main_process:
         found.save(folder.lab)
+    return folder
 
+
+def _train_and_record(
+    plan: Plan,
+    data: TrainingData,
+    accelerator: Accelerator,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    uploads: PushesBeside | None,
+) -> None:
+    """All updates, and the end of the run; `run.json` says what becomes of it."""
     from ..training.trainer import Trainer
+    from .finish import finish_run
+    from .record import recorded, start_record
 
-    pushes = _pushes_beside(folder, config) if config.push_to_hub and accelerator.is_main_process else None
-    trainer = Trainer(plan, data, accelerator, folder, on_saved=pushes)
-    if checkpoint:
+    previous = folder.read_record() if checkpoint is not None else {}
+    trainer = Trainer(plan, data, accelerator, folder, on_saved=uploads)
+    if checkpoint is not None:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
-    record = _start_record(plan, accelerator, previous)
-    record["train"]["preflight"] = _looked_before(trainer, previous) if checkpoint else _look_at_run(trainer)
+    record = start_record(plan, accelerator, previous)
+    record["train"]["preflight"] = _check_run(trainer) if checkpoint is None else _checked_before(trainer, previous)
     folder.write_record(record)
-    _start_trackers(accelerator, config, folder)
+    _start_trackers(accelerator, plan.config, folder)
     try:
-        _run_recorded(trainer, record)
+        with recorded(trainer, record):
+            for _ in trainer.updates():
+                pass
+            last = folder.path / f"checkpoint-{trainer.update}"
+            with interrupts_raised(lambda number: Interrupted(number, last)):
+                finish_run(trainer, record)
     except BaseException:
-        if pushes is not None:
-            pushes.stop()
+        if uploads is not None:
+            uploads.stop()
         raise
     accelerator.print(trainer.audit.summary())
     if trainer.observer is not None and trainer.observer.log.num_spikes:
@@ -96,113 +154,16 @@ def train(config: TrainingConfig) -> Path | None:
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
-    if pushes is not None:
-        from ..hub.publish import push_run
-
-        with interrupts_raised(lambda number: Interrupted(number, folder.path / f"checkpoint-{plan.num_updates}")):
-            pushes.finish()
-        accelerator.print(f"Uploaded: {push_run(folder.path, config).url}")
-    return folder.path
 
 
-def _pushes_beside(folder: RunFolder, config: TrainingConfig) -> PushesBeside:
-    from ..hub.beside import PushesBeside
-
-    return PushesBeside(folder.path, config)
-
-
-def _start_trackers(accelerator: Accelerator, config: TrainingConfig, folder: RunFolder) -> None:
+def _start_trackers(accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder) -> None:
     if config.logger != "none" and accelerator.is_main_process:
         (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
         flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
         accelerator.init_trackers("diffusers_lrlab", config=flat)
 
 
-def _looked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
-    """What the checks said when a run began that now goes on; its signs are told once, too."""
-    before = previous.get("train", {})
-    trainer.signs = before.get("signs", {})
-    if trainer.config.sanity:
-        trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
-    return before.get("preflight", {})
-
-
-def settled(config: TrainingConfig) -> TrainingConfig:
-    """A configuration with everything filled in that can be known without reading data."""
-    check_source(config)
-    return resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
-
-
-def _look_at_output(config: TrainingConfig) -> Path | None:
-    """The checkpoint to go on from, if any, once it is known that the result can be put where it is to go."""
-    check_launch()
-    check_schedule(config)
-    check_timesteps(config)
-    checkpoint = find_checkpoint(config)
-    if checkpoint:
-        if config.auto_learning_rate:  # it was found when the run began
-            config.learning_rate, config.auto_learning_rate = read_state(checkpoint)["config"]["learning_rate"], False
-        check_same_config(config, checkpoint)
-    if config.push_to_hub and int(os.environ.get("RANK", 0)) == 0:
-        from ..hub.publish import check_can_push
-
-        check_can_push(config)
-    return checkpoint
-
-
-def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
-    """
-    All of a run but its trainer and its folder, for what is to be known before it.
-
-    Raises:
-        LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
-    """
-    config = settled(config)
-    check_launch()
-    check_schedule(config)
-    check_timesteps(config)
-    return _prepare(config)
-
-
-def _prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
-    from ..training.plan import make_plan
-
-    check_precision(config)
-    model_config = kind_of(config).load_model_config(config)
-    accelerator = make_accelerator(config)
-    with accelerator.main_process_first():
-        data = kind_of(config).load_data(config, accelerator.num_processes)
-    if data.skipped:
-        accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
-    _check_same_schedule(config)
-    plan = make_plan(config, data, model_config, accelerator.num_processes, accelerator.process_index)
-    return plan, data, accelerator
-
-
-def _check_same_schedule(config: TrainingConfig) -> None:
-    """Raises a `LabError` if a published schedule changed between two processes' looks at it."""
-    from accelerate.utils import gather_object
-
-    if config.lr_scheduler_source is not None and len(found := set(gather_object([config.lr_scheduler_source]))) > 1:
-        raise LabError(
-            f"The published schedule changed while the processes read it: {', '.join(sorted(found))}. Start again."
-        )
-
-
-def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
-    """The plan with the learning rate that the finder takes, which is told with the reason."""
-    from ..finder.find import find_rate_for
-    from ..training.plan import make_plan
-
-    found = find_rate_for(plan, data, accelerator)
-    accelerator.print(found.describe())  # also where there is none, which the next line is an error for
-    accelerator.print(f"Learning rate {found.lr:g}, as the finder has it.\n")
-    config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
-    layout = plan.layout
-    return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
-
-
-def _look_at_run(trainer: Trainer) -> dict[str, str]:
+def _check_run(trainer: Trainer) -> dict[str, str]:
     """The checks before training, and what they say."""
     from ..preflight.model_checks import overfit_one_batch
     from ..preflight.run import run_checks
@@ -220,116 +181,25 @@ def _look_at_run(trainer: Trainer) -> dict[str, str]:
     return found
 
 
-def _run_recorded(trainer: Trainer, record: dict[str, Any]) -> None:
-    """Runs to the end; `run.json` tells what became of the run, whatever that is."""
-    from .finish import finish_run
-
-    started = time.perf_counter()
-    try:
-        for _ in trainer.updates():
-            pass
-        last = trainer.folder.path / f"checkpoint-{trainer.update}"
-        with interrupts_raised(lambda number: Interrupted(number, last)):
-            finish_run(trainer, record)
-        record["run"]["status"] = "finished"
-    except (Interrupted, KeyboardInterrupt):
-        record["run"]["status"] = "cancelled"
-        raise
-    except BaseException as error:
-        record["run"]["status"] = "failed"
-        record["run"]["error"] = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        record["run"]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
-        record["run"]["seconds"] += time.perf_counter() - started
-        record["train"]["updates_done"] = trainer.update
-        record["train"]["training_seconds"] = trainer.training_seconds
-        record["train"]["peak_memory_mb"] = peak_memory_mb()
-        record["train"]["schedule_audit"] = trainer.audit.state_dict()
-        record["train"]["skipped_corrupt_images"] = trainer.data.skipped
-        record["train"]["signs"] = trainer.signs
-        try:
-            if trainer.observer is not None:
-                trainer.observer.write()
-                record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
-            trainer.folder.write_record(record)
-        except LabError:
-            # A full disk must not hide the error that says so.
-            if sys.exc_info()[0] is None:
-                raise
+def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
+    """What the checks said when the run began that now goes on; its warnings are not repeated."""
+    before = previous.get("train", {})
+    trainer.signs = before.get("signs", {})
+    if trainer.config.sanity:
+        trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
+    return before.get("preflight", {})
 
 
-def _start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    before = previous.get("run", {})
-    return {
-        "run": {
-            "status": "running",
-            "command": before.get("command", launch_command()),
-            "started": before.get("started", now),
-            "starts": [*before.get("starts", []), now],
-            "seconds": before.get("seconds", 0.0),
-            "ended": None,
-        },
-        "train": {
-            "num_updates": plan.num_updates,
-            "num_epochs": plan.num_epochs,
-            "warmup_updates": plan.warmup_updates,
-            "peak_learning_rate": plan.learning_rate,
-            "global_batch": plan.layout.global_batch,
-            "num_processes": accelerator.num_processes,
-            "num_training_images": plan.num_images,
-            "num_held_out_images": plan.num_held_out,
-            "data_shape": plan.data_shape,
-            "num_parameters": plan.num_parameters,
-            "device": str(accelerator.device),
-            "mixed_precision": accelerator.mixed_precision,
-        },
-        "config": plan.config.to_dict(),
-        "meta": describe_environment(),
-    }
+def _uploads(folder: RunFolder, config: ResolvedConfig) -> PushesBeside:
+    from ..hub.beside import PushesBeside
+
+    return PushesBeside(folder.path, config)
 
 
-def keep_freed_memory() -> None:
-    """
-    Lets glibc keep the memory of freed tensors for the next update.
+def _upload(folder: RunFolder, plan: Plan, uploads: PushesBeside, accelerator: Accelerator) -> None:
+    """The finished run, after the uploads in its middle."""
+    from ..hub.publish import push_run
 
-    It would give their pages back and fault them in again at every update; `benchmarks/train_step.py` measures what that
-    costs on a CPU. This holds for the whole process from then on.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except OSError:
-        return  # another C library
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    mallopt(m_trim_threshold, 2**31 - 1)
-    mallopt(m_mmap_threshold, 32 * 2**20)  # the largest that glibc takes
-
-
-def make_accelerator(config: TrainingConfig) -> Accelerator:
-    """Device, precision and processes of a run, and the threads of this process."""
-    import torch
-    from accelerate import Accelerator
-    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration
-
-    on_cpu = not torch.accelerator.is_available()
-    if on_cpu:
-        # `accelerate launch` leaves a CPU process one thread unless told otherwise.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(config.cpu_threads or max(1, cores // processes))
-        keep_freed_memory()
-    folder = config.output_dir
-    accelerator = Accelerator(
-        # Without this, accelerate takes several processes on a CPU for so many lonely ones.
-        cpu=on_cpu,
-        # A plugin, since the environment of `accelerate launch` overrides the plain argument.
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.gradient_accumulation_steps),
-        mixed_precision=config.mixed_precision,
-        log_with=None if config.logger == "none" else config.logger,
-        project_config=ProjectConfiguration(project_dir=folder, logging_dir=os.path.join(folder, config.logging_dir)),
-        # Other processes wait while one of them samples.
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))],
-    )
-    config.mixed_precision = accelerator.mixed_precision  # the launcher's, if none was asked for
-    return accelerator
+    with interrupts_raised(lambda number: Interrupted(number, folder.path / f"checkpoint-{plan.num_updates}")):
+        uploads.finish()
+    accelerator.print(f"Uploaded: {push_run(folder.path, plan.config).url}")

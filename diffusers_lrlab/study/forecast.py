@@ -17,7 +17,7 @@ import torch
 
 from ..optimizers.entries import optimizer_state_bytes
 from ..training.plan import Plan
-from ..training.run_state import RunCore
+from ..training.run_state import RunState
 from .analysis.summary import chosen_rates
 from .executors.executors import check_stackable, share_out
 from .run import check_executor, use_all_cores
@@ -134,7 +134,7 @@ def _num_validations(plan: Plan) -> int:
     return plan.num_updates // plan.validation_updates if plan.config.num_validation_images else 0
 
 
-def _validation_and_measurement_seconds(run: RunCore, spec: RunSpec) -> tuple[float, float]:
+def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
     """Of a run: one validation, and the measurement at its end, whose samples are drawn in two steps instead of all."""
     validation, started = 0.0, time.perf_counter()
     if run.validation is not None:
@@ -169,7 +169,7 @@ def _local_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
     """By some updates and one evaluation of a run of each arm on each data set."""
     from ..data.batches import iterate_batches
     from ..forecast.memory import forecast_memory
-    from ..run.train import make_accelerator
+    from ..training.prepare import make_accelerator
     from ..training.run_folder import RunFolder
     from ..training.trainer import Trainer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..core.errors import LabError
-from ..run.train import keep_freed_memory
+from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
 from .executors.executors import EXECUTORS, check_stackable, share_out, stops_explained
 from .runs.precision import products_in

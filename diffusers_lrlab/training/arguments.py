@@ -13,11 +13,7 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import LabError, did_you_mean
-from ..data.toy2d_entries import TOY_DATASETS
-from ..objective.noise import NOISES
-from ..optimizers.entries import OPTIMIZERS
-from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from ..core.options import options_of
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
@@ -41,19 +37,12 @@ def _make_parser(description: str, more_groups: Sequence[Any] = ()) -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
+    options = options_of(TrainingConfig)
     for action in parser._actions:
         if action.dest == "learning_rate":
             action.type = number_or_auto
-        for key, names in (
-            ("{lr_schedulers}", SCHEDULERS),
-            ("{momentum_schedulers}", MOMENTUM_SCHEDULERS),
-            ("{optimizers}", OPTIMIZERS),
-            ("{timestep_samplers}", TIMESTEP_SAMPLERS),
-            ("{loss_weightings}", LOSS_WEIGHTINGS),
-            ("{noises}", NOISES),
-            ("{toy_datasets}", TOY_DATASETS),
-        ):
-            action.help = (action.help or "").replace(key, ", ".join(names))
+        if action.dest in options and "{names}" in (action.help or ""):
+            action.help = str(action.help).replace("{names}", ", ".join(options[action.dest].entries))
     return parser
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from diffusers.training_utils import EMAModel
 
-    from .kinds.base import RunKind
+    from .kinds.base import DataKind
 
 
 _TENSORS = "timesteps.safetensors"
@@ -46,7 +46,7 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def register_model_format(accelerator: Accelerator, kind: RunKind) -> list[Any]:
+def register_model_format(accelerator: Accelerator, kind: DataKind) -> list[Any]:
     """
     Makes `accelerator.save_state` write the model as a diffusers folder instead of a bare state dict.
 
@@ -70,7 +70,7 @@ def register_model_format(accelerator: Accelerator, kind: RunKind) -> list[Any]:
 
 def save_checkpoint(
     accelerator: Accelerator,
-    kind: RunKind,
+    kind: DataKind,
     folder: RunFolder,
     update: int,
     ema: EMAModel | None,
@@ -83,7 +83,7 @@ def save_checkpoint(
 
     Args:
         accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
-        kind ([`RunKind`]): Names the folders of weights.
+        kind ([`DataKind`]): Names the folders of weights.
         folder ([`RunFolder`]): Of the run.
         update (`int`): Updates done.
         ema (`EMAModel` or `None`): Its weights are saved too.
@@ -115,14 +115,14 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    accelerator: Accelerator, kind: RunKind, path: Path, ema: EMAModel | None, facts: dict[str, Any]
+    accelerator: Accelerator, kind: DataKind, path: Path, ema: EMAModel | None, facts: dict[str, Any]
 ) -> dict[str, Any]:
     """
     Puts model, optimizer, EMA and random states back.
 
     Args:
         accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
-        kind ([`RunKind`]): Names the folders of weights.
+        kind ([`DataKind`]): Names the folders of weights.
         path (`Path`): The checkpoint.
         ema (`EMAModel` or `None`): Gets its weights back.
         facts (`dict`): What this start must have in common with the checkpoint, besides its configuration.

@@ -1,4 +1,4 @@
-"""What a run is going to do, settled before it does it; `--dry_run` prints this and stops."""
+"""What a run is going to do, known before it does it; `--dry_run` prints this and stops."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, double_decay
 from ..schedules.schedule import Schedule
-from .config import TrainingConfig
-from .kinds.base import RunKind, kind_of
-from .resolve import check_floor, with_batch
-from .resolve_timesteps import describe_choices, timestep_warnings
+from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from ..timesteps.sampling import contradiction
+from .choices import describe_choices
+from .config import ResolvedConfig
+from .diagnostics.gradients import NUM_PROBES
+from .kinds.base import DataKind
+from .kinds.select import kind_of
+from .resolve_schedules import check_floor, with_batch
 
 
 @dataclass(frozen=True)
@@ -31,24 +35,24 @@ class Plan:
     The run, in numbers.
 
     Args:
-        config ([`TrainingConfig`]): Resolved.
+        config ([`ResolvedConfig`]): Resolved.
         model_config (`dict`): Arguments of the model.
-        kind ([`RunKind`]): What depends on whether data are images or points.
+        kind ([`DataKind`]): Images, points, ...
         data_shape (`str`): Of an image or point, in words.
-        layout ([`BatchLayout`]): How the images of an update are shared out.
+        layout ([`BatchLayout`]): How the items of an update are shared out.
         num_images (`int` or `None`): Training images; `None` for a stream.
         num_held_out (`int`): Held-out images.
         num_updates (`int`): Optimizer updates of the run.
         schedule ([`Schedule`]): Learning rate and momentum as functions of the clock.
-        lrs (`np.ndarray`): The learning rate promised for each update, float64 of shape `(num_updates,)`.
+        lrs (`np.ndarray`): The learning rate of each update, float64 of shape `(num_updates,)`.
         momenta (`np.ndarray`): The momentum likewise; NaN for an optimizer without one.
         lr_factors (`np.ndarray` or `None`): What the bands of timesteps that updates are from make of the learning rate.
         data_warnings (`tuple` of `str`): What is odd about the data.
     """
 
-    config: TrainingConfig
+    config: ResolvedConfig
     model_config: dict[str, Any]
-    kind: RunKind
+    kind: DataKind
     data_shape: str
     layout: BatchLayout
     num_images: int | None
@@ -67,8 +71,8 @@ class Plan:
         return scaled_learning_rate(config.learning_rate, config.scale_lr, self.layout.global_batch, config.base_batch_size)
 
     @property
-    def promised_lrs(self) -> np.ndarray:
-        """The learning rate that each update is to be done with: the schedule's, times the factor of its band."""
+    def expected_lrs(self) -> np.ndarray:
+        """The learning rate that each update is expected to have: the schedule's, times the factor of its band."""
         return self.lrs if self.lr_factors is None else self.lrs * self.lr_factors
 
     @property
@@ -120,7 +124,7 @@ class Plan:
         last = self.num_updates - 1
         marks = [(share, min(round(share / 100 * self.num_updates), last)) for share in range(0, 101, 25)]
         lrs = ", ".join(f"{self.lrs[update]:.3g} ({share} %)" for share, update in marks)
-        things = self.kind.things
+        things = self.kind.name
         lines = {
             "data": f"{config.dataset_name or config.train_data_dir}: {self.num_images or 'a stream of'} training {things}, "
             f"{self.num_held_out} held out, {self.data_shape}",
@@ -137,7 +141,7 @@ class Plan:
             + lrs
             + self._scaling_in_words(),
             "timesteps": self._timesteps_in_words(),
-            "optimizer": format_spec(config.optimizer, config.optimizer_arguments) + self._momentum_in_words(marks),
+            "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + self._momentum_in_words(marks),
             **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),
             "output": f"{config.output_dir}/: model_index.json, {self.kind.component}/, scheduler/, README.md, "
             f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
@@ -147,7 +151,7 @@ class Plan:
 
     def _warnings(self) -> list[str]:
         config = self.config
-        warnings = [*self.data_warnings, *timestep_warnings(config, self)]
+        warnings = [*self.data_warnings, *_timestep_warnings(self)]
         if scaling := scaling_warning(config.scale_lr, config.optimizer):
             warnings.append(scaling)
         if not self.follows_metric:
@@ -180,11 +184,40 @@ class Plan:
         return ", momentum " + ", ".join(f"{self.momenta[update]:.3g} ({share} %)" for share, update in marks)
 
 
+def _timestep_warnings(plan: Plan) -> list[str]:
+    """What can be done as asked, and is likely not what is wanted."""
+    config = plan.config
+    sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
+    warnings = [contradiction(sampler, config.prediction_type)]
+    if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
+        warnings.append(
+            f"{sampler!r} draws more of the middle of the noise levels and {weighting!r} weighs it more: both at once leave "
+            "little of the rest. Use one of them."
+        )
+    needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, plan.num_updates * plan.layout.global_batch
+    if seen < needed:
+        warnings.append(
+            f"{sampler!r} stays uniform until all {config.ddpm_num_steps} timesteps were drawn {kwargs['history']} times. "
+            f"That takes more than {needed} images, and this run sees {seen}. Lower history, or train for longer."
+        )
+    if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
+        chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
+        warnings.append(f"{chosen!r} relates the images of an update to each other, and there is one. Use a larger batch.")
+    if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
+        warnings.append(f"--timestep_grad_every {config.timestep_grad_every} never comes in {plan.num_updates} updates.")
+    if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
+        warnings.append(
+            f"Gradients are measured at {NUM_PROBES} images, and {plan.num_held_out} are held out: there will be norms, "
+            "but no noise scales. Raise --num_validation_images."
+        )
+    return [warning for warning in warnings if warning]
+
+
 def make_plan(
-    config: TrainingConfig, data: TrainingData, model_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
+    config: ResolvedConfig, data: TrainingData, model_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
 ) -> Plan:
     """
-    Settles the plan of a run from its configuration and its data.
+    The plan of a run, from its configuration and its data.
 
     Raises:
         LabError: for a batch larger than the data, and for a schedule that does not fit the length of the run.
@@ -203,21 +236,17 @@ def make_plan(
             f"--timestep_grad_every {config.timestep_grad_every} measures gradients at held-out images, but a fifth of "
             "these images is none to hold out. Leave it out, or use more images."
         )
-    num_updates = config.max_train_steps
-    if num_updates is None:
-        assert config.num_epochs is not None
-        assert num_images is not None
-        num_updates = math.ceil(config.num_epochs * num_images / layout.global_batch)
+    num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / layout.global_batch)
     schedule = with_batch(config.schedule, layout.global_batch)
     peak = scaled_learning_rate(config.learning_rate, config.scale_lr, layout.global_batch, config.base_batch_size)
     if not config.auto_learning_rate:
-        check_floor(config, peak)
+        check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
     lr_form, lr_factors = config.timestep_lr_form, None
     if lr_form is not None:
         lr_factors = lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps)
     kind = kind_of(config)
-    model_config = kind.settle_model_config(config, model_config, data)
+    model_config = kind.resolve_model_config(config, model_config, data)
     shape, num_held_out = kind.describe_data(config, data), len(data.held_out)
     return Plan(
         config, model_config, kind, shape, layout, num_images, num_held_out, num_updates, schedule, lrs, momenta, lr_factors,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -13,23 +12,13 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import append_line, write_text
-from .config import TrainingConfig
+from ..core.options import defaults_of, names_where
+from .config import ResolvedConfig, TrainingConfig
 
 # What a run writes into its folder besides checkpoints, and so what --overwrite_output_dir may remove.
 _OWN = ("model_index.json", "pipeline.py", "README.md", "lrlab", "unet", "denoiser", "scheduler", ".tmp-*")
 
 FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
-
-# A resumed run may change these; everything else decides the result. The global batch is compared as a whole, so
-# micro-batch and accumulation may be traded against each other, and the model's configuration by its content.
-_FREE_ON_RESUME = frozenset(
-    "output_dir overwrite_output_dir cache_dir dataloader_num_workers in_memory_limit_mb cpu_threads local_rank "
-    "train_batch_size gradient_accumulation_steps checkpointing_steps checkpoints_total_limit resume_from_checkpoint "
-    "logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo hub_push_every hub_license dry_run "
-    "eval_batch_size save_images_epochs save_model_epochs frechet_samples skip_corrupt_images "
-    "model_config_name_or_path mixed_precision preflight sanity gradient_checkpointing "
-    "auto_learning_rate lr_scheduler_source".split()
-)
 
 
 @dataclass
@@ -122,7 +111,7 @@ def checkpoint_update(path: Path) -> int:
     return int(path.name.partition("-")[2])
 
 
-def find_checkpoint(config: TrainingConfig) -> Path | None:
+def find_checkpoint(config: ResolvedConfig) -> Path | None:
     """
     The checkpoint to resume from, and the state of the output folder checked; `None` for a fresh start.
 
@@ -193,12 +182,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise LabError(f"{str(checkpoint / 'trainer.json')!r} is damaged ({error}). Resume from another one.") from None
 
 
-def check_same_config(config: TrainingConfig, checkpoint: Path) -> None:
+def check_same_config(config: ResolvedConfig, checkpoint: Path) -> None:
     """Refuses, before data are read, to go on with a run under another configuration, and says what differs."""
     # Checkpoints of earlier versions lack what was added since, and were trained without it.
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainingConfig)}
-    saved = {**defaults, **read_state(checkpoint)["config"]}
-    current = {f"--{name}": value for name, value in config.to_dict().items() if name not in _FREE_ON_RESUME}
+    saved = {**defaults_of(TrainingConfig), **read_state(checkpoint)["config"]}
+    # What may change is compared in other ways where it matters: the batch as a whole, the model by its configuration.
+    fixed = names_where(TrainingConfig, may_change_on_resume=False)
+    current = {f"--{name}": value for name, value in config.to_dict().items() if name in fixed}
     check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
 
 

@@ -22,7 +22,7 @@ from .averaging import ema_weights, make_ema, own_average
 from .plan import Plan
 
 
-class RunCore:
+class RunState:
     """
     Model, optimizer, schedules, EMA and clock of a run.
 
@@ -51,7 +51,7 @@ class RunCore:
         """Optimizer, schedules, EMA and validation, once the model's parameters are where they stay."""
         config, plan = self.config, self.plan
         parameters = self.model.parameters()
-        self.optimizer: Any = get_optimizer(config.optimizer, parameters, plan.learning_rate, **config.optimizer_arguments)
+        self.optimizer: Any = get_optimizer(config.optimizer, parameters, plan.learning_rate, **config.optimizer_kwargs)
         # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
         self.ema = make_ema(self.model, config, device) if config.use_ema else None
@@ -82,7 +82,7 @@ class RunCore:
 
     def check_schedules(self) -> None:
         """Compares what the optimizer has at this update with what was promised."""
-        promised_lr = None if self.plan.follows_metric else float(self.plan.promised_lrs[self.update])
+        promised_lr = None if self.plan.follows_metric else float(self.plan.expected_lrs[self.update])
         promised_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
         self.audit.check(
             self.update,

@@ -14,22 +14,22 @@ from ..core.files import atomic_file, full_disk_explained
 from ..core.streams import stream_generator
 
 if TYPE_CHECKING:
-    from .run_state import RunCore
+    from .run_state import RunState
     from .trainer import Trainer
 
 
-def draw_samples(run: RunCore, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
+def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
     """
     Samples of the model as it is, by its pipeline, always from the same starting noise.
 
     Args:
-        run ([`RunCore`]): Its model, whose mode is restored, noise schedule and configuration.
+        run ([`RunState`]): Its model, whose mode is restored, noise schedule and configuration.
         num (`int`): How many.
         purpose (`str`): Names the stream of starting noise.
         show_progress (`bool`): A progress bar.
 
     Returns:
-        `np.ndarray`: see [`RunKind.sample`].
+        `np.ndarray`: see [`DataKind.sample`].
     """
     kind, config, model = run.kind, run.config, run.bare_model
     was_training = model.training

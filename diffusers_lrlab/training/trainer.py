@@ -29,8 +29,9 @@ from .diagnostics.lr_warnings import signs_of
 from .diagnostics.observer import TimestepObserver
 from .interrupts import InterruptGuard
 from .plan import Plan
+from .results.select import results_of
 from .run_folder import RunFolder
-from .run_state import RunCore
+from .run_state import RunState
 from .samples import draw_samples, save_pipeline, save_preview
 from .state import resume_trainer, save_trainer
 from .stepping import Stepper
@@ -40,7 +41,7 @@ _MAX_OVERFLOWS = 30
 _LOOKS = 50  # for signs of a bad learning rate, over a run
 
 
-class Trainer(RunCore):
+class Trainer(RunState):
     """
     A run: its model, optimizer, schedule and EMA, and the loop over its updates.
 
@@ -264,7 +265,7 @@ class Trainer(RunCore):
         save_preview(self.folder.lab / "samples", self.update, self.kind.preview(samples))
         for tracker in self.accelerator.trackers:
             layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-            tracker.log_images({"samples": self.kind.as_pictures(self, samples)}, step=self.update, **layout)
+            tracker.log_images({"samples": results_of(self.kind).as_pictures(self, samples)}, step=self.update, **layout)
 
     def validate(self) -> dict[str, float]:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""

@@ -12,12 +12,12 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.points import PointTransform, load_point_data, read_points
-from diffusers_lrlab.data.sources import settle_point_column
+from diffusers_lrlab.data.sources import find_point_column
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
 
 LAZY = {"in_memory_limit_mb": 0}
 STREAM = {"streaming": True, "max_train_steps": 1}
@@ -74,7 +74,7 @@ def load(folder, **options):
 
 def settle(folder, **options):
     options = {"dataset_name": str(folder), "cache_dir": str(folder.parent / "cache"), **options}
-    return settle_point_column(TrainingConfig(**options))
+    return find_point_column(TrainingConfig(**options))
 
 
 def by_row(points):
@@ -355,7 +355,7 @@ def table(folder, form="parquet", **columns):
 
 @pytest.mark.parametrize("name", TOY_DATASETS)
 def test_toy_sets_have_their_points_in_x(name):
-    assert settle_point_column(TrainingConfig(dataset_name=name)) == "x"
+    assert find_point_column(TrainingConfig(dataset_name=name)) == "x"
     assert resolve_config(TrainingConfig(dataset_name=name)).point_column == "x"
     assert resolve_config(TrainingConfig(dataset_name=name, point_column="x")).point_column == "x"
     with pytest.raises(LabError, match=rf"--point_column 'y'.*{name!r} are in 'x'"):
@@ -364,12 +364,12 @@ def test_toy_sets_have_their_points_in_x(name):
 
 @pytest.mark.parametrize("options", [{}, {"dataset_name": "digits"}])
 def test_digits_are_images(options):
-    assert settle_point_column(TrainingConfig(**options)) is None
+    assert find_point_column(TrainingConfig(**options)) is None
 
 
 def test_what_is_asked_for_is_not_looked_up():
-    assert settle_point_column(TrainingConfig(dataset_name="no/where", point_column="q")) == "q"
-    assert settle_point_column(TrainingConfig(dataset_name="no/where", image_column="image")) is None
+    assert find_point_column(TrainingConfig(dataset_name="no/where", point_column="q")) == "q"
+    assert find_point_column(TrainingConfig(dataset_name="no/where", image_column="image")) is None
 
 
 @pytest.mark.parametrize("form", ["parquet", "save_to_disk", "jsonl"])

@@ -28,9 +28,9 @@ from diffusers_lrlab.finder.range_test import do_one_update, range_test
 from diffusers_lrlab.finder.saved_result import kept_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
-from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds.base import kind_of
+from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 

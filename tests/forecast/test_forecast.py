@@ -16,9 +16,9 @@ from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, for
 from diffusers_lrlab.forecast.timing import forecast_time, num_pictures
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training import trainer as loop
-from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds.base import kind_of
+from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 

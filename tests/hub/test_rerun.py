@@ -16,7 +16,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
 from diffusers_lrlab.training.arguments import parse_options
-from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.resolve import resolve_config
 
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
 

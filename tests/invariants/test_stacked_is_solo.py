@@ -26,11 +26,11 @@ from diffusers_lrlab.study.stacked.matmul_backends import CANDIDATES
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds.base import kind_of
-from diffusers_lrlab.training.kinds.points import PointRuns
+from diffusers_lrlab.training.kinds.points import Points
+from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
@@ -68,7 +68,7 @@ def precision(dtype):
     """Runs on points are of this precision inside this block."""
     with pytest.MonkeyPatch.context() as patch:
         if dtype == torch.float64:
-            patch.setattr(PointRuns, "model_class", lambda self: Double)
+            patch.setattr(Points, "model_class", lambda self: Double)
         yield
 
 

@@ -12,9 +12,9 @@ from diffusers import UNet2DModel
 from diffusers_lrlab import get_optimizer, list_optimizers
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import check_schedule
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resolve_schedules import check_schedule
 
 
 def make_model(size=64):
@@ -170,9 +170,9 @@ def test_learning_rates_have_the_optimizers_scale():
 
 def test_adams_options_are_its_parameters():
     config = resolve_config(TrainingConfig(adam_beta1=0.8))
-    assert config.optimizer_arguments["beta1"] == 0.8
+    assert config.optimizer_kwargs["beta1"] == 0.8
     config = resolve_config(TrainingConfig(optimizer="adam", optimizer_kwargs={"beta1": 0.7}))
-    assert (config.adam_beta1, config.optimizer_arguments["beta1"], config.start_momentum) == (0.7, 0.7, 0.7)
+    assert (config.adam_beta1, config.optimizer_kwargs["beta1"], config.start_momentum) == (0.7, 0.7, 0.7)
 
 
 def weights(folder):

@@ -8,8 +8,8 @@ import runs
 from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.optimizers.scaling import SCALING_RULES, scaled_learning_rate, scaling_warning
-from diffusers_lrlab.run.train import prepare
-from diffusers_lrlab.training.checks import resolve_config
+from diffusers_lrlab.training.prepare import prepare
+from diffusers_lrlab.training.resolve import resolve_config
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.setting_checks import ema_decays
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.averaging import make_ema
-from diffusers_lrlab.training.checks import resolve_config
-from diffusers_lrlab.training.kinds.base import kind_of
+from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 

@@ -16,8 +16,8 @@ from test_lr_finder import QUICK, assert_same, state_of
 
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.run.train import prepare
 from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 

@@ -23,10 +23,10 @@ from diffusers_lrlab.study.stacked.probe import fastest_products
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
 from diffusers_lrlab.study.stacked.worker_threads import Lanes, side_by_side
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.kinds.base import kind_of
+from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
 
 # Optional optimizers' own.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

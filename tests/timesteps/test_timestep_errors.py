@@ -8,12 +8,13 @@ from helpers import image_folder
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.objective.noise import NOISES
-from diffusers_lrlab.run.train import prepare, train
+from diffusers_lrlab.run.train import train
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.prepare import prepare
+from diffusers_lrlab.training.resolve import resolve_config
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ REGISTRIES = {
 @pytest.mark.parametrize("option", REGISTRIES)
 def test_a_letter_too_many_is_noticed(broken_data, option):
     """Of every name of every registry, and parameters that no entry takes."""
-    from diffusers_lrlab.training.checks import resolve_config
+    from diffusers_lrlab.training.resolve import resolve_config
 
     for name in REGISTRIES[option]:
         with pytest.raises(LabError) as error:

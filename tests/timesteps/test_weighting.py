@@ -14,8 +14,8 @@ from diffusers_lrlab.objective.objective import Objective, make_noise_scheduler
 from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
 from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
-from diffusers_lrlab.training.checks import resolve_config
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
 BETA_SCHEDULES = ["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"]

@@ -541,8 +541,8 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
 )
 def test_python_gets_the_same_checks(options, part):
     from diffusers_lrlab.core.errors import LabError
-    from diffusers_lrlab.training.checks import resolve_config
     from diffusers_lrlab.training.config import TrainingConfig
+    from diffusers_lrlab.training.resolve import resolve_config
 
     with pytest.raises(LabError, match=re.escape(part)):
         resolve_config(TrainingConfig(**{"logger": "tensorboard"} | options))

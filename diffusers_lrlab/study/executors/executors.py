@@ -36,7 +36,7 @@ def run_local(specs: list[RunSpec], bench: Bench) -> None:
     """
     from accelerate.state import AcceleratorState, GradientState
 
-    from ...run.train import make_accelerator
+    from ...training.prepare import make_accelerator
     from ...training.trainer import Trainer
 
     for spec in specs:

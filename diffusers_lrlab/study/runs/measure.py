@@ -14,7 +14,8 @@ from diffusers import DDIMScheduler
 
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
-from ...training.run_state import RunCore
+from ...training.results.select import results_of
+from ...training.run_state import RunState
 from ...training.samples import draw_samples
 from ..spec.metrics import sample_metrics
 from ..spec.spec import RunSpec
@@ -26,12 +27,12 @@ _COLUMNS = 4
 _FIXED_POINTS, _FIXED_STEPS = 500, 50
 
 
-def finish(run: RunCore, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
+def finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
     """
     The sections of a run's record, and why it diverged if it did: before (`error`), or by what it is at its end.
 
     Args:
-        run ([`RunCore`]): Trained as far as it came.
+        run ([`RunState`]): Trained as far as it came.
         spec ([`RunSpec`]): What it is and what is asked about it.
         curves ([`Curves`]): Of its training.
         error (`str` or `None`): Why training ended early.
@@ -44,12 +45,12 @@ def finish(run: RunCore, spec: RunSpec, curves: Curves, error: str | None) -> tu
     return {"train": {**_course(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
-def measure(run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: dict[str, float]) -> dict[str, Any]:
+def measure(run: RunState, spec: RunSpec, curves: dict[str, Any], last_quality: dict[str, float]) -> dict[str, Any]:
     """
     What the record of a run says about its end.
 
     Args:
-        run ([`RunCore`]): Trained to its end.
+        run ([`RunState`]): Trained to its end.
         spec ([`RunSpec`]): What it is and what is asked about it.
         curves (`dict`): Of [`Curves`].
         last_quality (`dict`): The last validation losses.
@@ -61,10 +62,10 @@ def measure(run: RunCore, spec: RunSpec, curves: dict[str, Any], last_quality: d
         Diverged: if samples are not finite.
     """
     started = time.perf_counter()
-    samples = _finite(run.kind.samples_to_evaluate(run)) if _needs_samples(spec) else None
+    samples = _finite(results_of(run.kind).samples_to_evaluate(run)) if _needs_samples(spec) else None
     sampled = time.perf_counter()
     run.sampling_seconds = sampled - started
-    results = run.kind.evaluate(run, samples, spec.metrics)
+    results = results_of(run.kind).evaluate(run, samples, spec.metrics)
     results |= {name: value for name, value in last_quality.items() if name in spec.metrics}
     if "sharpness" in spec.metrics:
         with run.averaged_weights():
@@ -125,7 +126,7 @@ def _needs_samples(spec: RunSpec) -> bool:
     return bool((sample_metrics() | {"exact_kl"}) & {*spec.metrics})
 
 
-def _course(run: RunCore) -> dict[str, Any]:
+def _course(run: RunState) -> dict[str, Any]:
     return {
         "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,
@@ -140,12 +141,12 @@ def _course(run: RunCore) -> dict[str, Any]:
     }
 
 
-def _some_samples(run: RunCore, num: int) -> np.ndarray:
+def _some_samples(run: RunState, num: int) -> np.ndarray:
     with run.averaged_weights():
         return draw_samples(run, num, "distances")
 
 
-def _as_png(run: RunCore, samples: np.ndarray) -> str:
+def _as_png(run: RunState, samples: np.ndarray) -> str:
     """Images `(num, height, width, channels)` in [0, 1] as one PNG, four in a row, in base64."""
     from PIL import Image
 
@@ -157,7 +158,7 @@ def _as_png(run: RunCore, samples: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def from_fixed_start(run: RunCore) -> np.ndarray:
+def from_fixed_start(run: RunState) -> np.ndarray:
     """Points that the averaged weights make by DDIM from noise that is the same for all runs: `(500, dimension)`."""
     with run.averaged_weights(), torch.no_grad():
         pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.noise_scheduler.config))

@@ -16,9 +16,9 @@ from ...core.errors import LabError
 from ...core.files import write_text
 from ...data.loading import TrainingData
 from ...training.config import DataConfig
-from ...training.kinds.base import kind_of
+from ...training.kinds.select import kind_of
 from ...training.plan import Plan, make_plan
-from ...training.run_state import RunCore
+from ...training.run_state import RunState
 from ..spec.spec import RunSpec
 from ..stacked.probe import fastest_products
 from .precision import check_precision
@@ -166,7 +166,7 @@ class Bench:
             self._bar.close()
         self._bar = None
 
-    def keep_weights(self, spec: RunSpec, run: RunCore) -> None:
+    def keep_weights(self, spec: RunSpec, run: RunState) -> None:
         """Keeps the averaged weights of a run on points, which are small, for what is measured between runs."""
         if spec.stage == "compare" and run.config.point_column is not None:
             with run.averaged_weights():

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, did_you_mean
-from ...data.sources import settle_point_column
+from ...core.options import names_where, options_of
+from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d_entries import TOY_DATASETS
 from ...training.arguments import parse_options
-from ...training.checks import check_source, resolve_config
-from ...training.config import EMBEDDED_DEFAULTS, TrainingConfig
-from ...training.kinds.base import kind_of
-from ...training.resolve import check_schedule
+from ...training.config import ResolvedConfig, TrainingConfig
+from ...training.kinds.select import kind_of
+from ...training.resolve import resolve_config
+from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
 from .metrics import check_metrics, default_metrics, sample_metrics
 from .spec import ARM_NOTES, PRESETS, RunSpec, StudySpec
@@ -64,7 +65,7 @@ def expand_tuning(spec: StudySpec) -> list[RunSpec]:
     return runs
 
 
-def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dict[str, Any] | None, dict[str, Any]]]:
+def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
     """The resolved configuration of each arm on each data set, that of its model if one is asked for, and paths as given."""
     configs = {}
     models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
@@ -74,7 +75,7 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dic
             where = f"the arm {arm!r} on {dataset!r}"
             options = {**spec.base, **dataset_fields, **own}
             try:
-                config = _settle(located(options, spec.folder), where, spec.evaluation_points)
+                config = _resolve(located(options, spec.folder), where, spec.evaluation_points)
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 key = tuple(
@@ -85,26 +86,20 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[TrainingConfig, dic
                     models[key] = kind_of(config).load_model_config(config)
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
-            given = {name: options[name] for name in _PATHS if options.get(name) is not None}
+            given = {name: options[name] for name in _paths() if options.get(name) is not None}
             configs[arm, dataset] = config, models[key], given
     _check_comparable(spec, {place: config for place, (config, *_) in configs.items()})
     return configs
 
 
-# What may be a file beside that of the study.
-_PATHS = ("model_config_name_or_path", "train_data_dir", "dataset_name")
-# Losses of different targets, noise or points are different quantities.
-_LOSS_OF = ("prediction_type", "ddpm_num_steps", "ddpm_beta_schedule", "num_validation_images")
-
-
-def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingConfig]) -> None:
+def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], ResolvedConfig]) -> None:
     """Raises a `LabError` if a loss or a distance is to be compared between arms for which it means different things."""
     for dataset in spec.datasets:
         _check_training_data(dataset, [configs[arm, dataset] for arm in spec.arms])
         _check_samples(spec, dataset, [configs[arm, dataset] for arm in spec.arms])
     asked = {*spec.metrics, spec.speedup_metric or ""}
     losses = sorted(asked & {"validation_loss", "validation_loss_ema", "training_set_loss"})
-    for name in _LOSS_OF if losses else ():
+    for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
         if name == "num_validation_images" and losses == ["training_set_loss"]:
             continue
         for dataset in spec.datasets:
@@ -117,7 +112,7 @@ def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], TrainingCo
                 )
 
 
-def _check_training_data(dataset: str, configs: list[TrainingConfig]) -> None:
+def _check_training_data(dataset: str, configs: list[ResolvedConfig]) -> None:
     """Raises a `LabError` if arms would learn from different data: what is held out of a data set is not trained on."""
     if configs[0].dataset_name in TOY_DATASETS:  # which hold out points of their own
         return
@@ -129,7 +124,7 @@ def _check_training_data(dataset: str, configs: list[TrainingConfig]) -> None:
         )
 
 
-def _check_samples(spec: StudySpec, dataset: str, configs: list[TrainingConfig]) -> None:
+def _check_samples(spec: StudySpec, dataset: str, configs: list[ResolvedConfig]) -> None:
     """Raises a `LabError` if distances are to be compared that different numbers of samples make larger or smaller."""
     of_samples = sorted(sample_metrics() & {*(spec.metrics or default_metrics(configs[0]))})
     numbers = {config.distance_samples or config.num_validation_images for config in configs}
@@ -140,26 +135,31 @@ def _check_samples(spec: StudySpec, dataset: str, configs: list[TrainingConfig])
         )
 
 
+def _paths() -> list[str]:
+    """Options that may name a file beside that of the study."""
+    return [name for name, known in options_of(TrainingConfig).items() if known.is_path]
+
+
 def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
     """Options with whole paths where they mean files beside that of the study."""
     where = Path(str(importlib.resources.files(__package__) / "presets")) if folder == PRESETS else Path(folder)
     located = dict(options)
-    for name in _PATHS:
+    for name in _paths():
         path = options.get(name)
-        if path is not None and str(path) not in EMBEDDED_DEFAULTS and (where / str(path)).exists():
+        if path is not None and str(path) not in EMBEDDED_DATASETS and (where / str(path)).exists():
             located[name] = str((where / str(path)).resolve())
     return located
 
 
-def _settle(options: dict[str, Any], where: str, evaluation_points: int) -> TrainingConfig:
-    config = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
-    check_source(config)
-    config = resolve_config(dataclasses.replace(config, point_column=settle_point_column(config)))
-    config.mixed_precision = config.mixed_precision or "no"  # of the study, not of a launcher
+def _resolve(options: dict[str, Any], where: str, evaluation_points: int) -> ResolvedConfig:
+    asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
+    config = resolve_config(asked, find_columns=True)
+    resolved: dict[str, Any] = {"mixed_precision": config.mixed_precision or "no"}  # of the study, not of a launcher
     if config.validation_steps is None and config.num_validation_images:
         if config.max_train_steps is None:
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
-        config.validation_steps = max(1, config.max_train_steps // evaluation_points)
+        resolved["validation_steps"] = max(1, config.max_train_steps // evaluation_points)
+    config = dataclasses.replace(config, **resolved)
     check_schedule(config)
     check_timesteps(config)
     return config

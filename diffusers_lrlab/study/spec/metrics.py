@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...core.errors import LabError, did_you_mean
-from ...training.config import TrainingConfig
+from ...training.config import ResolvedConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +45,7 @@ def sample_metrics() -> set[str]:
     return {*POINT_METRICS, "frechet_distance"}
 
 
-def _absence(name: str, config: TrainingConfig) -> str | None:
+def _absence(name: str, config: ResolvedConfig) -> str | None:
     """Why the data or the options of a run cannot give a metric, `None` if they can."""
     from ...data.toy2d_entries import LOG_PROBS
     from ...evaluation.points import POINT_METRICS
@@ -71,13 +71,13 @@ def _absence(name: str, config: TrainingConfig) -> str | None:
     return None
 
 
-def check_metrics(names: Iterable[str], config: TrainingConfig, where: str) -> None:
+def check_metrics(names: Iterable[str], config: ResolvedConfig, where: str) -> None:
     """
     Raises a `LabError` for the first metric that is not known, or that a run cannot give.
 
     Args:
         names: Of metrics.
-        config ([`TrainingConfig`]): Of the run, resolved.
+        config ([`ResolvedConfig`]): Of the run, resolved.
         where (`str`): Where they were asked for.
     """
     known = metric_labels()
@@ -88,6 +88,6 @@ def check_metrics(names: Iterable[str], config: TrainingConfig, where: str) -> N
             raise LabError(f"{where}: {name!r} {reason}.")
 
 
-def default_metrics(config: TrainingConfig) -> tuple[str, ...]:
+def default_metrics(config: ResolvedConfig) -> tuple[str, ...]:
     """What a run is measured by if nobody says: sample quality first."""
     return tuple(name for name in DEFAULT_METRICS if _absence(name, config) is None)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from ...core.errors import LabError, did_you_mean
+from ...core.options import names_where, options_of
 from ...training.config import TrainingConfig
 from ..analysis.statistics import LARGER_IS_BETTER, NEITHER_IS_BETTER
-from .spec import ARM_NOTES, NOT_IN_SPECS, Tuning, controlled
+from .spec import ARM_NOTES, Tuning, controlled
 
-# What data a run is about, which the data sets of a study decide.
-_SOURCES = (
-    *("dataset_name", "dataset_config_name", "dataset_split", "train_data_dir", "streaming", "image_column"),
-    *("point_column", "resolution", "image_channels"),
-)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
 
@@ -60,9 +55,9 @@ def read_fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str
     """Fields of the training configuration, as they are written."""
     if not isinstance(fields, dict):
         raise LabError(f"{where} must be a mapping of options to values, such as 'lr_scheduler: cosine'.")
-    known = [*(field.name for field in dataclasses.fields(TrainingConfig)), *also]
+    known = [*options_of(TrainingConfig), *also]
     for name in fields:
-        if name in NOT_IN_SPECS:
+        if name in names_where(TrainingConfig, study="no"):
             raise LabError(f"{where} has {name}, which a study sees to by itself. Leave it out.")
         if name not in known:
             raise LabError(
@@ -94,7 +89,7 @@ def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[s
     endings: dict[str, str] = {}
     for name, fields in _named(value, "an arm").items():
         fields = read_fields({} if fields is None else fields, f"the arm {name!r}", (*ARM_NOTES, "learning_rates"))
-        for source in _SOURCES:
+        for source in names_where(TrainingConfig, study="data set"):
             if source in fields:
                 raise LabError(
                     f"The arm {name!r} has {source}, but arms are compared on the same data. Add a data set instead."

@@ -9,20 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ...training.config import OutputConfig, TrainingConfig
+from ...core.options import defaults_of, options_of
+from ...training.config import ResolvedConfig, TrainingConfig
 
-# What a study sees to by itself, and what has no place in it.
-NOT_IN_SPECS = frozenset(
-    {field.name for field in dataclasses.fields(OutputConfig)}
-    - {"logging_steps", "validation_steps", "distance_samples", "frechet_samples", "checkpointing_steps"}
-) | {"seed", "local_rank", "cpu_threads", "log_timestep_bins", "timestep_grad_every", "auto_learning_rate"}
-# Fields that say how a run is done, not what comes out of it.
-_NOT_IN_RESULT = NOT_IN_SPECS - {"seed", "eval_batch_size"} | {"checkpointing_steps", "in_memory_limit_mb"}
-_NOT_IN_RESULT |= {"lr_scheduler_source"}  # the schedule itself counts
-# The same of fields that a specification may have; they count as these values.
-_WITHOUT_EFFECT = {"cache_dir": None, "dataloader_num_workers": 0}
-# Fields that are younger than results that are kept: at these values they count for nothing, so that those keep their names.
-_YOUNGER = {"scale_lr": "none", "base_batch_size": 64, "gradient_checkpointing": False}
+# Identities have these, of options that decide nothing, at these values: the form that results are named after.
+_ALWAYS_THERE = {"cache_dir": None, "dataloader_num_workers": 0}
 ARM_NOTES = ("description", "controls")  # what an arm has besides fields of the training configuration
 PRESETS = "(presets)"  # the folder of those of the package
 _FORMAT = 1  # of result files; part of the identity of a run
@@ -50,7 +41,7 @@ class Tuning:
     seeds: tuple[int, ...]
     metric: str
 
-    def rates_for(self, config: TrainingConfig) -> list[float]:
+    def rates_for(self, config: ResolvedConfig) -> list[float]:
         """To choose from, for an arm."""
         return list(self.learning_rates) or [config.learning_rate * factor for factor in self.factors]
 
@@ -111,7 +102,7 @@ class RunSpec:
         dataset (`str`): Its data set.
         seed (`int`): Its seed.
         stage (`str`): "tune" if it only serves to choose a learning rate, else "compare".
-        config ([`TrainingConfig`]): Resolved.
+        config ([`ResolvedConfig`]): Of the run.
         metrics (`tuple` of `str`): What is measured at its end.
         precision (`str`): Of products of matrices.
         model (`dict`, *optional*): The configuration of the model, if one was asked for.
@@ -123,7 +114,7 @@ class RunSpec:
     dataset: str
     seed: int
     stage: str
-    config: TrainingConfig = field(repr=False)
+    config: ResolvedConfig = field(repr=False)
     metrics: tuple[str, ...] = field(repr=False)
     precision: str = field(default="fp32", repr=False)
     model: dict[str, Any] | None = field(default=None, repr=False)
@@ -137,8 +128,12 @@ class RunSpec:
     @cached_property
     def digest(self) -> str:
         """Changes with everything that decides the result."""
-        fields = {key: value for key, value in self.fields.items() if key not in _NOT_IN_RESULT} | _WITHOUT_EFFECT
-        fields = {key: value for key, value in fields.items() if key not in _YOUNGER or value != _YOUNGER[key]}
+        options, defaults = options_of(TrainingConfig), defaults_of(TrainingConfig)
+        fields = _ALWAYS_THERE | {
+            name: value
+            for name, value in self.fields.items()
+            if options[name].role.decides_result and not (options[name].omit_default and value == defaults[name])
+        }
         if self.model is not None:  # what is in the file counts, not where it is
             fields["model_config_name_or_path"] = self.model
         stage = [] if self.stage == "compare" else [self.stage]

@@ -13,11 +13,11 @@ from ...objective.objective import Objective
 from ...schedules.feedback import FeedbackSchedule
 from ...timesteps.bands import scaled_lr
 from ...training.plan import Plan
-from ...training.run_state import RunCore
+from ...training.run_state import RunState
 from ..runs.curves import Curves
 
 
-class Member(RunCore):
+class Member(RunState):
     """
     A run whose network is part of a stack; model, optimizer, schedules and EMA are the real ones.
 

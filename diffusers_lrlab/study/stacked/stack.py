@@ -11,18 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core.options import names_where
 from ...data.batches import iterate_batches, to_device
 from ...objective.loss import prediction_losses
 from ...objective.objective import Objective
+from ...training.config import TrainingConfig
 from .captured import CapturedUpdate, Inputs, Recorder, record_graph
 from .member import Member
 from .stacked_mlp import StackedMLP, take_out
-
-# What decides which points, timesteps and noise an update has. Members that agree in all of it share the draws.
-_DRAWN_BY = (
-    *("seed", "timestep_sampler", "timestep_sampler_kwargs", "loss_weighting", "loss_weighting_kwargs", "timestep_lr"),
-    *("timestep_lr_kwargs", "noise", "noise_kwargs"),
-)
 
 
 class _Draws:
@@ -213,5 +209,5 @@ def _is_due(member: Member, update: int) -> bool:
 
 def _draws_key(member: Member) -> Any:
     """Equal for members with the same draws."""
-    drawn_by = tuple(repr(getattr(member.config, name)) for name in _DRAWN_BY)
+    drawn_by = tuple(repr(getattr(member.config, name)) for name in names_where(TrainingConfig, decides_draws=True))
     return (id(member.data), member.plan.num_updates, *drawn_by)

@@ -1,113 +1,117 @@
-"""What depends on whether a run is about images or points. All the rest of training is the same code for both."""
+"""A kind of data: all that images, points, latents, ... differ in before a model is trained."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..config import TrainingConfig
+from ...core.registry import Registry
+from ..config import ResolvedConfig, TrainingConfig
 
 if TYPE_CHECKING:
     import torch
 
     from ...data.layout import BatchLayout
     from ...data.loading import TrainingData
-    from ..run_state import RunCore
-    from ..trainer import Trainer
+
+KINDS = Registry("kind of data")
+"""Entries are subclasses of [`DataKind`]; what samples of them are shown by is in `results/`, under the same name."""
 
 
-class RunKind(ABC):
+class DataKind(ABC):
     """
-    Data, model, pipeline and results of runs on one kind of data.
+    Data, model, pipeline and defaults of runs on one kind of data.
 
     Attributes:
-        things (`str`): "images" or "points".
+        name (`str`): In `KINDS`. It is also what people call the items: "images", "points".
         component (`str`): What the pipeline calls the model, and so the folder of its weights.
         pipeline_name (`str`): For people.
         sampling_batch (`int`): Samples per pass of the pipeline.
+        is_bounded (`bool`): Whether values lie in [-1, 1], where samples are kept too.
+        has_neighbours (`bool`): Whether values have neighbours, as pixels do, that noise may be correlated over.
+        default_length (`dict`): The length of a run, as options.
     """
 
-    things: str
-    component: str
-    pipeline_name: str
-    sampling_batch: int
+    name: ClassVar[str]
+    component: ClassVar[str]
+    pipeline_name: ClassVar[str]
+    sampling_batch: ClassVar[int]
+    is_bounded: ClassVar[bool]
+    has_neighbours: ClassVar[bool]
+    default_length: ClassVar[dict[str, int]]
+
+    # --- options -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def defaults(self, config: TrainingConfig) -> dict[str, Any]:
+        """Options that depend on the kind of data and on the data set, for those that are not given."""
+
+    def check(self, config: TrainingConfig) -> dict[str, Any]:
+        """
+        What is special about the options of this kind.
+
+        Returns:
+            `dict`: of options whose values follow from others.
+
+        Raises:
+            LabError: for what cannot be done with these data.
+        """
+        return {}
+
+    def folder_name(self, dataset: str, config: TrainingConfig) -> str:
+        """The default of `--output_dir`."""
+        return f"ddpm-{dataset}"
+
+    # --- data --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
+        """The data of a run."""
+
+    @abstractmethod
+    def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
+        """The shape of an item, in words."""
+
+    def data_warnings(self, data: TrainingData) -> list[str]:
+        """What is odd about the data."""
+        return []
+
+    def evaluation_batch(self, layout: BatchLayout) -> int:
+        """Items per pass of the validation loss."""
+        return layout.micro_batch
+
+    # --- model -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def model_class(self) -> Any:
-        """The class of the model."""
+        """The class of the model, with diffusers' `ModelMixin` and `ConfigMixin`."""
 
     @abstractmethod
     def make_pipeline(self, model: Any, scheduler: Any) -> Any:
         """The pipeline that samples, and that is saved."""
 
     @abstractmethod
-    def load_data(self, config: TrainingConfig, num_processes: int) -> TrainingData:
-        """The data of a resolved configuration."""
-
-    @abstractmethod
-    def load_model_config(self, config: TrainingConfig) -> dict[str, Any] | None:
+    def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
         """The model's configuration that was asked for, checked without data; `None` for the default."""
 
     @abstractmethod
-    def settle_model_config(
-        self, config: TrainingConfig, given: dict[str, Any] | None, data: TrainingData
+    def resolve_model_config(
+        self, config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData
     ) -> dict[str, Any]:
         """Arguments of the model: those given, checked against the data, or a default that fits them."""
-
-    @abstractmethod
-    def describe_data(self, config: TrainingConfig, data: TrainingData) -> str:
-        """The shape of an image or a point, in words."""
 
     @abstractmethod
     def describe_model(self, model_config: dict[str, Any]) -> str:
         """The model, in words."""
 
+    # --- samples -----------------------------------------------------------------------------------------------------
+
     @abstractmethod
     def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
         """Samples of a pipeline: images `(num, height, width, channels)` in [0, 1], or points `(num, dimension)`."""
 
-    @abstractmethod
     def preview(self, samples: np.ndarray) -> np.ndarray:
         """What is kept of the samples of one moment of training."""
-
-    @abstractmethod
-    def as_pictures(self, trainer: Trainer, samples: np.ndarray) -> np.ndarray:
-        """8-bit pictures `(num, height, width, channels)` of samples, for trackers."""
-
-    @abstractmethod
-    def samples_to_evaluate(self, run: RunCore) -> np.ndarray | None:
-        """Samples of the averaged weights, for the distances at the end of a run; `None` if there are to be none."""
-
-    @abstractmethod
-    def evaluate(self, run: RunCore, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
-        """
-        Results of a finished run besides the losses in its log.
-
-        Args:
-            run ([`RunCore`]): The run.
-            samples (`np.ndarray` or `None`): Of [`samples_to_evaluate`].
-            metrics (`Collection[str]`, *optional*): Names of results to compute; all that there are if not given.
-        """
-
-    @abstractmethod
-    def draw(self, trainer: Trainer, samples: np.ndarray) -> None:
-        """Pictures of samples, and of samples over training, into `lrlab/`."""
-
-    def evaluation_batch(self, layout: BatchLayout) -> int:
-        """Images per pass of the validation loss."""
-        return layout.micro_batch
-
-    def data_warnings(self, data: TrainingData) -> list[str]:
-        """What is odd about the data."""
-        return []
-
-
-def kind_of(config: TrainingConfig) -> RunKind:
-    """The kind of run that a resolved configuration means."""
-    from .images import ImageRuns
-    from .points import PointRuns
-
-    return ImageRuns() if config.point_column is None else PointRuns()
+        return samples

@@ -1,156 +1,67 @@
-"""Runs on points: an [`MLPDenoiser`] in a [`PointDDPMPipeline`]."""
+"""Points of any dimension: an [`MLPDenoiser`] in a [`PointDDPMPipeline`]."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ...core.errors import LabError
-from ...core.streams import stream_generator
-from ...data.layout import BatchLayout
-from ...data.loading import TrainingData
-from ...data.points import load_point_data
-from ...data.toy2d_entries import LOG_PROBS
-from ...evaluation.likelihood import exact_kl, log_likelihood
-from ...evaluation.points import point_metrics
-from ...evaluation.validation_loss import ValidationLoss
+from ...data.toy2d_entries import TOY_DATASETS
 from ...models.loading import load_model_config
-from ..config import TrainingConfig
-from ..samples import draw_samples, load_previews
-from .base import RunKind
+from ..config import ResolvedConfig, TrainingConfig
+from .base import KINDS, DataKind
 
 if TYPE_CHECKING:
-    from ..run_state import RunCore
-    from ..trainer import Trainer
+    import torch
 
-_LIKELIHOOD_POINTS = 1000
-_LOSS_BATCH = 10_000
-_LOSS_DRAWS = 5  # one draw of noise for each point leaves too much to chance
-_FRAMES = 41
-_MOST_REAL = 100_000  # points of a stream, or of a set that is not in memory, to compare samples with
+    from ...data.layout import BatchLayout
+    from ...data.loading import TrainingData
+
+_DEFAULTS: dict[str, Any] = {
+    "num_validation_images": 10_000,
+    "train_batch_size": 256,
+    "learning_rate": 3e-4,
+    "ddpm_num_steps": 100,
+    "ddpm_beta_schedule": "linear",
+    "frechet_samples": 0,
+    "eval_batch_size": 2000,
+}
+_LOSS_BATCH = 10_000  # a pass takes little memory, and small ones take long
 
 
-class PointRuns(RunKind):
-    """See [`RunKind`]."""
+@KINDS.register("points", description="points of any dimension, by an MLPDenoiser", source="own")
+class Points(DataKind):
+    """See [`DataKind`]."""
 
-    things = "points"
+    name = "points"
     component = "denoiser"
     pipeline_name = "PointDDPMPipeline"
     sampling_batch = 1_000_000
+    is_bounded = False
+    has_neighbours = False
+    default_length = {"max_train_steps": 10_000}
 
-    def model_class(self) -> Any:
-        """Ours."""
-        from ...models.mlp_denoiser import MLPDenoiser
+    def defaults(self, config: TrainingConfig) -> dict[str, Any]:
+        return _DEFAULTS
 
-        return MLPDenoiser
+    def check(self, config: TrainingConfig) -> dict[str, Any]:
+        if config.dataset_name in TOY_DATASETS and config.point_column != "x":
+            raise LabError(f"--point_column {config.point_column!r}: the points of {config.dataset_name!r} are in 'x'.")
+        if config.frechet_samples:
+            raise LabError(
+                f"--frechet_samples {config.frechet_samples} needs features that suit the data; they exist for digits only; "
+                f"points have --distance_samples. Leave it out for {config.dataset_name or config.train_data_dir!r}."
+            )
+        return {}
 
-    def make_pipeline(self, model: Any, scheduler: Any) -> Any:
-        """Ours."""
-        from ...pipelines.point_ddpm import PointDDPMPipeline
+    def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
+        from ...data.points import load_point_data
 
-        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
-
-    def load_data(self, config: TrainingConfig, num_processes: int) -> TrainingData:
-        """Points, in memory if they fit."""
         return load_point_data(config, num_processes)
 
-    def load_model_config(self, config: TrainingConfig) -> dict[str, Any] | None:
-        """As far as it can be checked without data."""
-        if config.model_config_name_or_path is None:
-            return None
-        return load_model_config(self.model_class(), config.model_config_name_or_path, config.cache_dir)
-
-    def settle_model_config(
-        self, config: TrainingConfig, given: dict[str, Any] | None, data: TrainingData
-    ) -> dict[str, Any]:
-        """The study's network by default, for points of this dimension."""
-        (dimension,) = data.image_shape
-        if given is None:
-            return {"dimension": dimension}
-        if given["dimension"] != dimension:
-            raise LabError(
-                f"The model {config.model_config_name_or_path!r} is for points of {given['dimension']} dimensions, and "
-                f"those of {data.name!r} have {dimension}. Set dimension in its config.json, or use other data."
-            )
-        return given
-
-    def describe_data(self, config: TrainingConfig, data: TrainingData) -> str:
-        """The dimension."""
+    def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
         return f"{data.image_shape[0]} dimensions"
-
-    def describe_model(self, model_config: dict[str, Any]) -> str:
-        """Its configuration, as far as it is not the default."""
-        return f"MLPDenoiser({', '.join(f'{key}={value}' for key, value in model_config.items())})"
-
-    def evaluation_batch(self, layout: BatchLayout) -> int:
-        """Many: a pass takes little memory, and small ones take long."""
-        return _LOSS_BATCH
-
-    def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
-        """Points."""
-        return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points
-
-    def preview(self, samples: np.ndarray) -> np.ndarray:
-        """The points themselves."""
-        return samples
-
-    def as_pictures(self, trainer: Trainer, samples: np.ndarray) -> np.ndarray:
-        """One picture of all of them."""
-        from ..plots.points import as_picture, limits_of
-
-        return as_picture(samples, limits_of(_real_points(trainer.data, len(samples)), samples))[None]
-
-    def samples_to_evaluate(self, run: RunCore) -> np.ndarray | None:
-        """As many as were asked for, else as points are held out."""
-        num_samples = run.config.distance_samples
-        if num_samples is None:
-            num_samples = len(run.data.held_out) or min(10_000, run.data.num_images or 10_000)
-        if not num_samples:
-            return None
-        with run.averaged_weights():
-            return draw_samples(run, num_samples, "distances", show_progress=True)
-
-    def evaluate(self, run: RunCore, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
-        """Distances of samples to the training points with what held-out points score, exact KL, and the study's loss."""
-        data, held_out = run.data, run.data.held_out.numpy()
-        real = _shuffled(data.all_in_memory(_MOST_REAL))
-        results: dict[str, Any] = {}
-        if metrics is None or "training_set_loss" in metrics:
-            results["training_set_loss"] = _training_set_loss(run, real)
-        if samples is None:
-            return results
-        if metrics is None or "exact_kl" in metrics:
-            with run.averaged_weights():
-                results |= _exact_kl(run, held_out)
-        results |= point_metrics(real.numpy(), samples, "distances of samples", metrics)
-        results |= {f"{name}_of_held_out_points": value for name, value in _floors(run.data, real, samples, metrics).items()}
-        return results | {
-            "distance_samples": len(samples),
-            "distance_held_out_points": min(len(samples), len(held_out)),
-        }
-
-    def draw(self, trainer: Trainer, samples: np.ndarray) -> None:
-        """Data beside samples, samples over training, the way from noise as a strip and as an animation."""
-        from ..plots.points import animate, plot_beside, plot_progress, plot_trajectory
-
-        lab, config = trainer.folder.lab, trainer.config
-        real = _real_points(trainer.data, len(samples))
-        plot_beside(real, samples, lab / "samples.png")
-        plot_progress(load_previews(lab / "samples"), trainer.plan.num_updates, real, lab / "progress.png")
-        with trainer.averaged_weights():
-            pipeline = self.make_pipeline(trainer.bare_model.eval(), trainer.noise_scheduler)
-            pipeline.set_progress_bar_config(disable=True)
-            output = pipeline(
-                num_points=len(samples),
-                generator=stream_generator(config.seed, "samples", 0, device=trainer.bare_model.device),
-                num_inference_steps=config.ddpm_num_inference_steps,
-                num_frames=min(_FRAMES, config.ddpm_num_inference_steps + 1),
-            )
-        plot_trajectory(output.frames, output.frame_timesteps, real, lab / "trajectory.png")
-        animate(output.frames, output.frame_timesteps, real, lab / "sampling.gif")
 
     def data_warnings(self, data: TrainingData) -> list[str]:
         """Points on quite another scale than the noise."""
@@ -165,41 +76,39 @@ class PointRuns(RunKind):
             "about 1, or little is learned."
         ]
 
+    def evaluation_batch(self, layout: BatchLayout) -> int:
+        return _LOSS_BATCH
 
-def _real_points(data: TrainingData, num: int) -> np.ndarray:
-    """What samples are shown beside: held-out points, or some to train on if none are held out."""
-    return (data.held_out if len(data.held_out) else data.all_in_memory(num)[:num]).numpy()
+    def model_class(self) -> Any:
+        from ...models.mlp_denoiser import MLPDenoiser
 
+        return MLPDenoiser
 
-def _shuffled(points: torch.Tensor) -> torch.Tensor:
-    return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))]
+    def make_pipeline(self, model: Any, scheduler: Any) -> Any:
+        from ...pipelines.point_ddpm import PointDDPMPipeline
 
+        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
 
-def _floors(
-    data: TrainingData, real: torch.Tensor, samples: np.ndarray, metrics: Collection[str] | None
-) -> dict[str, float]:
-    """What held-out points score in the place of samples; the same for all runs on these data."""
-    key = ("floors", len(samples), metrics if metrics is None else frozenset(metrics))
-    if key not in data.known:
-        data.known[key] = point_metrics(real.numpy(), data.held_out.numpy()[: len(samples)], "of held-out points", metrics)
-    return data.known[key]
+    def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
+        if config.model_config_name_or_path is None:
+            return None
+        return load_model_config(self.model_class(), config.model_config_name_or_path, config.cache_dir)
 
+    def resolve_model_config(
+        self, config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData
+    ) -> dict[str, Any]:
+        (dimension,) = data.image_shape
+        if given is None:
+            return {"dimension": dimension}
+        if given["dimension"] != dimension:
+            raise LabError(
+                f"The model {config.model_config_name_or_path!r} is for points of {given['dimension']} dimensions, and "
+                f"those of {data.name!r} have {dimension}. Set dimension in its config.json, or use other data."
+            )
+        return given
 
-def _training_set_loss(run: RunCore, real: torch.Tensor) -> float:
-    """The loss of the raw weights on all training points: the study's "evaluation loss", here of fixed draws of noise."""
-    model, scheduler = run.bare_model, run.noise_scheduler
-    with run.raw_weights():
-        losses = [ValidationLoss(real, scheduler, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)]
-    return float(np.mean(losses))
+    def describe_model(self, model_config: dict[str, Any]) -> str:
+        return f"MLPDenoiser({', '.join(f'{key}={value}' for key, value in model_config.items())})"
 
-
-def _exact_kl(run: RunCore, held_out: np.ndarray) -> dict[str, float]:
-    """Where the density of the data is known."""
-    log_prob = LOG_PROBS.get(run.config.dataset_name or "")
-    points = held_out[:_LIKELIHOOD_POINTS]
-    if log_prob is None or len(points) < 2 or run.config.ddpm_num_steps < 2:
-        return {}  # the way of the ODE is from the first timestep to the last
-    model = run.bare_model
-    of_model = log_likelihood(model, run.noise_scheduler, torch.from_numpy(points).to(model.device))
-    mean, error = exact_kl(log_prob(points), of_model.cpu().numpy())
-    return {"exact_kl": mean, "exact_kl_standard_error": error}
+    def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
+        return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points

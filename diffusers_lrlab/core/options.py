@@ -1,0 +1,228 @@
+"""An option says everything about itself, once: in the field of the dataclass that declares it.
+
+Flags, help, checks, what a resumed run may change, what a study's results are named after and what the finder looks at are
+all derived from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .errors import LabError
+from .registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """
+    What an option means to everything but its own use.
+
+    Args:
+        decides_result (`bool`): Whether runs that differ in it are different runs. It is part of a study run's identity.
+        may_change_on_resume (`bool`): Whether a resumed run may have another value.
+        finder (`str`): What the learning-rate finder does with it: "compares" it (a result found with another value is of
+            another run), "uses", "ignores" (and says so) or "refuses" it.
+        study (`str`): Where a study's specification may have it: in any "arm", only in a "data set", or not at all ("no").
+        is_repeated (`bool`): Whether a rerun takes it from the record, and is compared by it.
+        decides_draws (`bool`): Whether it decides which samples, timesteps and noise an update gets.
+        defines_loss (`bool`): Whether losses of runs that differ in it are different quantities.
+    """
+
+    decides_result: bool
+    may_change_on_resume: bool
+    finder: Literal["compares", "uses", "ignores", "refuses"]
+    study: Literal["arm", "data set", "no"] = "arm"
+    is_repeated: bool = True
+    decides_draws: bool = False
+    defines_loss: bool = False
+
+
+# Which data.
+SOURCE = Role(decides_result=True, may_change_on_resume=False, finder="compares", study="data set")
+# How the data are prepared.
+DATA = Role(decides_result=True, may_change_on_resume=False, finder="uses")
+# What is predicted, at which noise levels.
+OBJECTIVE = Role(decides_result=True, may_change_on_resume=False, finder="compares", defines_loss=True)
+# Timesteps, weights and noise.
+DRAWS = Role(decides_result=True, may_change_on_resume=False, finder="compares", decides_draws=True)
+# What one update does with a gradient.
+UPDATE = Role(decides_result=True, may_change_on_resume=False, finder="compares")
+# How updates differ over the run, and what is made of them: schedules, length, averages of the weights.
+COURSE = Role(decides_result=True, may_change_on_resume=False, finder="ignores")
+# What is measured at the end.
+EVALUATION = Role(decides_result=True, may_change_on_resume=True, finder="ignores")
+# How fast, and with how much memory.
+MACHINE = Role(decides_result=False, may_change_on_resume=True, finder="uses")
+# What is noted of each noise level, in a file that a resumed run goes on with.
+LOG = Role(decides_result=False, may_change_on_resume=False, finder="ignores", study="no")
+# What is written during the run.
+OUTPUT = Role(decides_result=False, may_change_on_resume=True, finder="ignores", study="no")
+# Where it goes, and who is shown it.
+DESTINATION = dataclasses.replace(OUTPUT, is_repeated=False)
+# What to do with this start.
+START = dataclasses.replace(DESTINATION, finder="refuses")
+
+
+@dataclass(frozen=True)
+class Need:
+    """
+    Something without which an option would have no effect.
+
+    Args:
+        text (`str`): What is needed, as an error says it.
+        is_met (`Callable`): Whether a resolved configuration has it.
+    """
+
+    text: str
+    is_met: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """
+    What is known of an option besides its type and default.
+
+    Args:
+        role ([`Role`]): What it means to resuming, studies, the finder and reruns.
+        at_least (`float`, *optional*): The smallest value.
+        above (`float`, *optional*): A bound that values lie above.
+        below (`float`, *optional*): A bound that values lie below.
+        needs (`tuple` of [`Need`]): What it has no effect without.
+        kinds (`tuple` of `str`): The kinds of data that it is about; all if empty.
+        registry (`str`): The registry whose names it takes, as "module:NAME"; its help shows them in the place of `{names}`.
+        is_path (`bool`): Whether it may name a file, which a study looks for beside its specification.
+        omit_default (`bool`): Left out of the identity of a study's run at its default. For options that are younger than
+            results which are to keep their names: every new one that decides the result.
+    """
+
+    role: Role
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    needs: tuple[Need, ...] = ()
+    kinds: tuple[str, ...] = ()
+    registry: str = ""
+    is_path: bool = False
+    omit_default: bool = False
+
+    @property
+    def entries(self) -> Registry:
+        """The registry, which is imported now."""
+        module, _, name = self.registry.partition(":")
+        return getattr(importlib.import_module(f"diffusers_lrlab.{module}"), name)
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises a `LabError` for a number out of range."""
+        if self.at_least is not None and not self.at_least <= value < math.inf:
+            raise LabError(f"--{name} {value} is not allowed; use {self.at_least:g} or more.")
+        if self.above is not None and not self.above < value < math.inf:
+            raise LabError(f"--{name} {value} is not allowed; it must be a number above {self.above:g}, such as 1e-4.")
+        if self.below is not None and not 0 <= value < self.below:
+            raise LabError(f"--{name} {value} is outside [0, {self.below:g}).")
+
+
+def option(default: Any, help: str, role: Role, *, repr: bool = True, **known: Any) -> Any:
+    """
+    A field of a configuration.
+
+    Args:
+        default: What it is if nobody gives it; `None` if that depends on something else, as `help` says.
+        help (`str`): Of the flag.
+        role ([`Role`]): See there.
+        repr (`bool`): Whether it is shown.
+        known: Arguments of [`Option`], and facets of the role that are different for this option.
+    """
+    facets = {key: known.pop(key) for key in tuple(known) if key in Role.__dataclass_fields__}
+    described = Option(role=dataclasses.replace(role, **facets), **known)
+    return field(default=default, metadata={"help": _Help(help, described)}, repr=repr)
+
+
+class _Help(str):
+    """The help of a flag, which carries the option: `HfArgumentParser` hands all other metadata of a field to argparse."""
+
+    option: Option
+
+    def __new__(cls, text: str, option: Option) -> _Help:
+        help = super().__new__(cls, text)
+        help.option = option
+        return help
+
+
+@functools.cache
+def options_of(config_class: Any) -> dict[str, Option]:
+    """Every option of a dataclass, by name."""
+    return {field.name: field.metadata["help"].option for field in dataclasses.fields(config_class)}
+
+
+@functools.cache
+def defaults_of(config_class: Any) -> dict[str, Any]:
+    """The default of every option, by name."""
+    return {field.name: field.default for field in dataclasses.fields(config_class)}
+
+
+def names_where(config_class: Any, **facets: Any) -> tuple[str, ...]:
+    """The names of the options whose roles have these facets, such as `decides_draws=True`."""
+    options = options_of(config_class)
+    return tuple(
+        name
+        for name, known in options.items()
+        if all(getattr(known.role, facet) == value for facet, value in facets.items())
+    )
+
+
+def check_types(config: Any) -> None:
+    """Raises a `LabError` for a value of another type than its field: what a parser makes sure of for the command line."""
+    for name, hint in _type_hints(config.__class__).items():
+        value = getattr(config, name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        plain = tuple(
+            get_origin(kind) or kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)
+        )
+        if value is None or (choices and value in choices):
+            continue
+        if choices:
+            raise LabError(f"{name}={value!r} is not allowed; choose from {', '.join(map(repr, choices))}.")
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not (isinstance(value, plain) or (float in plain and is_number)) or (int in plain and isinstance(value, bool)):
+            raise LabError(f"{name}={value!r} is not allowed; give {' or '.join(kind.__name__ for kind in plain)}.")
+
+
+@functools.cache
+def _type_hints(config_class: Any) -> dict[str, Any]:
+    return get_type_hints(config_class)
+
+
+def check_ranges(config: Any, config_class: Any) -> None:
+    """Raises a `LabError` for the first number out of range."""
+    for name, known in options_of(config_class).items():
+        value = getattr(config, name)
+        if value is not None:
+            known.check(name, value)
+
+
+def check_needs(config: Any, config_class: Any, kind: str) -> None:
+    """
+    Raises a `LabError` for an option that was changed and has no effect.
+
+    Args:
+        config: Resolved.
+        config_class: Whose options are checked.
+        kind (`str`): The kind of data.
+    """
+    defaults = defaults_of(config_class)
+    for name, known in options_of(config_class).items():
+        if getattr(config, name) == defaults[name]:
+            continue
+        missing = [need.text for need in known.needs if not need.is_met(config)]
+        if known.kinds and kind not in known.kinds:
+            missing.insert(0, f"a data set of {' or '.join(known.kinds)}")
+        if missing:
+            raise LabError(f"--{name} has no effect here; it needs {missing[0]}. Add that or leave --{name} out.")

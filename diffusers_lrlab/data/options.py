@@ -1,0 +1,123 @@
+"""The options that say which data a run learns from, and how they are prepared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.options import DATA, MACHINE, SOURCE, Need, option
+from .toy2d_entries import TOY_DATASETS
+
+EMBEDDED_DATASETS = ("digits", *TOY_DATASETS)
+
+IMAGES = ("images",)
+READ = Need("data that are not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
+STREAMING = Need("--streaming", lambda config: config.streaming)
+NOT_STREAMING = Need("no --streaming", lambda config: not config.streaming)
+NOT_TOY = Need("data that are read, and toy sets are made", lambda config: config.dataset_name not in TOY_DATASETS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Parameters that control the data."""
+
+    _argument_group_name = "data"
+
+    dataset_name: str | None = option(
+        None,
+        "The embedded set 'digits' (8x8 handwritten digits, the default), a set of points in the plane "
+        "({names}), a local folder or a Hub id.",
+        SOURCE,
+        registry="data.toy2d_entries:TOY_DATASETS",
+        is_path=True,
+    )
+    dataset_config_name: str | None = option(None, "Configuration of the Hub dataset.", SOURCE, needs=(READ,))
+    dataset_split: str = option("train", "Split to train on.", SOURCE, needs=(READ,))
+    train_data_dir: str | None = option(
+        None, "Folder of images (png, jpg, ..., also in subfolders); excludes --dataset_name.", SOURCE, is_path=True
+    )
+    cache_dir: str | None = option(
+        None, "Where datasets and models that are downloaded are kept.", MACHINE, is_repeated=False
+    )
+    streaming: bool = option(
+        False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.", SOURCE
+    )
+    image_column: str | None = option(
+        None, "Column that holds the images; found by its type if there is only one.", SOURCE, needs=(READ,), kinds=IMAGES
+    )
+    point_column: str | None = option(
+        None,
+        "Column that holds points, as lists of as many numbers in every row; found by its type if there is only one, "
+        "and none of images.",
+        SOURCE,
+    )
+    data_kind: str | None = option(
+        None,
+        "What the data are, by name; found from their columns if not given. Names: {names}.",
+        SOURCE,
+        registry="training.kinds.select:KINDS",
+        omit_default=True,
+    )
+    resolution: int | None = option(
+        None,
+        "Images are resized to this many pixels on the shorter side and cropped; 64, or 8 for digits.",
+        SOURCE,
+        at_least=1,
+        kinds=IMAGES,
+    )
+    image_channels: Literal[1, 3] | None = option(
+        None, "1 for grey, 3 for colour; 3, or 1 for digits.", SOURCE, kinds=IMAGES
+    )
+    center_crop: bool = option(False, "Crop at the centre instead of a random place.", DATA, kinds=IMAGES)
+    random_flip: bool = option(False, "Flip half of the images horizontally.", DATA, kinds=IMAGES)
+    preserve_input_precision: bool = option(
+        True,
+        "Keep 16- and 32-bit images at their precision (upstream rounds to 8 bits unless asked; here that is "
+        "--no_preserve_input_precision).",
+        DATA,
+        kinds=IMAGES,
+    )
+    skip_corrupt_images: bool = option(
+        False,
+        "Leave out images that cannot be decoded, count and list them, instead of stopping at the first.",
+        DATA,
+        may_change_on_resume=True,
+        kinds=IMAGES,
+    )
+    num_validation_images: int | None = option(
+        None,
+        "Images held out for the validation loss, at most a fifth of the set; 256, or 10,000 points. 0 turns "
+        "validation off.",
+        DATA,
+        defines_loss=True,
+        at_least=0,
+    )
+    in_memory_limit_mb: int = option(
+        1024,
+        "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read.",
+        MACHINE,
+        at_least=0,
+        needs=(NOT_STREAMING, NOT_TOY),
+    )
+    stream_shuffle_buffer: int = option(
+        1000, "Images in the shuffle buffer of a stream.", DATA, at_least=1, needs=(STREAMING,)
+    )
+    dataloader_num_workers: int = option(
+        0,
+        "Worker processes that decode images which are not in memory; 0 decodes in the main process.",
+        MACHINE,
+        at_least=0,
+        needs=(NOT_STREAMING, NOT_TOY),
+    )
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """
+        Channels, and pixels of a side.
+
+        Raises:
+            ValueError: if they are not resolved yet, or the data are not images.
+        """
+        if self.resolution is None or self.image_channels is None:
+            raise ValueError("Only a resolved configuration of images has a resolution and channels.")
+        return self.image_channels, self.resolution

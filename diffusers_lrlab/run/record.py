@@ -1,0 +1,85 @@
+"""`run.json`: what was asked for, where it ran, and what became of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from accelerate import Accelerator
+
+from ..core.environment import describe_environment, launch_command, peak_memory_mb
+from ..core.errors import Interrupted, LabError
+from ..training.plan import Plan
+from ..training.trainer import Trainer
+
+
+def start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run that begins, or that goes on from one with the record `previous`."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    before = previous.get("run", {})
+    return {
+        "run": {
+            "status": "running",
+            "command": before.get("command", launch_command()),
+            "started": before.get("started", now),
+            "starts": [*before.get("starts", []), now],
+            "seconds": before.get("seconds", 0.0),
+            "ended": None,
+        },
+        "train": {
+            "num_updates": plan.num_updates,
+            "num_epochs": plan.num_epochs,
+            "warmup_updates": plan.warmup_updates,
+            "peak_learning_rate": plan.learning_rate,
+            "global_batch": plan.layout.global_batch,
+            "num_processes": accelerator.num_processes,
+            "num_training_images": plan.num_images,
+            "num_held_out_images": plan.num_held_out,
+            "data_shape": plan.data_shape,
+            "num_parameters": plan.num_parameters,
+            "device": str(accelerator.device),
+            "mixed_precision": accelerator.mixed_precision,
+        },
+        "config": plan.config.to_dict(),
+        "meta": describe_environment(),
+    }
+
+
+@contextmanager
+def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
+    """Whatever becomes of the run inside this block, the record says so and is written."""
+    started = time.perf_counter()
+    try:
+        yield
+        record["run"]["status"] = "finished"
+    except (Interrupted, KeyboardInterrupt):
+        record["run"]["status"] = "cancelled"
+        raise
+    except BaseException as error:
+        record["run"]["status"] = "failed"
+        record["run"]["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        record["run"]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
+        record["run"]["seconds"] += time.perf_counter() - started
+        record["train"] |= {
+            "updates_done": trainer.update,
+            "training_seconds": trainer.training_seconds,
+            "peak_memory_mb": peak_memory_mb(),
+            "schedule_audit": trainer.audit.state_dict(),
+            "skipped_corrupt_images": trainer.data.skipped,
+            "signs": trainer.signs,
+        }
+        try:
+            if trainer.observer is not None:
+                trainer.observer.write()
+                record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
+            trainer.folder.write_record(record)
+        except LabError:
+            # A full disk must not hide the error that says so.
+            if sys.exc_info()[0] is None:
+                raise

@@ -1,0 +1,58 @@
+"""What is chosen by name and parameters: read from two options, written as one spec string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import LabError
+from ..core.options import options_of
+from ..core.registry import Registry
+from ..core.spec import format_spec, parse_json_kwargs
+from ..schedules.resolve import merge_spec
+from .config import ResolvedConfig, TrainingConfig
+
+# Of timesteps, loss and noise: resolved by nothing but their registries.
+LEARNED_FROM = ("timestep_sampler", "loss_weighting", "timestep_lr", "noise")
+
+
+def registry_of(option: str) -> Registry:
+    """Where the names are that an option takes."""
+    return options_of(TrainingConfig)[option].entries
+
+
+def given_kwargs(config: TrainingConfig, option: str) -> dict[str, Any]:
+    """The parameters beside an option, as a dictionary."""
+    kwargs = getattr(config, f"{option}_kwargs")
+    return parse_json_kwargs(kwargs, f"--{option}_kwargs") if isinstance(kwargs, str) else kwargs or {}
+
+
+def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
+    """The fields of an option and of its parameters: the name alone, and all parameters with their defaults spelt out."""
+    spec, given = getattr(config, option), given_kwargs(config, option)
+    if spec is None and given:
+        raise LabError(f"--{option}_kwargs {given} without --{option}. Give its name too.")
+    resolved: dict[str, Any] = {}
+    if spec is not None:
+        registry = registry_of(option)
+        spec, given = merge_spec(spec, given, registry)
+        resolved = registry[spec].resolve(given)
+    return {option: spec, f"{option}_kwargs": resolved}
+
+
+def describe_choices(config: ResolvedConfig | dict[str, Any]) -> list[tuple[str, str]]:
+    """
+    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default).
+
+    Args:
+        config ([`ResolvedConfig`] or `dict`): Or the fields of one, from a record that may be older than some of them.
+    """
+    fields = config if isinstance(config, dict) else config.__dict__
+    described = []
+    for option in LEARNED_FROM:
+        name = fields.get(option, TrainingConfig.__dataclass_fields__[option].default)
+        if name is not None:
+            defaults = registry_of(option)[name].resolve({})
+            kwargs = fields.get(f"{option}_kwargs") or {}
+            given = {key: value for key, value in kwargs.items() if value != defaults[key]}
+            described.append((option, format_spec(name, given)))
+    return described

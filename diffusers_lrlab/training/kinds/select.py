@@ -1,0 +1,22 @@
+"""Which kind of data a configuration means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import TrainingConfig
+from . import images, points
+from .base import KINDS, DataKind
+
+__all__ = ["KINDS", "images", "kind_of", "points"]
+
+
+def kind_of(config: TrainingConfig | dict[str, Any]) -> DataKind:
+    """
+    The kind of data of a configuration, or of one that was recorded.
+
+    That it is about points is known by their column, which [`find_point_column`] finds before.
+    """
+    known = config if isinstance(config, dict) else config.__dict__
+    name = known.get("data_kind") or ("images" if known["point_column"] is None else "points")
+    return KINDS[name].factory()

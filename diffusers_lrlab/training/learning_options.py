@@ -1,0 +1,216 @@
+"""The options that say what is learned and how: model, schedules, timesteps, loss, noise, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..core.options import COURSE, DESTINATION, DRAWS, LOG, MACHINE, OBJECTIVE, START, UPDATE, Need, option
+from ..data.options import IMAGES
+
+EMA = Need("--use_ema", lambda config: config.use_ema)
+SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
+HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
+BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Parameters that control the model and the diffusion process."""
+
+    _argument_group_name = "model and diffusion process"
+
+    model_config_name_or_path: str | None = option(
+        None,
+        "Folder or Hub id with the configuration of a UNet2DModel, or of an MLPDenoiser for points; without it one "
+        "that fits the data.",
+        UPDATE,
+        finder="uses",
+        may_change_on_resume=True,
+        is_path=True,
+    )
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = option(
+        "epsilon",
+        "What the model predicts: the noise, the image (its loss weighted by the SNR, as upstream) or the velocity.",
+        OBJECTIVE,
+    )
+    ddpm_num_steps: int | None = option(
+        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, at_least=1
+    )
+    ddpm_num_inference_steps: int | None = option(
+        None,
+        "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost).",
+        COURSE,
+        at_least=1,
+    )
+    ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] | None = option(
+        None, "Noise schedule; linear.", OBJECTIVE
+    )
+    gradient_checkpointing: bool = option(
+        False,
+        "Compute activations again in the backward pass instead of keeping them: less memory, more time.",
+        MACHINE,
+        decides_result=True,
+        omit_default=True,
+        kinds=IMAGES,
+    )
+    enable_xformers_memory_efficient_attention: bool = option(
+        False,
+        "Attention by xformers, which must be installed; torch's own is used otherwise.",
+        UPDATE,
+        finder="uses",
+        kinds=IMAGES,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Parameters that control the learning rate and the momentum."""
+
+    _argument_group_name = "learning rate and momentum"
+
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate; 1e-4, 1e-3 for digits and its small model, 3e-4 for points, with AdamW; other optimizers"
+        " have others. auto lets the finder choose, by a test of about 600 updates before the run.",
+        COURSE,
+        above=0,
+    )
+    auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", START)
+    scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
+        "none",
+        "How the learning rate grows with the images of an update, over all micro-batches and processes; `lrlab "
+        "scale` shows the rules.",
+        COURSE,
+        finder="refuses",
+        omit_default=True,
+    )
+    base_batch_size: int = option(
+        64,
+        "Images of an update that --learning_rate is meant for, with --scale_lr.",
+        COURSE,
+        omit_default=True,
+        at_least=1,
+        needs=(SCALING,),
+    )
+    lr_scheduler: str = option(
+        "cosine",
+        "Name of the schedule, or a spec string NAME:key=value,key=value, or hub:USER/NAME for one that somebody "
+        "published. Names: {names}.",
+        COURSE,
+        registry="schedules.registries:SCHEDULERS",
+    )
+    lr_scheduler_source: str | None = option(
+        None,
+        "Set by hub:USER/NAME: the commit and the hash of the schedule that was taken; not for use by hand.",
+        DESTINATION,
+    )
+    lr_scheduler_kwargs: dict[str, Any] | str | None = option(
+        None, """Its parameters as JSON, such as '{"step_size": 500}'.""", COURSE
+    )
+    lr_warmup_steps: float | None = option(
+        None,
+        "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05, which suits runs of any length "
+        "(upstream 500 updates), and 0 for schedules without warm-up or with a rise of their own.",
+        COURSE,
+        at_least=0,
+    )
+    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", COURSE)
+    lr_power: float | None = option(None, "power of the schedules that take it.", COURSE)
+    momentum_scheduler: str | None = option(
+        None,
+        "Name or spec string of a schedule for the momentum (beta1). Names: {names}.",
+        COURSE,
+        registry="schedules.registries:MOMENTUM_SCHEDULERS",
+    )
+    momentum_scheduler_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", COURSE)
+    strict_lr_audit: bool = option(
+        False,
+        "Stop at the first update whose learning rate or momentum is not the promised one, instead of reporting it.",
+        COURSE,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimestepConfig:
+    """Parameters that control which timesteps are trained when, how strongly, and with which noise."""
+
+    _argument_group_name = "timesteps, loss and noise"
+
+    timestep_sampler: str = option(
+        "uniform",
+        "Name or spec string of the density that timesteps are drawn from. Names: {names}.",
+        DRAWS,
+        registry="timesteps.registries:TIMESTEP_SAMPLERS",
+    )
+    timestep_sampler_kwargs: dict[str, Any] | str | None = option(
+        None, """Its parameters as JSON, such as '{"sigma": 0.5}'; `lrlab list timesteps` shows them.""", DRAWS
+    )
+    loss_weighting: str = option(
+        "none",
+        "Name or spec string of the weights of the losses by noise level. Names: {names}.",
+        DRAWS,
+        registry="timesteps.registries:LOSS_WEIGHTINGS",
+    )
+    loss_weighting_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", DRAWS)
+    timestep_lr: str | None = option(
+        None,
+        "A learning rate per timestep: weight:factors=[1|2] weighs the losses of bands of timesteps, "
+        "banded:factors=[1|2] takes all timesteps of an update from one band and does it at that band's rate.",
+        DRAWS,
+        registry="timesteps.registries:TIMESTEP_LRS",
+    )
+    timestep_lr_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", DRAWS)
+    noise: str = option(
+        "gaussian", "Name or spec string of the noise in training. Names: {names}.", DRAWS, registry="objective.noise:NOISES"
+    )
+    noise_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", DRAWS)
+    log_timestep_bins: int | None = option(
+        None,
+        "Equal parts of the timesteps whose losses are logged apart, in lrlab/timesteps.parquet; 10, and 0 for none.",
+        LOG,
+    )
+    timestep_grad_every: int | None = option(
+        None,
+        "Updates between measurements of gradient norm and gradient noise scale in each of these parts, on 32 held-"
+        "out images for each; takes as long as 5 to 20 updates, and is off if not given.",
+        LOG,
+        at_least=1,
+        needs=(BINS, HELD_OUT),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Parameters that control the optimizer, gradient clipping and EMA."""
+
+    _argument_group_name = "optimizer, clipping and EMA"
+
+    optimizer: str = option(
+        "adamw", "Name of the optimizer, or a spec string. Names: {names}.", UPDATE, registry="optimizers.entries:OPTIMIZERS"
+    )
+    optimizer_kwargs: dict[str, Any] | str | None = option(
+        None,
+        """Its parameters as JSON, such as '{"momentum": 0.95}'; `lrlab list optimizers` shows them.""",
+        UPDATE,
+    )
+    adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, below=1)
+    adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, below=1)
+    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0)
+    adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, above=0)
+    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, at_least=0)
+    use_ema: bool = option(
+        True,
+        "Keep an exponential moving average of the weights, for samples and the saved model: raw weights sample worse"
+        " (off upstream; here --no_use_ema turns it off).",
+        COURSE,
+    )
+    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", COURSE, above=0, needs=(EMA,))
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", COURSE, at_least=0, needs=(EMA,))
+    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", COURSE, below=1, needs=(EMA,))
+    ema_update_every: int = option(
+        1, "Optimizer updates from one update of the EMA to the next.", COURSE, at_least=1, needs=(EMA,)
+    )
+    ema_start_update: int = option(
+        0, "Optimizer updates during which the EMA is a copy of the weights.", COURSE, at_least=0, needs=(EMA,)
+    )

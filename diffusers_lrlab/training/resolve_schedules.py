@@ -1,0 +1,138 @@
+"""Learning rate, warm-up and momentum, from what is asked for to names with all their parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from ..core.errors import LabError
+from ..core.progress import resolve_warmup_updates
+from ..optimizers.entries import OPTIMIZERS
+from ..optimizers.scaling import scaled_learning_rate
+from ..schedules.published import PREFIX as HUB_PREFIX
+from ..schedules.published import hub_schedule
+from ..schedules.registries import SCHEDULERS
+from ..schedules.resolve import merge_spec, published_momentum, resolve_kwargs
+from ..schedules.schedule import Schedule
+from .choices import given_kwargs, resolve_choice
+from .config import ResolvedConfig, TrainingConfig
+
+
+def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
+    """The schedule with all its parameters, and its warm-up as far as the length of the run is known."""
+    published = _published(config) if config.lr_scheduler.startswith(HUB_PREFIX) else {}
+    name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config, "lr_scheduler"))
+    for key, value in (("num_cycles", config.lr_num_cycles), ("power", config.lr_power)):
+        if value is None:
+            continue
+        if published:
+            raise LabError("--lr_num_cycles and --lr_power would make another schedule of a published one. Leave them out.")
+        if key in kwargs:
+            raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Drop one.")
+        kwargs[key] = value
+    resolved = resolve_kwargs(SCHEDULERS[name], kwargs)
+    if config.scale_lr == "none" and not config.auto_learning_rate:  # else the peak is known later
+        check_floor(name, resolved, config.learning_rate or 0.0)
+    if "feedback" in SCHEDULERS[name].traits and config.num_validation_images == 0:
+        raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
+    return {
+        **published,
+        "lr_scheduler": name,
+        "lr_scheduler_kwargs": resolved,
+        "lr_num_cycles": None,
+        "lr_power": None,
+        "lr_warmup_steps": _warmup(config, name, kwargs),
+    }
+
+
+def _published(config: TrainingConfig) -> dict[str, Any]:
+    """What a schedule from the Hub decides besides the learning rate."""
+    momentum, momentum_kwargs = published_momentum(
+        config.lr_scheduler, config.momentum_scheduler, given_kwargs(config, "momentum_scheduler")
+    )
+    return {
+        "lr_scheduler_source": hub_schedule(config.lr_scheduler).pin,
+        "momentum_scheduler": momentum,
+        "momentum_scheduler_kwargs": momentum_kwargs,
+    }
+
+
+def _warmup(config: TrainingConfig, name: str, kwargs: dict[str, Any]) -> float:
+    """Warm-up in updates or as a fraction of the run; 0 where the schedule has none or rises by itself."""
+    traits, warmup = SCHEDULERS[name].traits, config.lr_warmup_steps
+    if "no_warmup" in traits:
+        if warmup:
+            raise LabError(
+                f"--lr_warmup_steps {warmup:g} has no effect on {name!r}, which has no warm-up"
+                + ("; use --lr_scheduler constant_with_warmup." if name == "constant" else ". Leave it out.")
+            )
+        warmup = 0
+    elif warmup is None:
+        warmup = 0 if "rises" in traits else 0.05
+    shape = {key: kwargs[key] for key in ("warmup_type", "warmup_start_ratio", "warmup_lr_rate") if key in kwargs}
+    changed = {key: value for key, value in shape.items() if value not in (None, "linear")}
+    if changed and warmup == 0:
+        raise LabError(f"{changed} of {name!r} has no effect without warm-up. Give --lr_warmup_steps, or leave it out.")
+    resolve_warmup_updates(warmup, config.max_train_steps or 10**12)
+    return warmup
+
+
+def resolve_momentum(config: TrainingConfig) -> dict[str, Any]:
+    """The momentum schedule with all its parameters, checked against schedule, optimizer and EMA."""
+    resolved = resolve_choice(config, "momentum_scheduler")
+    momentum, kwargs = resolved["momentum_scheduler"], resolved["momentum_scheduler_kwargs"]
+    # Two schedules of one number are an error here.
+    schedule = Schedule(config.lr_scheduler, given_kwargs(config, "lr_scheduler"), momentum, kwargs)
+    if schedule.compensates and "feedback" in SCHEDULERS[config.lr_scheduler].traits:
+        raise LabError(
+            f"{momentum!r} sets the learning rate, and so does {config.lr_scheduler!r}, which follows the validation loss. "
+            "Use --momentum_scheduler demon beside it."
+        )
+    if "averages" in OPTIMIZERS[config.optimizer].traits:
+        _check_averaging(config, momentum)
+    return resolved
+
+
+def _check_averaging(config: TrainingConfig, momentum: str | None) -> None:
+    """Raises a `LabError` for a second average, or a second schedule, beside an optimizer that is both."""
+    wrong = []
+    if config.lr_scheduler not in ("constant", "constant_with_warmup") or momentum is not None:
+        wrong.append("--lr_scheduler constant_with_warmup and no --momentum_scheduler")
+    if config.use_ema:
+        wrong.append("--no_use_ema")
+    if wrong:
+        raise LabError(
+            f"{config.optimizer!r} averages the weights in place of a schedule and of an EMA: it goes with "
+            f"{', and with '.join(wrong)}."
+        )
+
+
+def check_floor(name: str, kwargs: dict[str, Any], peak: float, scale_lr: str = "none") -> None:
+    """Raises a `LabError` for a schedule whose floor is above its peak."""
+    if (floor := kwargs.get("min_lr") or 0.0) > peak:
+        rate = "--learning_rate" if scale_lr == "none" else "the scaled learning rate"
+        raise LabError(f"min_lr={floor:g} of {name!r} is above {rate} {peak:g}. Lower it.")
+
+
+def check_schedule(config: ResolvedConfig) -> None:
+    """Builds optimizer and schedules once, for what only their own code can refuse; the real length may be unknown yet."""
+    import torch
+
+    from ..optimizers.entries import get_optimizer
+    from ..schedules.scheduler import build_all
+
+    weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
+    # A launcher has said by now how many processes there are.
+    batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
+    peak = scaled_learning_rate(config.learning_rate, config.scale_lr, batch, config.base_batch_size)
+    optimizer = get_optimizer(config.optimizer, weights, peak, **config.optimizer_kwargs)
+    length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
+    build_all(with_batch(config.schedule, batch), optimizer, config.lr_warmup_steps, length)
+
+
+def with_batch(schedule: Schedule, images_per_update: int) -> Schedule:
+    """The schedule with the effective batch, if it counts images and was not given one."""
+    if "images_per_update" not in schedule.kwargs or schedule.kwargs["images_per_update"] is not None:
+        return schedule
+    return dataclasses.replace(schedule, kwargs={**schedule.kwargs, "images_per_update": images_per_update})

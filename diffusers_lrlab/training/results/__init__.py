@@ -1,0 +1,1 @@
+"""What a trained model of each kind of data is shown by: samples, pictures, figures."""

@@ -1,0 +1,43 @@
+"""What a trained model is shown by: samples, pictures of them, figures that say how good they are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.registry import Registry
+from ..run_state import RunState
+
+RESULTS = Registry("kind of results")
+"""Entries are subclasses of [`Results`], under the names of `KINDS`."""
+
+
+class Results(ABC):
+    """Samples, figures and pictures of runs on one kind of data."""
+
+    @abstractmethod
+    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
+        """8-bit pictures `(num, height, width, channels)` of samples, for trackers."""
+
+    @abstractmethod
+    def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
+        """Samples of the averaged weights, for the distances at the end of a run; `None` if there are to be none."""
+
+    @abstractmethod
+    def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+        """
+        Results of a finished run besides the losses in its log.
+
+        Args:
+            run ([`RunState`]): The run.
+            samples (`np.ndarray` or `None`): Of [`samples_to_evaluate`].
+            metrics (`Collection[str]`, *optional*): Names of results to compute; all of them if not given.
+        """
+
+    @abstractmethod
+    def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
+        """Pictures of samples, and of samples over training, into the folder `lab`."""

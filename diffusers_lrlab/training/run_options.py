@@ -1,0 +1,144 @@
+"""The options that say how long a run is, and what it writes where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.options import COURSE, DESTINATION, DRAWS, EVALUATION, MACHINE, OUTPUT, START, UPDATE, Need, option
+from .learning_options import HELD_OUT
+
+PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
+LOGGER = Need("--logger tensorboard or wandb", lambda config: config.logger != "none")
+A_RUN = Need("a run, and --dry_run makes none", lambda config: not config.dry_run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """Parameters that control the length, speed and randomness of the run."""
+
+    _argument_group_name = "length, speed and randomness"
+
+    num_epochs: int | None = option(
+        None,
+        "Passes over the data; 100 unless --max_train_steps is given, and 10,000 updates for points.",
+        COURSE,
+        at_least=1,
+    )
+    max_train_steps: int | None = option(None, "Optimizer updates of the run; excludes --num_epochs.", COURSE, at_least=1)
+    train_batch_size: int | None = option(
+        None,
+        "Images per process and micro-batch; 16, 64 for digits, 256 points.",
+        UPDATE,
+        finder="uses",
+        may_change_on_resume=True,
+        at_least=1,
+    )
+    gradient_accumulation_steps: int = option(
+        1, "Micro-batches per optimizer update.", UPDATE, finder="uses", may_change_on_resume=True, at_least=1
+    )
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
+        None, "Precision of the forward pass; accelerate's setting if not given.", UPDATE, may_change_on_resume=True
+    )
+    seed: int = option(0, "Seed of the initial weights, data order, timesteps and noise.", DRAWS, finder="uses", study="no")
+    cpu_threads: int = option(
+        0,
+        "Threads per process, without a GPU; 0 shares the cores among the processes (accelerate launch leaves one thread).",
+        MACHINE,
+        study="no",
+        at_least=0,
+    )
+    local_rank: int = option(-1, "Set by launchers; not for use by hand.", MACHINE, study="no", is_repeated=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig:
+    """Parameters that control what is written, when, and where it goes."""
+
+    _argument_group_name = "output"
+
+    output_dir: str | None = option(
+        None,
+        "Folder of the run; ddpm-DATASET-RESOLUTION, so that runs on other data do not meet (upstream ddpm-model-64).",
+        DESTINATION,
+        finder="uses",
+    )
+    overwrite_output_dir: bool = option(
+        False, "Replace the run that output_dir holds; other files there stay. Resuming goes first.", START
+    )
+    logging_steps: int = option(10, "Updates between rows of lrlab/metrics.jsonl.", COURSE, at_least=1)
+    validation_steps: int | None = option(
+        None, "Updates between validations; 20 over the run.", COURSE, at_least=1, needs=(HELD_OUT,)
+    )
+    save_images_epochs: int | None = option(
+        None,
+        "Epochs between sample images; 4 times over a run of any length, and at its end (upstream every 10 epochs).",
+        OUTPUT,
+        at_least=1,
+    )
+    save_model_epochs: int | None = option(
+        None,
+        "Epochs between saves of the pipeline; only at the end, as checkpoints guard the rest (upstream every 10 epochs).",
+        OUTPUT,
+        at_least=1,
+    )
+    eval_batch_size: int | None = option(
+        None, "Number of sample images; 16, 40 for digits, 2000 points.", OUTPUT, decides_result=True, at_least=1
+    )
+    frechet_samples: int | None = option(
+        None,
+        "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, 0 turns it off.",
+        EVALUATION,
+        at_least=0,
+    )
+    distance_samples: int | None = option(
+        None,
+        "Samples for the distances at the end of a run on points; as many as points are held out, 0 turns them off.",
+        EVALUATION,
+        at_least=0,
+        kinds=("points",),
+    )
+    checkpointing_steps: int = option(500, "Updates between checkpoints to resume from.", OUTPUT, study="arm", at_least=1)
+    checkpoints_total_limit: int | None = option(
+        3,
+        "Checkpoints that are kept, oldest removed first; more would only fill the disk (upstream keeps all; here 0 does).",
+        OUTPUT,
+        at_least=0,
+    )
+    resume_from_checkpoint: str | None = option(None, "'latest', or the folder of a checkpoint.", START)
+    logger: Literal["none", "tensorboard", "wandb"] = option(
+        "none",
+        "Tracker, besides lrlab/metrics.jsonl and the plots, which are always written (upstream tensorboard).",
+        DESTINATION,
+    )
+    logging_dir: str = option("logs", "Folder of the tensorboard log, inside output_dir.", DESTINATION, needs=(LOGGER,))
+    push_to_hub: bool = option(False, "Upload the result to the Hub when the pipeline is saved.", START)
+    hub_token: str | None = option(
+        None, "Token for the Hub; the one of `hf auth login` if not given.", DESTINATION, needs=(PUSH,), repr=False
+    )
+    hub_model_id: str | None = option(
+        None, "Repository on the Hub; the name of output_dir in your namespace.", DESTINATION, needs=(PUSH,)
+    )
+    hub_private_repo: bool = option(False, "Make the repository private if it is new.", DESTINATION, needs=(PUSH,))
+    hub_push_every: int | None = option(
+        None,
+        "Updates between uploads of the pipeline during training, which goes on meanwhile; at the end only if not given.",
+        DESTINATION,
+        at_least=1,
+        needs=(PUSH,),
+    )
+    hub_license: str | None = option(
+        None, "License of the model, for its card, such as apache-2.0; none if not given.", OUTPUT
+    )
+    preflight: bool = option(
+        True, "Check data, settings and model before training, and say what looks like a mistake.", DESTINATION
+    )
+    sanity: bool = option(
+        False,
+        "Before training, learn a single batch by heart, in 150 updates, and stop if the loss does not fall to half.",
+        START,
+        needs=(A_RUN,),
+    )
+    dry_run: bool = option(
+        False, "Print the plan of the run, with the memory, time and disk that it will take, and stop.", START
+    )
