@@ -1,13 +1,15 @@
-"""Spec strings: `NAME`, `NAME:key=value,key=value` or `NAME:{JSON}`, wherever a schedule's name is expected."""
+"""Spec strings: `NAME`, `NAME:key=value,key=value` or `NAME:{JSON}`, wherever something is chosen by name."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 from .errors import LabError
+from .registry import Registry
 
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
 
@@ -115,3 +117,30 @@ def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
     if not isinstance(kwargs, dict):
         raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {text!r}.""")
     return kwargs
+
+
+def checked_name(name: Any) -> str:
+    """`name`, if it is one at all; a member of diffusers' enum will do."""
+    name = name.value if isinstance(name, Enum) else name
+    if not isinstance(name, str):
+        raise LabError(f"The name of a schedule is a text such as 'cosine' or 'rex:d=0.9', not {name!r}.")
+    return name
+
+
+def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
+    """The name in `registry` and the given parameters, checked; a parameter in both spec string and `kwargs` is an error."""
+    name, from_spec = parse_spec(spec)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
+    given = dict(kwargs or {})
+    for key in from_spec.keys() & given.keys():
+        raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
+    given |= from_spec
+    registry[name].resolve(given)
+    return registry[name].name, given
+
+
+def resolve_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
+    """The name in `registry` and all its parameters, from a spec string and a dictionary."""
+    name, given = merge_spec(spec, kwargs, registry)
+    return name, registry[name].resolve(given)

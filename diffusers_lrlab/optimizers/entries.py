@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError
 from ..core.registry import Parameter, Registry
+from ..core.spec import resolve_spec
 
 if TYPE_CHECKING:
     import torch
@@ -56,11 +57,9 @@ def get_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float, **
     Raises:
         LabError: for unknown names and parameters, values out of range, and packages that are not installed.
     """
-    from ..schedules.resolve import merge_spec
-
-    name, given = merge_spec(name, kwargs, OPTIMIZERS)
+    name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
-    return OPTIMIZERS[name].factory(list(params), lr, **OPTIMIZERS[name].resolve(given))
+    return OPTIMIZERS[name].factory(list(params), lr, **resolved)
 
 
 def check_installed(name: str) -> None:

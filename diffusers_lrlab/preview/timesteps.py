@@ -12,8 +12,7 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.registry import Registry
-from ..core.spec import format_spec
-from ..schedules.resolve import merge_spec
+from ..core.spec import format_spec, merge_spec
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from .plots import BLUE, GREY, ORANGE, new_figure, save_figure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.registry import Parameter
 from .host_curves import TRANSFORMERS
-from .schedule import SCHEDULERS
+from .registries import SCHEDULERS
 from .torch_curves import TORCH
 
 _FRAME = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")

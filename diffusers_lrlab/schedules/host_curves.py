@@ -11,7 +11,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
-from .schedule import SCHEDULERS
+from .registries import SCHEDULERS
 
 DIFFUSERS = "diffusers.optimization"
 TRANSFORMERS = "transformers.optimization"

@@ -1,10 +1,7 @@
-"""Shapes that neither diffusers nor transformers nor torch has; `join` puts any of them one after another."""
+"""Shapes that neither diffusers nor transformers nor torch has."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
 from .host_curves import half_cosine
-from .schedule import SCHEDULERS, Schedule
+from .registries import SCHEDULERS
 
 
 @SCHEDULERS.register(
@@ -76,7 +73,7 @@ def edm2_inverse_sqrt(progress: Progress, reference_images: float | None, images
 )  # fmt: skip
 def piecewise(progress: Progress, updates: list[float], values: list[float], interpolation: str) -> Any:
     """The first value holds before the first point, the last one after the last."""
-    points = _boundaries("piecewise", updates, progress.total_updates, may_end=len(updates) > 1)
+    points = boundaries_in_updates("piecewise", updates, progress.total_updates, may_end=len(updates) > 1)
     if len(points) != len(values) or not points:
         raise LabError(f"piecewise got {len(points)} updates and {len(values)} values; give as many of one as of the other.")
     if interpolation == "constant":
@@ -89,7 +86,7 @@ def piecewise(progress: Progress, updates: list[float], values: list[float], int
     return heights[index + 1] + (heights[index] - heights[index + 1]) * half_cosine(share)
 
 
-def _boundaries(owner: str, given: list[float], total_updates: int, may_end: bool = False) -> list[int]:
+def boundaries_in_updates(owner: str, given: list[float], total_updates: int, may_end: bool = False) -> list[int]:
     """Increasing updates from counts or fractions; 1.0 after fractions is the end of the run if one may be there."""
     whole = may_end and given[-1] == 1.0 and all(value < 1 for value in given[:-1])
     updates = [resolve_updates(value, total_updates, f"A boundary of {owner}") for value in given]
@@ -101,73 +98,3 @@ def _boundaries(owner: str, given: list[float], total_updates: int, may_end: boo
             "updates. Give updates, or fractions of the run such as [0.3, 0.8]."
         )
     return updates
-
-
-@lru_cache(maxsize=256)
-def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
-    """The schedules of a join; what belongs to the run as a whole is refused in them."""
-    from .resolve import merge_spec, resolve_schedule
-
-    parts = []
-    for spec in specs:
-        if spec.startswith("hub:"):
-            raise LabError(
-                f"join cannot take {spec!r}, which may change under it. Write out what it is: `lrlab pull` shows it."
-            )
-        part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
-        entry = SCHEDULERS[name]
-        if "feedback" in entry.traits or part.sets_momentum:
-            why = "follows a metric" if "feedback" in entry.traits else "also sets the momentum"
-            raise LabError(
-                f"join cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone."
-            )
-        meaning = {parameter.name: parameter.same_as or parameter.name for parameter in (*entry.parameters, *entry.common)}
-        for key in given:
-            if meaning[key] in ("min_lr", "warmup_type", "warmup_start_ratio"):
-                remedy = "min_lr_ratio there, or min_lr to the join" if meaning[key] == "min_lr" else "it to the join"
-                raise LabError(f"join cannot take {meaning[key]} inside {spec!r}: give {remedy}.")
-        parts.append(replace(part, kwargs=part.kwargs | {"min_lr": None}) if "min_lr" in part.kwargs else part)
-    return tuple(parts)
-
-
-@SCHEDULERS.register(
-    "join",
-    description="any schedules one after another, each over its own stretch of the run",
-    source="diffusers_lrlab, after optax.join_schedules",
-    parameters=(
-        Parameter("schedules", list, ("constant_with_warmup", "cosine"), "spec strings, in order", items=str),
-        Parameter(
-            "boundaries", list, (0.5,), "where the second and each later one begins: updates, or fractions of the run",
-            "(0, inf)",
-        ),
-        Parameter("scales", list, None, "the peak of each, relative to the whole's; 1 for all if not given", "[0, 1]"),
-    ),
-)  # fmt: skip
-def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:
-    """
-    Each schedule sees a clock of its own that starts at its boundary and ends at the next; warm-up is the run's.
-
-    Raises:
-        LabError: if the boundaries are not one less than the schedules, do not increase, or lie outside the run.
-    """
-    parts = _parts(tuple(schedules))
-    edges = _boundaries("join", boundaries, progress.total_updates)
-    scales = scales or [1.0] * len(parts)
-    if len(edges) != len(parts) - 1 or len(scales) != len(parts):
-        raise LabError(
-            f"join got {len(parts)} schedules, {len(edges)} boundaries and {len(scales)} scales; {len(parts)} schedules "
-            f"take {len(parts) - 1} boundaries and {len(parts)} scales."
-        )
-    if edges and (edges[0] <= progress.warmup_updates or edges[-1] >= progress.total_updates):
-        raise LabError(
-            f"join has boundaries at the updates {edges}; the first must come after the {progress.warmup_updates} updates "
-            f"of warm-up, the last before the end at {progress.total_updates}."
-        )
-    stretches = list(zip(parts, scales, [progress.warmup_updates, *edges], [*edges, progress.total_updates], strict=True))
-    if isinstance(progress.update, int):
-        stretches = [stretches[bisect_right(edges, progress.update)]]
-    result: Any = None
-    for part, scale, begin, end in stretches:
-        value = scale * part.at(Progress(progress.update - begin, end - begin), 1.0)[0]
-        result = value if result is None else np.where(progress.update >= begin, value, result)
-    return result

@@ -21,7 +21,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
-from .schedule import MOMENTUM_SCHEDULERS, SCHEDULERS
+from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .torch_curves import (
     ONE_CYCLE_MOMENTA,
     ONE_CYCLE_PHASES,

@@ -1,8 +1,38 @@
-"""Every schedule there is: importing this fills the registries."""
+"""The registries of schedules. Importing the room (`schedules/__init__.py`) fills them."""
 
 from __future__ import annotations
 
-from . import feedback_entries, host_curves, lab_curves, momentum, torch_curves
-from .schedule import MOMENTUM_SCHEDULERS, SCHEDULERS
+import math
 
-__all__ = ["MOMENTUM_SCHEDULERS", "SCHEDULERS", "feedback_entries", "host_curves", "lab_curves", "momentum", "torch_curves"]
+import numpy as np
+
+from ..core.registry import Parameter, Registry
+
+# The ramps that transformers' warmup_stable_decay has, by its names.
+RAMPS = {
+    "linear": lambda x: x,
+    "cosine": lambda x: 0.5 * (1 - np.cos(math.pi * x)),
+    "1-sqrt": lambda x: 1 - np.sqrt(1 - x),
+}
+
+SCHEDULERS = Registry(
+    "learning-rate schedule",
+    common=(
+        Parameter("min_lr", float, None, "floor of the learning rate; 0 if not given", "[0, inf)"),
+        Parameter("min_lr_ratio", float, None, "the floor, relative to the optimizer's learning rate", "[0, 1]"),
+        Parameter("warmup_type", str, "linear", "shape of the warm-up", choices=tuple(RAMPS)),
+        Parameter("warmup_start_ratio", float, None, "where warm-up starts, relative to its end; 0 if not given", "[0, 1]"),
+    ),
+)
+"""
+Traits of its entries: `"host"` is one of diffusers' own names; `"no_warmup"` cannot warm up; `"rises"` has its rise in
+the shape, over the updates that are asked for as warm-up; `"feedback"` also reacts to a metric and is registered as
+`"module:Class"`; `"momentum"` also sets the momentum, by the momentum schedule of the same name; `"endless"` needs no
+length of the run; `"warmup_from_floor"` and `"early_peak"` are peculiarities of two of transformers' schedules.
+"""
+
+MOMENTUM_SCHEDULERS = Registry("momentum schedule")
+"""Entries are functions `f(progress, momentum, **parameters) -> (momentum, factor on the learning rate)`.
+
+The trait `"compensates"` marks those whose factor is not 1.
+"""

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from ..core import spec as core_spec
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Entry, Registry
-from ..core.spec import format_spec, parse_spec
+from ..core.spec import format_spec
 from .published import PREFIX as HUB_PREFIX
 from .published import hub_schedule
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .schedule import Schedule
 
 
-def checked_name(name: Any) -> str:
-    """`name`, if it is one at all; a member of diffusers' enum will do."""
-    name = name.value if isinstance(name, Enum) else name
-    if not isinstance(name, str):
-        raise LabError(f"The name of a schedule is a text such as 'cosine' or 'rex:d=0.9', not {name!r}.")
-    return name
-
-
 def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
     """
-    Name and given parameters from a spec string and a dictionary; a parameter given in both is an error.
+    [`core.spec.merge_spec`], which also takes published schedules ("hub:USER/NAME") where one of the learning rate is due.
 
-    Of a published schedule ("hub:USER/NAME") these are those of the learning rate; [`resolve_schedule`] has its momentum.
+    It returns what a published schedule says of the learning rate; [`resolve_schedule`] has its momentum.
     """
-    published = hub_schedule(spec) if registry is SCHEDULERS and spec.startswith(HUB_PREFIX) else None
-    name, from_spec = (published.name, published.kwargs) if published else parse_spec(spec)
-    if published and kwargs:
+    if registry is not SCHEDULERS or not spec.startswith(HUB_PREFIX):
+        return core_spec.merge_spec(spec, kwargs, registry)
+    published = hub_schedule(spec)
+    if kwargs:
         raise LabError(
             f"{spec!r} is taken as it was published, and {', '.join(kwargs)} would make another schedule of it. Leave it "
-            f"out, or write {format_spec(name, from_spec)!r} with the change."
+            f"out, or write {format_spec(published.name, published.kwargs)!r} with the change."
         )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
-    given = dict(kwargs or {})
-    for key in from_spec.keys() & given.keys():
-        raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
-    given |= from_spec
-    registry[name].resolve(given)
-    return registry[name].name, given
+    return published.name, dict(published.kwargs)
 
 
 def resolve_kwargs(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:

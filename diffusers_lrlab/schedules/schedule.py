@@ -1,4 +1,4 @@
-"""The frame that every learning-rate schedule stands in: warm-up, peak and floor around a shape.
+"""A learning-rate schedule: warm-up, peak and floor around a shape.
 
     lr(n) = ramp(n) * (floor + (peak - floor) * shape(n))
 
@@ -7,7 +7,6 @@ A shape is a pure function of the clock that is registered in `SCHEDULERS`; the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,45 +14,17 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..core.registry import Parameter, Registry
+from .registries import MOMENTUM_SCHEDULERS, RAMPS, SCHEDULERS
 
-# The ramps that transformers' warmup_stable_decay has, by its names.
-RAMPS = {
-    "linear": lambda x: x,
-    "cosine": lambda x: 0.5 * (1 - np.cos(math.pi * x)),
-    "1-sqrt": lambda x: 1 - np.sqrt(1 - x),
-}
-
-SCHEDULERS = Registry(
-    "learning-rate schedule",
-    common=(
-        Parameter("min_lr", float, None, "floor of the learning rate; 0 if not given", "[0, inf)"),
-        Parameter("min_lr_ratio", float, None, "the floor, relative to the optimizer's learning rate", "[0, 1]"),
-        Parameter("warmup_type", str, "linear", "shape of the warm-up", choices=tuple(RAMPS)),
-        Parameter("warmup_start_ratio", float, None, "where warm-up starts, relative to its end; 0 if not given", "[0, 1]"),
-    ),
-)
-"""
-Traits of its entries: `"host"` is one of diffusers' own names; `"no_warmup"` cannot warm up; `"rises"` has its rise in
-the shape, over the updates that are asked for as warm-up; `"feedback"` also reacts to a metric and is registered as
-`"module:Class"`; `"momentum"` also sets the momentum, by the momentum schedule of the same name; `"endless"` needs no
-length of the run; `"warmup_from_floor"` and `"early_peak"` are peculiarities of two of transformers' schedules.
-"""
-
-MOMENTUM_SCHEDULERS = Registry("momentum schedule")
-"""Entries are functions `f(progress, momentum, **parameters) -> (momentum, factor on the learning rate)`.
-
-The trait `"compensates"` marks those whose factor is not 1.
-"""
-
-_FRAME = frozenset(("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio", "f_max"))
+# Parameters that `Schedule` itself acts on; all others are the shape's own.
+_OUTSIDE_SHAPE = frozenset(("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio", "f_max"))
 ENDLESS = 2**53
 
 
 @dataclass(frozen=True)
 class Schedule:
     """
-    A schedule with all its parameters: the promise that a run is held to.
+    A schedule with all its parameters: what a run is audited against.
 
     Args:
         name (`str` or `None`): In `SCHEDULERS`; `None` leaves the learning rate to somebody else.
@@ -75,7 +46,7 @@ class Schedule:
                 + " one of them."
             )
         # Split once: a scheduler evaluates this at every update.
-        shape = {key: value for key, value in self.kwargs.items() if key not in _FRAME}
+        shape = {key: value for key, value in self.kwargs.items() if key not in _OUTSIDE_SHAPE}
         object.__setattr__(self, "_shape_kwargs", shape)
 
     def momentum_in_name(self) -> bool:

@@ -11,10 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
+from ..core.spec import checked_name
 from .expected import lr_curve, schedule_curves, settle_length
 from .momentum import MomentumSlot, read_momentum, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from .resolve import checked_name, double_decay, resolve_schedule
+from .resolve import double_decay, resolve_schedule
 from .schedule import Schedule
 
 __all__ = [

@@ -13,7 +13,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress, clip, resolve_updates
 from ..core.registry import Parameter
 from .host_curves import half_cosine
-from .schedule import SCHEDULERS
+from .registries import SCHEDULERS
 
 TORCH = "torch.optim.lr_scheduler"
 _ETA_MIN = Parameter("eta_min", float, None, "torch's name for `min_lr`", "[0, inf)", same_as="min_lr")

@@ -1,1 +1,13 @@
-"""Which timesteps are trained when, and how strongly."""
+"""Which noise levels are trained when, and how strongly: samplers, curricula, loss weightings, rates by noise level.
+
+Importing this room fills its registries; what is imported here are the modules with entries, in the order of the tables.
+"""
+
+# isort: off
+from . import samplers
+from . import curricula
+from . import weighting
+from . import adaptive_entries
+from . import bands
+
+__all__ = ["adaptive_entries", "bands", "curricula", "samplers", "weighting"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.registry import Parameter
-from .noise_levels import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from .registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 TIMESTEP_SAMPLERS.register(
     "loss_second_moment",

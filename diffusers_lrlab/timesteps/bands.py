@@ -16,19 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.registry import Parameter, Registry
+from .registries import TIMESTEP_LRS
 
-EDGES = Parameter(
-    "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"
-)
-
-TIMESTEP_LRS = Registry(
-    "per-timestep learning rate",
-    common=(
-        Parameter("factors", list, (), "a factor for each band, from the least to the most noise; needed", "(0, inf)"),
-        EDGES,
-    ),
-)
 TIMESTEP_LRS.register(
     "weight",
     description="the losses of a band times its factor: under Adam, only the relation of the factors counts",

@@ -10,8 +10,9 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
-from .bands import EDGES, band_edges, band_of_update
-from .noise_levels import TIMESTEP_SAMPLERS, NoiseLevels
+from .bands import band_edges, band_of_update
+from .noise_levels import NoiseLevels
+from .registries import EDGES, TIMESTEP_SAMPLERS
 from .samplers import gaussian
 
 CLTS = "the idea: arXiv 2404.07946; the formula: as intended in SpeeD's code, mended"

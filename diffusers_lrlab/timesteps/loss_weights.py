@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..schedules.resolve import checked_name, merge_spec
+from ..core.spec import checked_name, resolve_spec
 from .noise_levels import NoiseLevels, convert_weights, noise_levels
 from .registries import LOSS_WEIGHTINGS
 
@@ -38,10 +38,9 @@ def get_loss_weighting(
     Raises:
         LabError: for unknown names and parameters, and values out of range.
     """
-    name, given = merge_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
-    levels = noise_levels(noise_scheduler)
+    name, resolved = resolve_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
     prediction_type = prediction_type or noise_scheduler.config.prediction_type
-    return LossWeighting(name, LOSS_WEIGHTINGS[name].resolve(given), levels, prediction_type, device)
+    return LossWeighting(name, resolved, noise_levels(noise_scheduler), prediction_type, device)
 
 
 class LossWeighting:

@@ -1,4 +1,4 @@
-"""What every timestep sampler and every loss weighting stands on: the registries, and the noise of each timestep.
+"""The noise of each timestep, which every timestep sampler and loss weighting is a function of.
 
 Timesteps are indices `0 ... T - 1` and grow with the noise, as in diffusers' DDPM schedulers. No torch in here: the
 command line lists the names before it is imported.
@@ -15,56 +15,6 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.registry import Parameter, Registry
-
-DRAWS = ("independent", "stratified", "antithetic")
-
-TIMESTEP_SAMPLERS = Registry(
-    "timestep sampler",
-    common=(
-        Parameter(
-            "draw",
-            str,
-            "independent",
-            "how the timesteps of a batch depend on each other: not at all, one from each equal part of the density, or in "
-            "pairs from opposite ends of it; each of them alone has the same density",
-            choices=DRAWS,
-        ),
-        Parameter(
-            "unbiased",
-            bool,
-            False,
-            "weight each loss by 1 / (T p), so that the expected gradient is that of uniform timesteps",
-        ),
-    ),
-)
-"""
-Entries are functions `f(progress, levels, **parameters) -> weights`, not necessarily normalised, of shape `(T,)`, or
-`(num_updates, T)` where the clock reads an array and the density moves. Traits: `"uniform"` is that; `"curriculum"` moves
-with the clock, and needs the length of the run; `"restricted"` gives some timesteps no probability; `"epsilon"` rests on
-high noise being easy, which holds for models that predict the noise; `"middle"` favours the middle of the noise levels;
-`"feedback"` follows the losses and is registered as `"module:Class"`.
-"""
-
-LOSS_WEIGHTINGS = Registry(
-    "loss weighting",
-    common=(
-        Parameter("normalize", bool, False, "divide by the mean weight over all timesteps, so that the mean is 1"),
-        Parameter(
-            "max_weight",
-            float,
-            None,
-            "largest weight on the error of what the model predicts, before normalize; no limit if not given",
-            "(0, inf)",
-        ),
-    ),
-)
-"""
-Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
-with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of
-them. More traits: `"plain"` is 1 for the velocity too; `"middle"` as above; `"feedback"` learns from the losses and is
-registered as `"module:Class"`.
-"""
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,66 @@
-"""Every sampler, weighting and form of a learning rate per timestep: importing this fills the registries."""
+"""The registries of what is trained when and how strongly. Importing the room (`timesteps/__init__.py`) fills them."""
 
 from __future__ import annotations
 
-# isort: off
-# The order of the tables.
-from . import samplers
-from . import curricula
-from . import weighting
-from . import adaptive_entries
-from . import bands
+from ..core.registry import Parameter, Registry
 
-# isort: on
-from .bands import TIMESTEP_LRS
-from .noise_levels import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+DRAWS = ("independent", "stratified", "antithetic")
 
-__all__ = [
-    "LOSS_WEIGHTINGS",
-    "TIMESTEP_LRS",
-    "TIMESTEP_SAMPLERS",
-    "adaptive_entries",
-    "bands",
-    "curricula",
-    "samplers",
-    "weighting",
-]
+TIMESTEP_SAMPLERS = Registry(
+    "timestep sampler",
+    common=(
+        Parameter(
+            "draw",
+            str,
+            "independent",
+            "how the timesteps of a batch depend on each other: not at all, one from each equal part of the density, or in "
+            "pairs from opposite ends of it; each of them alone has the same density",
+            choices=DRAWS,
+        ),
+        Parameter(
+            "unbiased",
+            bool,
+            False,
+            "weight each loss by 1 / (T p), so that the expected gradient is that of uniform timesteps",
+        ),
+    ),
+)
+"""
+Entries are functions `f(progress, levels, **parameters) -> weights`, not necessarily normalised, of shape `(T,)`, or
+`(num_updates, T)` where the clock reads an array and the density moves. Traits: `"uniform"` is that; `"curriculum"` moves
+with the clock, and needs the length of the run; `"restricted"` gives some timesteps no probability; `"epsilon"` rests on
+high noise being easy, which holds for models that predict the noise; `"middle"` favours the middle of the noise levels;
+`"feedback"` follows the losses and is registered as `"module:Class"`.
+"""
+
+LOSS_WEIGHTINGS = Registry(
+    "loss weighting",
+    common=(
+        Parameter("normalize", bool, False, "divide by the mean weight over all timesteps, so that the mean is 1"),
+        Parameter(
+            "max_weight",
+            float,
+            None,
+            "largest weight on the error of what the model predicts, before normalize; no limit if not given",
+            "(0, inf)",
+        ),
+    ),
+)
+"""
+Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
+with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of
+them. More traits: `"plain"` is 1 for the velocity too; `"middle"` as above; `"feedback"` learns from the losses and is
+registered as `"module:Class"`.
+"""
+
+EDGES = Parameter(
+    "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"
+)
+
+TIMESTEP_LRS = Registry(
+    "per-timestep learning rate",
+    common=(
+        Parameter("factors", list, (), "a factor for each band, from the least to the most noise; needed", "(0, inf)"),
+        EDGES,
+    ),
+)

@@ -9,7 +9,8 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
-from .noise_levels import DRAWS, TIMESTEP_SAMPLERS, NoiseLevels
+from .noise_levels import NoiseLevels
+from .registries import DRAWS, TIMESTEP_SAMPLERS
 
 SD3 = "Stable Diffusion 3, arXiv 2403.03206"
 

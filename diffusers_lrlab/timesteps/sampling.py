@@ -12,7 +12,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..schedules.resolve import checked_name, merge_spec
+from ..core.spec import checked_name, resolve_spec
 from ..schedules.schedule import ENDLESS
 from .noise_levels import NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
@@ -48,9 +48,9 @@ def get_timestep_sampler(
     Raises:
         LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.
     """
-    name, given = merge_spec(checked_name(name), kwargs, TIMESTEP_SAMPLERS)
+    name, resolved = resolve_spec(checked_name(name), kwargs, TIMESTEP_SAMPLERS)
     levels = noise_levels(noise_scheduler, num_train_timesteps)
-    sampler = TimestepSampler(name, TIMESTEP_SAMPLERS[name].resolve(given), levels, num_training_steps, device)
+    sampler = TimestepSampler(name, resolved, levels, num_training_steps, device)
     prediction_type = getattr(getattr(noise_scheduler, "config", None), "prediction_type", None)
     if prediction_type and (warning := contradiction(name, prediction_type)):
         warnings.warn(warning, stacklevel=2)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.registry import Parameter
-from .noise_levels import LOSS_WEIGHTINGS, NoiseLevels
+from .noise_levels import NoiseLevels
+from .registries import LOSS_WEIGHTINGS
 
 MIN_SNR = "Min-SNR, arXiv 2303.09556"
 

@@ -16,8 +16,8 @@ from safetensors.torch import load, save
 from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
 from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting
-from diffusers_lrlab.timesteps.noise_levels import DRAWS, noise_levels
-from diffusers_lrlab.timesteps.registries import TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.noise_levels import noise_levels
+from diffusers_lrlab.timesteps.registries import DRAWS, TIMESTEP_SAMPLERS
 
 UPDATES = 20
 each_name = pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)

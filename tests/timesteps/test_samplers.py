@@ -11,8 +11,8 @@ from scipy.special import logit
 
 from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.bands import band_of_update
-from diffusers_lrlab.timesteps.noise_levels import DRAWS, noise_levels
-from diffusers_lrlab.timesteps.registries import TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.noise_levels import noise_levels
+from diffusers_lrlab.timesteps.registries import DRAWS, TIMESTEP_SAMPLERS
 
 UPDATES = 40
 MOVING = {"curriculum", "feedback"}

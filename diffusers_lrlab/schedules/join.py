@@ -1,0 +1,86 @@
+"""`join` puts any schedules of the clock one after another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LabError
+from ..core.progress import Progress
+from ..core.registry import Parameter
+from .lab_curves import boundaries_in_updates
+from .registries import SCHEDULERS
+from .resolve import merge_spec, resolve_schedule
+from .schedule import Schedule
+
+
+@lru_cache(maxsize=256)
+def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
+    """The schedules of a join; what belongs to the run as a whole is refused in them."""
+    parts = []
+    for spec in specs:
+        if spec.startswith("hub:"):
+            raise LabError(
+                f"join cannot take {spec!r}, which may change under it. Write out what it is: `lrlab pull` shows it."
+            )
+        part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
+        entry = SCHEDULERS[name]
+        if "feedback" in entry.traits or part.sets_momentum:
+            why = "follows a metric" if "feedback" in entry.traits else "also sets the momentum"
+            raise LabError(
+                f"join cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone."
+            )
+        meaning = {parameter.name: parameter.same_as or parameter.name for parameter in (*entry.parameters, *entry.common)}
+        for key in given:
+            if meaning[key] in ("min_lr", "warmup_type", "warmup_start_ratio"):
+                remedy = "min_lr_ratio there, or min_lr to the join" if meaning[key] == "min_lr" else "it to the join"
+                raise LabError(f"join cannot take {meaning[key]} inside {spec!r}: give {remedy}.")
+        parts.append(replace(part, kwargs=part.kwargs | {"min_lr": None}) if "min_lr" in part.kwargs else part)
+    return tuple(parts)
+
+
+@SCHEDULERS.register(
+    "join",
+    description="any schedules one after another, each over its own stretch of the run",
+    source="diffusers_lrlab, after optax.join_schedules",
+    parameters=(
+        Parameter("schedules", list, ("constant_with_warmup", "cosine"), "spec strings, in order", items=str),
+        Parameter(
+            "boundaries", list, (0.5,), "where the second and each later one begins: updates, or fractions of the run",
+            "(0, inf)",
+        ),
+        Parameter("scales", list, None, "the peak of each, relative to the whole's; 1 for all if not given", "[0, 1]"),
+    ),
+)  # fmt: skip
+def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:
+    """
+    Each schedule sees a clock of its own that starts at its boundary and ends at the next; warm-up is the run's.
+
+    Raises:
+        LabError: if the boundaries are not one less than the schedules, do not increase, or lie outside the run.
+    """
+    parts = _parts(tuple(schedules))
+    edges = boundaries_in_updates("join", boundaries, progress.total_updates)
+    scales = scales or [1.0] * len(parts)
+    if len(edges) != len(parts) - 1 or len(scales) != len(parts):
+        raise LabError(
+            f"join got {len(parts)} schedules, {len(edges)} boundaries and {len(scales)} scales; {len(parts)} schedules "
+            f"take {len(parts) - 1} boundaries and {len(parts)} scales."
+        )
+    if edges and (edges[0] <= progress.warmup_updates or edges[-1] >= progress.total_updates):
+        raise LabError(
+            f"join has boundaries at the updates {edges}; the first must come after the {progress.warmup_updates} updates "
+            f"of warm-up, the last before the end at {progress.total_updates}."
+        )
+    stretches = list(zip(parts, scales, [progress.warmup_updates, *edges], [*edges, progress.total_updates], strict=True))
+    if isinstance(progress.update, int):
+        stretches = [stretches[bisect_right(edges, progress.update)]]
+    result: Any = None
+    for part, scale, begin, end in stretches:
+        value = scale * part.at(Progress(progress.update - begin, end - begin), 1.0)[0]
+        result = value if result is None else np.where(progress.update >= begin, value, result)
+    return result
