@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from diffusers_lrlab.core.plotting import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
 from diffusers_lrlab.finder.find import find_lr, settle
 from diffusers_lrlab.finder.range_test import FinderConfig, range_test
 from diffusers_lrlab.finder.suggestions import RULES
-from diffusers_lrlab.preview.plots import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
 from diffusers_lrlab.training.config import TrainingConfig
 
 DATASETS = ("digits", "circle", "dino", "line", "moons")

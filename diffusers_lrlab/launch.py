@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import diffusers_lrlab
 
-from .core.errors import LabError
+from .core.errors import LabError, report_error
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -118,8 +118,7 @@ def main() -> None:
     try:
         run_script(options.script, options.arguments)
     except LabError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        sys.exit(report_error(error))
     except (Exception, KeyboardInterrupt) as error:
         # From the script's first line on, as if Python had been started with it.
         frame = error.__traceback__

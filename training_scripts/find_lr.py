@@ -10,28 +10,24 @@ import os
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.errors import exit_status
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.arguments import parse_with
 
 
-def main() -> int:
-    """Parses, tests, and turns errors that the user can mend into one message and the exit status 2."""
-    is_main = int(os.environ.get("RANK", 0)) == 0
-    try:
-        config, settings = parse_with(sys.argv[1:], __doc__.partition("\n")[0], FinderConfig)
-        from diffusers_lrlab.finder.find import find_lr_for_folder
+def run() -> None:
+    """Parses and tests."""
+    config, settings = parse_with(sys.argv[1:], __doc__.partition("\n")[0], FinderConfig)
+    from diffusers_lrlab.finder.find import find_lr_for_folder
 
-        result, folder = find_lr_for_folder(config, settings)
-        if is_main:
-            print(f"{result.describe()}\nWrote {Path(folder) / 'lrlab'}/lr_finder.json and .png.")
-    except KeyboardInterrupt:
-        return 130
-    except LabError as error:
-        if is_main:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    result, folder = find_lr_for_folder(config, settings)
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"{result.describe()}\nWrote {Path(folder) / 'lrlab'}/lr_finder.json and .png.")
+
+
+def main() -> int:
+    """Turns errors that the user can mend into one message and the exit status 2."""
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -8,32 +8,24 @@ Without --dataset_name or --train_data_dir it trains on handwritten digits that 
 Every flag of diffusers' examples/unconditional_image_generation/train_unconditional.py works here too.
 """
 
-import os
 import sys
 
-from diffusers_lrlab.core.errors import Interrupted, LabError
+from diffusers_lrlab.core.errors import exit_status
 from diffusers_lrlab.training.arguments import parse_arguments
 
 
-def main() -> int:
-    """Parses, trains, and turns errors that the user can mend into one message and the exit status 2."""
-    try:
-        config = parse_arguments(sys.argv[1:], description=__doc__.partition("\n")[0])
-        # Imported after the command line is understood: it takes seconds, and a typing error should not.
-        from diffusers_lrlab.run.train import train
+def run() -> None:
+    """Parses and trains."""
+    config = parse_arguments(sys.argv[1:], description=__doc__.partition("\n")[0])
+    # Imported after the command line is understood: it takes seconds, and a typing error should not.
+    from diffusers_lrlab.run.train import train
 
-        train(config)
-    except Interrupted as interruption:
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(interruption, file=sys.stderr)
-        return 128 + interruption.signal_number
-    except KeyboardInterrupt:
-        return 130
-    except LabError as error:
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    train(config)
+
+
+def main() -> int:
+    """Turns errors that the user can mend into one message and the exit status 2."""
+    return exit_status(run)
 
 
 if __name__ == "__main__":

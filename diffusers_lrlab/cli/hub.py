@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import math
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 
 from ..core.errors import LabError
 from ..hub.access import Target
+from .output import say
 
 # --- push ------------------------------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ def push(options: argparse.Namespace) -> None:
         include_checkpoints=options.include_checkpoints,
         unfinished=options.unfinished,
     )
-    _say(f"Uploaded {published.num_files} files, and they are there as they were sent: {published.url}")
+    say(f"Uploaded {published.num_files} files, and they are there as they were sent: {published.url}")
 
 
 # --- pull ------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def pull(options: argparse.Namespace) -> None:
         "dataset": f"accelerate launch training_scripts/train_ddpm.py --dataset_name {folder}",
     }
     kind = kind_of_folder(out)
-    _say(f"Downloaded a {kind} to {out}. Go on, for instance, by: {then[kind]}")
+    say(f"Downloaded a {kind} to {out}. Go on, for instance, by: {then[kind]}")
 
 
 # --- rerun -----------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
         return
     comparison = compare_runs(folder, trained, TOLERANCE if options.tolerance is None else options.tolerance)
     write_comparison(comparison, trained)
-    _say(comparison.describe())
+    say(comparison.describe())
     if not comparison.agrees and not comparison.settings:
         raise LabError(f"{options.source!r} was not reproduced; both are kept, the new run in {str(out)!r}.")
 
@@ -188,11 +188,7 @@ def schedule(options: argparse.Namespace) -> None:
         options.num_warmup_steps,
         options.license,
     )
-    _say(
+    say(
         f"Wrote {options.dir}. Publish it by: lrlab push {shlex.quote(str(options.dir))} --repo_id USER/NAME, and take it "
         "by: --lr_scheduler hub:USER/NAME"
     )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

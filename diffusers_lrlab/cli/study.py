@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
 
 from ..core.errors import LabError, did_you_mean
 from ..study.runs.precision import PRECISIONS
+from .output import say
 
 ACTIONS = ("list", "run", "report", "card")
 
@@ -64,15 +64,15 @@ def command(options: argparse.Namespace) -> None:
     if options.action == "list":
         from ..study.spec.presets_table import presets_text
 
-        _say(presets_text())
+        say(presets_text())
     elif options.action == "card":
         from ..study.report.card import write_study_card
 
-        _say(f"Wrote {write_study_card(Path(options.what), options.out)}.")
+        say(f"Wrote {write_study_card(Path(options.what), options.out)}.")
     else:
         from ..study.run import report_study
 
-        _say(f"Wrote {report_study(Path(options.what))}.")
+        say(f"Wrote {report_study(Path(options.what))}.")
 
 
 def run(options: argparse.Namespace, program: str) -> None:
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, program: str) -> None:
     if options.dry_run:
         from ..study.forecast import describe_study
 
-        _say(describe_study(spec, options.executor, options.stack_size, options.out))
+        say(describe_study(spec, options.executor, options.stack_size, options.out))
         return
     from ..study.run import run_study
 
@@ -109,13 +109,9 @@ def run(options: argparse.Namespace, program: str) -> None:
     given += f" --precision {spec.precision}" if spec.precision != "fp32" else ""
     command = f"{program} {_shown(options.what)} --out {_shown(options.out)}{given}"
     page = run_study(spec, options.out, options.executor, options.stack_size, command)
-    _say(f"Wrote {page}.")
+    say(f"Wrote {page}.")
 
 
 def _shown(path: str | Path) -> str:
     """A path in a command that others read: where on this machine it leads is nobody's business."""
     return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")

@@ -36,8 +36,13 @@ def describe_environment() -> dict[str, Any]:
         "git_dirty": None if status is None else bool(status),
         "platform": platform.platform(),
         "processor": _processor_name(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_cores": available_cores(),
     }
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor_name() -> str:

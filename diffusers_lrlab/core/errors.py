@@ -1,10 +1,15 @@
-"""The errors a user can mend: each message names the value, what is allowed and the remedy."""
+"""The errors a user can mend, and the exit status of a program that they end.
+
+Each message names the value, what is allowed and the remedy.
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
 import signal
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -54,3 +59,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint " Did you mean 'cosine'?" for a close match among `known`, an empty string without one."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def report_error(error: BaseException) -> int:
+    """The exit status for what ended a program; one of several processes prints what the user can do about it."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if int(os.environ.get("RANK", 0)) == 0:
+        sys.stderr.write(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n")
+    return 128 + error.signal_number if isinstance(error, Interrupted) else 2
+
+
+def exit_status(program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError,)) -> int:
+    """Runs a program: 0, 2 for an error that the user can mend, 128 + the number of the signal that stopped it."""
+    try:
+        return program() or 0
+    except (KeyboardInterrupt, Interrupted) as stop:
+        return report_error(stop)
+    except expected as error:
+        return report_error(error)

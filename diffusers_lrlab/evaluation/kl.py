@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 from scipy.spatial import cKDTree
 
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
+from ..core.environment import available_cores
 
 # Squares of larger coordinates overflow in float64, which threads of KD-trees do not report.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -94,7 +89,7 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
     sizes = f"{len(real)} real and {len(generated)} generated points"
     check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
     check_base(base)
-    workers, smallest = cores(), resolution(real)
+    workers, smallest = available_cores(), resolution(real)
     # Its own point is the nearest one, at distance 0.
     own = cKDTree(real).query(real, k=[k + 1], workers=workers)[0]
     other = cKDTree(generated).query(real, k=[k], workers=workers)[0]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..preview.plots import new_figure, save_figure
-from ..training.plots.run import BLUE, GREEN, GREY, ORANGE
+from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
 from .suggestions import smooth
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def _draw_bins(axes: Axes, result: FinderResult) -> None:
 
 def _dress(axes: Axes, label: str) -> None:
     axes.set(xscale="log", ylabel=label)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)
 
 
 def _median(result: FinderResult, by_noise: bool = False) -> tuple[np.ndarray, np.ndarray]:

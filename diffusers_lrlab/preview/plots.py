@@ -9,33 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.files import atomic_file
+from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..schedules.registries import SCHEDULERS
 from .schedules import Course, Preview, Run, preview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Colour-blind safe (Okabe and Ito); yellow is left out, which is too faint for a thin line on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-BLUE, ORANGE, GREY, DARK = COLORS[0], COLORS[1], "#999999", "#555555"
 _CYCLES = ("-", "-.", ":")
-
-
-def new_figure(width: float, height: float, dpi: int) -> Any:
-    """A figure that needs no display; sizes in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Writes a figure atomically."""
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary)
 
 
 def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
@@ -44,8 +25,7 @@ def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
     figure = new_figure(7, 5.2 if has_momentum else 3.6, dpi=150)
     rows = figure.subplots(1 + has_momentum, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_momentum])[:, 0]
     for axes in rows:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+        plain_axes(axes)
         axes.margins(x=0.01)
     for index, shown in enumerate(previews):
         color, style = COLORS[index % len(COLORS)], _CYCLES[index // len(COLORS) % len(_CYCLES)]

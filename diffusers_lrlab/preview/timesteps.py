@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from ..core.registry import Registry
 from ..core.spec import format_spec, merge_spec
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
-from .plots import BLUE, GREY, ORANGE, new_figure, save_figure
 
 _MOMENTS = ((0.0, "start", GREY), (0.5, "middle", BLUE), (1.0, "end", ORANGE))
 

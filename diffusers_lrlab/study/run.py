@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..core.environment import available_cores
 from ..core.errors import LabError
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
@@ -135,6 +136,5 @@ def check_executor(executor: str | None) -> None:
 def use_all_cores() -> None:
     """`accelerate launch` leaves a CPU process one thread."""
     if not torch.accelerator.is_available():
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(cores)
+        torch.set_num_threads(available_cores())
         keep_freed_memory()

@@ -16,6 +16,8 @@ import numpy as np
 
 from ..core.errors import LabError
 
+PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
+
 
 @dataclass(frozen=True)
 class NoiseLevels:
@@ -119,8 +121,8 @@ def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str, 
     Raises:
         LabError: for another prediction type.
     """
-    if prediction_type not in ("epsilon", "sample", "v_prediction"):
-        raise LabError(f"Unknown prediction type {prediction_type!r}; known: epsilon, sample, v_prediction.")
+    if prediction_type not in PREDICTION_TYPES:
+        raise LabError(f"Unknown prediction type {prediction_type!r}; known: {', '.join(PREDICTION_TYPES)}.")
     if prediction_type == "epsilon":
         return np.divide(weights, snr, out=np.ones_like(snr), where=snr > 0) if of_images else weights
     if not of_images:

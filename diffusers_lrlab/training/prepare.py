@@ -8,6 +8,7 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ..core.environment import available_cores
 from ..core.errors import LabError
 from .checks import check_launch, check_precision
 from .config import ResolvedConfig, TrainingConfig
@@ -100,7 +101,7 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         # `accelerate launch` leaves a CPU process one thread unless told otherwise.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = available_cores()
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.cpu_threads or max(1, cores // processes))
         keep_freed_memory()

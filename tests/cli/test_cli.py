@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffusers_lrlab.cli.main import COMMANDS, KINDS, main
+from diffusers_lrlab.cli.lists import KINDS
+from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.terminal_plot import terminal_plot
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.objective.noise import NOISES

@@ -14,7 +14,7 @@ from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.numpy import load_file
 
-from diffusers_lrlab.preview.plots import new_figure
+from diffusers_lrlab.core.plotting import new_figure
 from diffusers_lrlab.timesteps.sampling import get_timestep_sampler
 from diffusers_lrlab.training.diagnostics.gradients import GradientProbes
 from diffusers_lrlab.training.diagnostics.timestep_file import SCHEMA, read_timesteps, write_timesteps

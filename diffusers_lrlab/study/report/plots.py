@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.ticker import LogFormatter
 
 from ...core.files import atomic_file
-from ...preview.plots import DARK, GREY, new_figure
+from ...core.plotting import DARK, GREY, new_figure, plain_axes
 from ...training.plots.points import draw_points
 from .report_data import Course, Family, Look, compared
 
@@ -48,8 +48,7 @@ def _panels(count: int, height: float) -> tuple[Any, list[Axes]]:
     for panel in axes[count:]:
         panel.set_axis_off()
     for panel in axes[:count]:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(alpha=0.25)
+        plain_axes(panel)
         panel.tick_params(labelsize=7)
     return figure, axes[:count]
 

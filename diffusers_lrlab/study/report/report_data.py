@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...core.plotting import COLORS
+
 if TYPE_CHECKING:
     from ..runs.results import RunResult
 
-# Colour-blind safe (Okabe and Ito), without the yellow, which is too faint for a thin line on white. The baseline is black.
-_BASELINE = "#000000"
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+*_COLORS, _BASELINE = COLORS  # the baseline is black
 # More arms than colours differ by their lines and markers, in the words of plotly, matplotlib and (for lines) SVG.
 _LINES = (("solid", "-", ""), ("dash", "--", "7 4"), ("dot", ":", "2 3"), ("dashdot", "-.", "7 3 2 3"))
 _MARKERS = (("circle", "o"), ("diamond", "D"), ("square", "s"), ("triangle-up", "^"), ("x", "x"))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.files import atomic_file
-from ...preview.plots import new_figure, save_figure
-from .run import BLUE, ORANGE
+from ...core.plotting import BLUE, ORANGE, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

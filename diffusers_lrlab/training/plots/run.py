@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.files import atomic_file
-from ...preview.plots import new_figure, save_figure
+from ...core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ..plan import Plan
 
-# Colour-blind safe (Okabe and Ito).
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
-
 
 def _new_axes(width: float = 7, height: float = 3.6) -> tuple[Any, Axes]:
     figure = new_figure(width, height, dpi=150)
     axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    plain_axes(axes)
     return figure, axes
 
 
@@ -60,8 +56,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
         axes.remove()
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         for part in (axes, below):
-            part.spines[["top", "right"]].set_visible(False)
-            part.grid(alpha=0.25)
+            plain_axes(part)
         below.plot(plan.momenta, color=BLUE)
         points = [(row["update"], row["beta1"]) for row in rows if "beta1" in row]
         below.plot(*zip(*points[:: max(1, len(points) // 40)], strict=True), "o", color=ORANGE, markersize=3.5)

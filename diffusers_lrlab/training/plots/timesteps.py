@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ...preview.plots import new_figure, save_figure
+from ...core.plotting import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,31 @@
+"""What all commands share: how they print, and how they refuse arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..core.errors import LabError
+
+
+class LabParser(argparse.ArgumentParser):
+    """A parser whose errors are [`LabError`]s."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LabError(f"{message}. See {self.prog} --help.")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def say_json(value: Any, indent: int | None = None) -> None:
+    say(json.dumps(value, indent=indent, allow_nan=False))
+
+
+def say_written(out: Path | None) -> None:
+    if out is not None:
+        say(f"Wrote {out}.")

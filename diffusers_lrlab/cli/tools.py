@@ -1,0 +1,85 @@
+"""The commands of a few lines: `lrlab plan`, `scale`, `data` and `upstream-patch`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from ..core.errors import LabError
+from .output import say
+
+
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "lrlab plan [--option value ...]"
+    parser.add_argument_group("options of training_scripts/train_ddpm.py", "All of them; its --help explains them.")
+
+
+def plan(options: argparse.Namespace) -> None:
+    from ..training.arguments import parse_arguments
+
+    config = parse_arguments([*options.rest, "--dry_run"], "The plan of a training run.")
+    from ..run.train import train
+
+    train(config)
+
+
+def scale_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--learning_rate", type=float, required=True, metavar="LR", help="the rate that is known to be good")
+    add("--base_batch_size", type=int, default=64, metavar="B", help="images of an update there; default: %(default)s")
+    add("--train_batch_size", type=int, metavar="B", help="images per process and micro-batch of the run to come")
+    add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="its micro-batches")
+    add("--num_processes", type=int, default=1, metavar="n", help="its processes")
+
+
+def scale(options: argparse.Namespace) -> None:
+    from ..optimizers.scaling import scaling_table
+
+    sizes = (
+        1 if options.train_batch_size is None else options.train_batch_size,
+        options.gradient_accumulation_steps,
+        options.num_processes,
+    )
+    for size in (*sizes, options.base_batch_size):
+        if size < 1:
+            raise LabError(f"A batch cannot have {size} parts or images. Give whole numbers, 1 or more.")
+    if options.train_batch_size is None and sizes != (1, 1, 1):
+        raise LabError(
+            "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."
+        )
+    say(
+        scaling_table(options.learning_rate, options.base_batch_size, math.prod(sizes) if options.train_batch_size else None)
+    )
+
+
+def data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("export",), help="export: writes a toy set as a data set that loads anywhere")
+    parser.add_argument("name", metavar="NAME", help="the toy set; `lrlab list datasets` shows them")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument("--n", type=int, default=100_000, metavar="N", help="points to train on; default: %(default)s")
+    parser.add_argument("--n_test", type=int, default=10_000, metavar="N", help="other points to test on, 0 for none")
+    parser.add_argument("--seed", type=int, default=42, metavar="S", help="of the generator; default: %(default)s")
+
+
+def data(options: argparse.Namespace) -> None:
+    from ..hub.dataset_folder import export_toy_dataset
+
+    export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
+    say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
+
+
+def upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the schedule")
+    parser.add_argument("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="a clone of diffusers")
+    parser.add_argument("--out", type=Path, metavar="FILE.patch", help="a file for the patch; the clone stays as it is")
+    parser.add_argument(
+        "--branch", metavar="NAME", help="the branch to commit to otherwise; derived from the schedule's name"
+    )
+
+
+def upstream_patch(options: argparse.Namespace) -> None:
+    from ..upstream import patch
+
+    made = patch.upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)
+    say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")

@@ -1,0 +1,34 @@
+"""What all pictures share: the palette, figures without a display, axes without clutter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .files import atomic_file
+
+# Colour-blind safe (Okabe and Ito); yellow is left out, which is too faint for a thin line on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+BLUE, ORANGE, GREEN, GREY, DARK = *COLORS[:3], "#999999", "#555555"
+
+
+def new_figure(width: float, height: float, dpi: int) -> Any:
+    """A figure that needs no display; sizes in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure atomically."""
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary)
+
+
+def plain_axes(axes: Any) -> None:
+    """A light grid, and no lines at the top and at the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
