@@ -55,8 +55,8 @@ def follow_into_spawned_processes() -> None:
     """
     Lets worker processes know the names too.
 
-    A spawned process imports the script, not us; but it first unpickles what it is told about its parent, and a function
-    of ours in there makes it import this package.
+    A spawned process imports the script, not us; but first it unpickles data about its parent, and a function of ours among
+    them makes it import this package.
     """
     from multiprocessing import spawn
 
@@ -98,16 +98,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "and the processes are.",
     )
     parser.add_argument(
-        "--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than promised an error."
+        "--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than expected an error."
     )
-    parser.add_argument("--num_updates", type=int, help="Updates of the run, where the script's arguments do not tell.")
+    parser.add_argument(
+        "--num_updates", type=int, help="Updates of the run, if they do not follow from the script's arguments."
+    )
     parser.add_argument("script", metavar="SCRIPT.py", help="The script, as it is.")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Runs the script that the command line names; exits as it does."""
+    """Runs the script that the command line names, and exits as it does."""
     options = _parse(sys.argv[1:])
     widen_choices()
     follow_into_spawned_processes()
@@ -121,10 +123,10 @@ def main() -> None:
         sys.exit(report_error(error))
     except (Exception, KeyboardInterrupt) as error:
         # From the script's first line on, as if Python had been started with it.
-        frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_code.co_filename != os.path.abspath(options.script):
-            frame = frame.tb_next
-        traceback.print_exception(error.with_traceback(frame or error.__traceback__))
+        level = error.__traceback__
+        while level is not None and level.tb_frame.f_code.co_filename != os.path.abspath(options.script):
+            level = level.tb_next
+        traceback.print_exception(error.with_traceback(level or error.__traceback__))
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     finally:
         if int(os.environ.get("RANK", 0)) == 0:

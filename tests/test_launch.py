@@ -12,8 +12,8 @@ import pytest
 from runs import environment, free_port
 
 from diffusers_lrlab import lr_curve
+from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-from diffusers_lrlab.schedules.scheduler import schedule_curves
 
 HOST_SCRIPT = Path(__file__).parent / "scripts" / "host_script.py"
 LR, BETA1, WARMUP = 1e-3, 0.95, 2
@@ -75,7 +75,7 @@ def test_with_the_clock_fixed_the_curve_is_the_promised_one(tmp_path, spec, proc
     # What such a script logs is the rate of the next update.
     np.testing.assert_allclose([row["logged"] for row in rows][:-1], lrs[1:], rtol=1e-12, atol=1e-18)
     assert f"now takes {num_updates} updates, 2 of them warm-up" in stderr
-    assert f"LR audit: {num_updates} updates, every value that follows the clock was as promised" in stderr
+    assert f"LR audit: {num_updates} updates, every value that follows the clock was as expected" in stderr
 
 
 @pytest.mark.parametrize("spec", ["rex", "cosine"])
@@ -93,7 +93,7 @@ def test_without_it_the_deviation_is_told_before_and_after(tmp_path, spec):
 
 def test_a_clock_that_is_right_is_not_talked_about(tmp_path):
     _, stderr = host_run(tmp_path, "--lr_scheduler=rex")
-    verdict = "LR audit: 48 updates, every value that follows the clock was as promised."
+    verdict = "LR audit: 48 updates, every value that follows the clock was as expected."
     assert stderr.strip() == f"diffusers_lrlab: rex: {verdict}"
 
 
@@ -270,7 +270,7 @@ def test_diffusers_own_script(spec, processes, accumulation, upstream_inputs, tm
         "--ddpm_num_inference_steps=2 --eval_batch_size=1"
     ).split()
     stderr = launch(UPSTREAM, f"--lr_scheduler={spec}", *arguments, options=options, processes=processes)
-    assert f"LR audit: {num_updates} updates, every value that follows the clock was as promised" in stderr
+    assert f"LR audit: {num_updates} updates, every value that follows the clock was as expected" in stderr
     (log,) = (tmp_path / "out" / "logs" / "train_unconditional").glob("events*")
     events = EventAccumulator(str(log))
     events.Reload()
@@ -283,5 +283,5 @@ def test_diffusers_own_script(spec, processes, accumulation, upstream_inputs, tm
     # and without the correction the audit reports it
     if accumulation == 4 and processes == 1:
         stderr = launch(UPSTREAM, f"--lr_scheduler={spec}", *arguments, "--overwrite_output_dir")
-        assert "NOT as promised" in stderr
+        assert "NOT as expected" in stderr
         assert "Add --fix_lr_clock" in stderr

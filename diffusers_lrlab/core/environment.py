@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,11 @@ def describe_environment() -> dict[str, Any]:
     """Versions, source commit and hardware, for the `meta` section of `run.json`."""
     packages = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
     versions = {name: importlib.metadata.version(name) for name in packages}
-
     repository = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str | None:
         if not (repository / "pyproject.toml").exists():
-            return None  # installed: a repository around the environment is not the source's
+            return None  # installed: a repository around the environment is not the source of this package
         command = ["git", "-C", str(repository), *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
@@ -54,9 +54,7 @@ def _processor_name() -> str:
 
 
 def launch_command() -> str:
-    """The command that started this process, as one would type it again (without the token)."""
-    import shlex
-
+    """The command that started this process, as one would type it again, without the token."""
     arguments: list[str] = []
     for argument in sys.argv[1:]:
         hidden = arguments and arguments[-1] in ("--hub_token", "--hub-token")

@@ -18,13 +18,7 @@ class LabError(ValueError):
 
 
 class DiskFull(LabError):
-    """
-    A file that there was no room for. What was to appear there did not.
-
-    Args:
-        path (`Path`): Of the file.
-        reason (`str`): What the system said.
-    """
+    """There was no room for the file at `path`; `reason` is what the system said. Nothing appears there."""
 
     def __init__(self, path: Path, reason: str):
         self.event = f"No room to write {str(path)!r} ({reason}). Nothing half-written was left there. Free some space;"
@@ -39,13 +33,7 @@ class Diverged(LabError):
 
 
 class Interrupted(Exception):
-    """
-    A run that was asked to stop and has saved itself.
-
-    Args:
-        signal_number (`int`): 2 for Ctrl-C, 15 for SIGTERM; a script leaves with 128 + this.
-        checkpoint (`Path`): Where to go on from.
-    """
+    """A run was stopped by a signal (2 for Ctrl-C, 15 for SIGTERM) and has saved a checkpoint to go on from."""
 
     def __init__(self, signal_number: int, checkpoint: Path):
         super().__init__(

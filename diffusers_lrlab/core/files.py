@@ -1,4 +1,4 @@
-"""Files appear whole or not at all: everything is written beside its place and renamed into it."""
+"""Files appear whole or not at all: each is written beside its place and renamed into it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL_TEXT = re.compile(
 
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
-    """Turns the errors of a full disk, while `path` is written, into a `DiskFull`; others pass."""
+    """Turns the errors of a full disk into `DiskFull`; others pass."""
     try:
         yield
     except LabError:
@@ -51,10 +51,7 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
     """
     Yields an empty folder to write into, which replaces `path` when the block ends and disappears if it fails.
 
-    Args:
-        path (`Path`): Where the folder should appear.
-        shared (`bool`): Whether several processes write into it; then the name is the same for all of them, and the
-            caller sees to it that only one of them enters and leaves this block.
+    A shared one has the same name in all processes that write into it; only one of them may enter and leave this block.
     """
     temporary = path.with_name(f".tmp-{path.name}" if shared else f".tmp-{os.getpid()}-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -75,7 +72,6 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What a registry holds, for a terminal and for programs; its markdown tables are its own."""
+"""Registries and tables as text for a terminal, and registries as JSON."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from typing import Any
 from .registry import Entry, Parameter, Registry
 
 
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells as lines of text: the first column to the left, the others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(
+        row[0].ljust(first) + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], others, strict=True))
+        for row in rows
+    )
+
+
 def as_markdown(registry: Registry) -> str:
-    """The tables of the README: entries, and the arguments that they share if there are any."""
+    """The tables of the README: entries, and the arguments that they share."""
     return "\n\n".join([registry.table(), *([registry.common_table()] if registry.common else [])])
 
 
-def _aliases(registry: Registry, entry: Entry) -> list[str]:
-    return [alias for alias, name in registry.aliases.items() if name == entry.name]
-
-
 def as_json(registry: Registry) -> list[dict[str, Any]]:
-    """Everything that is known about the entries."""
-
     def parameter(p: Parameter) -> dict[str, Any]:
         return {"name": p.name, "kind": p.kind.__name__, "default": p.default, "allowed": p.allowed, "help": p.help}
 
     return [
         {
             "name": entry.name,
-            "aliases": _aliases(registry, entry),
+            "aliases": registry.aliases_of(entry),
             "description": entry.description,
             "source": entry.source,
             "parameters": [parameter(p) for p in entry.parameters],
@@ -40,7 +43,7 @@ def as_json(registry: Registry) -> list[dict[str, Any]]:
 
 
 def as_text(registry: Registry, flag: str, width: int | None) -> str:
-    """Columns of names, aliases, descriptions and arguments: an entry a line, but for a terminal, where they wrap."""
+    """Columns of names, aliases, descriptions and arguments: a line for each entry, wrapped if a width is given."""
 
     def argument(p: Parameter) -> str:
         return p.name if p.default is None else f"{p.name}={json.dumps(p.default)}"
@@ -50,7 +53,7 @@ def as_text(registry: Registry, flag: str, width: int | None) -> str:
         return entry.description + facts
 
     rows = [
-        (entry.name, ", ".join(_aliases(registry, entry)), description(entry), ", ".join(map(argument, entry.parameters)))
+        (entry.name, ", ".join(registry.aliases_of(entry)), description(entry), ", ".join(map(argument, entry.parameters)))
         for entry in registry.values()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

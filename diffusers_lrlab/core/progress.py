@@ -21,13 +21,10 @@ class Progress:
     """A reading of the clock, in optimizer updates: not micro-batches, not processes, not scheduler calls.
 
     Args:
-        update (`int` or integer array):
-            Updates done so far; the first update of a run happens at 0, the last at `total_updates - 1`. An array makes
-            every curve return an array, which is how a whole run is evaluated at once.
-        total_updates (`int`):
-            Updates of the whole run.
-        warmup_updates (`int`, *optional*, defaults to 0):
-            Updates of warm-up at the start of the run; the peak is reached at `update == warmup_updates`.
+        update (`int` or integer array): Updates done so far; the first update of a run happens at 0, the last at
+            `total_updates - 1`. For an array every curve returns an array, so that a whole run is evaluated at once.
+        total_updates (`int`): Updates of the whole run.
+        warmup_updates (`int`, *optional*, defaults to 0): Of them warm-up; the peak is at `update == warmup_updates`.
     """
 
     update: Any
@@ -56,16 +53,11 @@ class Progress:
 
     @property
     def warmup_fraction(self) -> Any:
-        """0 at the first update, 1 from `warmup_updates` on."""
         return clip(self.update / self.warmup_updates, 0.0, 1.0) if self.warmup_updates else 1.0
 
 
 def resolve_updates(value: float, total_updates: int, what: str) -> int:
-    """A count of updates, from a count (`500`) or a fraction in (0, 1) of `total_updates`, rounded to the nearest.
-
-    Raises:
-        LabError: for a negative or broken number.
-    """
+    """A count of updates, from a count (`500`) or a fraction in (0, 1) of `total_updates`, rounded to the nearest."""
     if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
         raise LabError(
             f"{what} {value!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
@@ -74,17 +66,7 @@ def resolve_updates(value: float, total_updates: int, what: str) -> int:
 
 
 def resolve_warmup_updates(warmup: float, total_updates: int) -> int:
-    """Warm-up in updates, from a count (`500`) or a fraction of the run (`0.05`).
-
-    Args:
-        warmup (`float`):
-            A whole number of updates, or a fraction in (0, 1) of `total_updates`, rounded to the nearest update.
-        total_updates (`int`):
-            Updates of the whole run.
-
-    Raises:
-        LabError: for a negative or broken number, and for a warm-up that leaves no update after it.
-    """
+    """Warm-up in updates, from a count (`500`) or a fraction of the run (`0.05`); at least one update must be left."""
     updates = resolve_updates(warmup, total_updates, "Warm-up")
     if updates >= total_updates:
         raise LabError(

@@ -1,6 +1,6 @@
 """One registry for everything that is chosen by name: a decorated function is the only place to touch.
 
-Choices of the command line, error texts, documentation tables and parametrised tests all derive from the entries.
+Choices of the command line, error texts, tables of the README and parametrised tests are derived from the entries.
 """
 
 from __future__ import annotations
@@ -15,29 +15,17 @@ from .errors import LabError, did_you_mean
 
 @dataclass(frozen=True)
 class Parameter:
-    """One keyword argument of a registered entry.
-
-    Args:
-        name (`str`): The keyword.
-        kind (`type`): `int`, `float`, `bool`, `str` or `list`; an `int` is accepted for a `float`, never the reverse.
-        default: The value used when it is not given; `None` means "derived from the run", as `help` explains.
-        help (`str`): What it does, with its unit.
-        range (`str`, *optional*): Allowed values (of a list: of its items), such as `"(0, 1]"` or `"[1, inf)"`.
-        choices (`tuple`, *optional*): Allowed values, when there are only some.
-        items (`type`, *optional*, defaults to `float`): What a list holds.
-        same_as (`str`, *optional*): The common parameter that this is another name for.
-        only_with (`tuple`, *optional*): Another parameter and the value that it must have for this one to have an effect.
-    """
+    """One keyword argument of a registered entry."""
 
     name: str
-    kind: type
-    default: Any
-    help: str
-    range: str | None = None
+    kind: type  # int, float, bool, str or list; an int is accepted for a float, never the reverse
+    default: Any  # None means "derived from the run", as `help` explains
+    help: str  # with its unit
+    range: str | None = None  # allowed values (of a list: of its items), such as "(0, 1]" or "[1, inf)"
     choices: tuple[Any, ...] | None = None
-    items: type = float
-    same_as: str | None = None
-    only_with: tuple[str, Any] | None = None
+    items: type = float  # of a list
+    same_as: str | None = None  # the common parameter that this is another name for
+    only_with: tuple[str, Any] | None = None  # another parameter, and the value it must have for this one to have an effect
 
     @property
     def allowed(self) -> str:
@@ -48,7 +36,7 @@ class Parameter:
         return f"{kind} in {self.range}" if self.range else kind
 
     def check(self, value: Any, owner: str) -> Any:
-        """Returns `value` as `kind`, or raises a `LabError` that names the range."""
+        """`value` as `kind`; a `LabError` that names the range if it is not allowed."""
         if value is None and self.default is None:
             return None
         if self.kind is list:
@@ -65,7 +53,7 @@ class Parameter:
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         else:
-            # A float of that size would be another number; and no count of updates is anywhere near.
+            # A float of that size would be another number, and no count of updates comes near it.
             exact = abs(value) < 2**53 or (isinstance(value, float) and kind is float)
             right_kind = exact and (kind is float or float(value).is_integer())
         return right_kind and self._contains(value)
@@ -83,27 +71,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the lab knows about one registered name.
-
-    Args:
-        name (`str`): The name users type.
-        factory (`Callable` or `str`): What is registered; its form is the registry's business.
-        description (`str`): One line.
-        source (`str`): The paper, equation or class it comes from.
-        parameters (`tuple` of [`Parameter`]): The keyword arguments of its own.
-        common (`tuple` of [`Parameter`]): The ones that it shares with the rest of the registry.
-        traits (`frozenset` of `str`): Properties the lab acts on, such as `"feedback"` or `"no_warmup"`.
-        facts (`dict`): Figures the lab shows or uses, such as an optimizer's state in bytes.
-    """
+    """What the lab knows about one registered name."""
 
     name: str
-    factory: Any
-    description: str
-    source: str
-    parameters: tuple[Parameter, ...] = ()
-    common: tuple[Parameter, ...] = ()
-    traits: frozenset[str] = frozenset()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    factory: Any  # what is registered; its form depends on the registry
+    description: str  # one line
+    source: str  # the paper, equation or class it comes from
+    parameters: tuple[Parameter, ...] = ()  # its own
+    common: tuple[Parameter, ...] = ()  # those that it shares with the rest of the registry
+    traits: frozenset[str] = frozenset()  # properties the lab acts on, such as "feedback" or "no_warmup"
+    facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
 
     def resolve(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """All keyword arguments with their values, checked: unknown ones and values out of range are errors."""
@@ -185,6 +162,9 @@ class Registry(Mapping[str, Entry]):
         """Other names, and the names they stand for."""
         return dict(self._aliases)
 
+    def aliases_of(self, entry: Entry) -> list[str]:
+        return [alias for alias, name in self._aliases.items() if name == entry.name]
+
     def __getitem__(self, name: str) -> Entry:
         # Not a KeyError: its text is shown quoted and escaped, and these texts are for people.
         if name not in self:
@@ -202,19 +182,17 @@ class Registry(Mapping[str, Entry]):
         return len(self._entries)
 
     def table(self) -> str:
-        """The entries as a markdown table: name, description, arguments of its own, source."""
+        """The entries as a markdown table."""
         headings = ["name", "what it does", *self.shown_facts.values(), "arguments (default; allowed)", "source"]
         rows = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
         for entry in self.values():
-            names = [entry.name, *(alias for alias, name in self._aliases.items() if name == entry.name)]
-            shown = ", ".join(f"`{name}`" for name in names)
+            names = ", ".join(f"`{name}`" for name in (entry.name, *self.aliases_of(entry)))
             facts = [str(entry.facts[fact]) for fact in self.shown_facts]
-            cells = [shown, entry.description, *facts, _describe(entry.parameters) or "–", entry.source]
+            cells = [names, entry.description, *facts, _describe(entry.parameters) or "–", entry.source]
             rows.append(f"| {' | '.join(cells)} |")
         return "\n".join(rows)
 
     def common_table(self) -> str:
-        """The common arguments as a markdown table."""
         rows = ["| argument | default | allowed | what it does |", "|---|---|---|---|"]
         rows += [f"| `{p.name}` | {_default(p)} | {p.allowed} | {p.help} |" for p in self.common]
         return "\n".join(rows)

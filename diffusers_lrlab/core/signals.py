@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as exceptions, for work that can be left at any moment."""
+"""Ctrl-C and SIGTERM as exceptions, for work that may stop at any moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interrupts_raised(make_error: Callable[[int], BaseException]) -> Iterator[None]:
-    """Raises, at once on SIGINT or SIGTERM inside this block, what `make_error` makes of the number of the signal."""
+    """Inside this block SIGINT and SIGTERM raise `make_error(number of the signal)` at once."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise make_error(number)

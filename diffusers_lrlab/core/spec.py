@@ -59,8 +59,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     A list is JSON or stands between `[` and `]` with `|` between its items, which may be spec strings themselves:
     `"join:schedules=[constant|rex:d=0.9],boundaries=[0.5]"`.
 
-    Raises:
-        LabError: for a string of another form; the message points at the character.
+    For a string of another form, the error points at the character.
     """
     name, colon, rest = text.partition(":")
     if not re.fullmatch(r"\w+", name):

@@ -1,8 +1,8 @@
 """Random numbers that depend on what they are for, not on what was drawn before.
 
-Every draw of a run comes from a stream named by (seed, purpose, counters): the noise of update 57 is the same whether
-the run got there in one go or was resumed at update 50, on one process or two, with or without gradient accumulation.
-Resuming is exact by construction, and two runs with one seed see the same images, timesteps and noise.
+Every draw of a run comes from a stream named by (seed, purpose, counters). The noise of update 57 is the same whether the
+run was resumed at update 50 or not, on one process or two, with or without gradient accumulation. So resuming is exact by
+construction, and two runs with one seed see the same images, timesteps and noise.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Noise is drawn in blocks of images, so that a process draws (almost) only what its own images need; for points in larger
-# ones, since each costs a generator.
+# Noise is drawn in blocks, so that a process draws little more than its own images need; blocks of points are larger, since
+# each block costs a generator.
 _MIN_BLOCK_IMAGES, _MIN_BLOCK_NUMBERS = 16, 512
 
 
@@ -36,7 +36,6 @@ def stream_uniform(seed: int, purpose: str, *counters: int) -> float:
 
 
 def stream_generator(seed: int, purpose: str, *counters: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A `torch.Generator` on `device` at the start of the stream (seed, purpose, counters)."""
     import torch
 
     return torch.Generator(device).manual_seed(stream_seed(seed, purpose, *counters))
@@ -45,30 +44,17 @@ def stream_generator(seed: int, purpose: str, *counters: int, device: torch.devi
 def block_randn(
     seed: int, purpose: str, update: int, positions: range, shape: tuple[int, ...], device: torch.device | str
 ) -> torch.Tensor:
-    """Standard normal noise for the images at `positions` of the global batch of an update.
+    """
+    Standard normal noise for images of an update: float32 of shape `(len(positions), *shape)`.
 
-    Args:
-        seed (`int`): Seed of the run.
-        purpose (`str`): What the noise is for.
-        update (`int`): The update it is for.
-        positions (`range`): Consecutive places in the global batch, over all processes and accumulation steps.
-        shape (`tuple` of `int`): Shape of one image.
-        device: Where to draw. CPU and CUDA draw different numbers.
-
-    Returns:
-        `torch.Tensor`: float32 of shape `(len(positions), *shape)`; an image's noise depends on its place alone.
+    `positions` are consecutive places in the global batch, over all processes and accumulation steps; the noise of an image
+    depends on its place alone. CPU and CUDA draw different numbers.
     """
     import torch
 
     size = noise_block_images(shape)
     first, last = positions.start // size, (positions.stop - 1) // size
-    blocks = [
-        torch.randn(
-            (size, *shape),
-            generator=stream_generator(seed, purpose, update, block, device=device),
-            device=device,
-        )
-        for block in range(first, last + 1)
-    ]
+    generators = [stream_generator(seed, purpose, update, block, device=device) for block in range(first, last + 1)]
+    blocks = [torch.randn((size, *shape), generator=generator, device=device) for generator in generators]
     start = positions.start - first * size
     return torch.cat(blocks)[start : start + len(positions)]

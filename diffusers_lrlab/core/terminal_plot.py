@@ -1,4 +1,8 @@
-"""Curves as text: braille dots where one can tell them apart by colour, else a character for each, ASCII if need be."""
+"""Curves as text: braille dots where colours distinguish them, else a character for each curve, ASCII if need be.
+
+Not by plotext (5.3): it takes 0.2 s to import and 0.3 s to draw 10,000 updates, its legend covers the curves, curves are
+alike without colours, and it has no ASCII form.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _COLORS = (36, 33, 35, 32, 34, 31)
 
 
 def can_encode(encoding: str | None) -> bool:
-    """Whether what is drawn with can be written in `encoding`."""
+    """Whether `encoding` has the characters of a plot."""
     try:
         (_MARKS[True] + "\u28ff│└─").encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -33,16 +37,9 @@ def terminal_plot(
     color: bool = False,
 ) -> str:
     """
-    Curves of one length over their index, with axes and a legend, as lines of text.
+    Curves (labels to values) of one length over their index, with axes and a legend, as lines of text.
 
-    Args:
-        curves (`dict`): Labels to values.
-        title (`str`): Shown above.
-        width (`int`, *optional*, defaults to 80): Characters in a line.
-        height (`int`, *optional*, defaults to 12): Lines of the plot itself.
-        from_zero (`bool`, *optional*, defaults to `True`): Whether the vertical axis begins at 0.
-        unicode (`bool`, *optional*, defaults to `True`): Whether more than ASCII may be used.
-        color (`bool`, *optional*, defaults to `False`): Whether ANSI colours may be used.
+    `width` is in characters, `height` is the number of lines of the plot itself; `from_zero` starts the vertical axis at 0.
     """
     values = list(curves.values())
     low, high = float(min(map(np.min, values))), float(max(map(np.max, values)))

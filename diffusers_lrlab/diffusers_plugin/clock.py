@@ -1,8 +1,8 @@
-"""The clock of somebody else's script: what its schedule will do, what was asked for, and what the optimizer had.
+"""The clock of a script that is not ours: expected and applied learning rates of its schedule.
 
 accelerate steps a prepared schedule once per process at each optimizer update, and diffusers' scripts multiply lengths by
-processes, by accumulation, or by neither. Here the schedule of a running script is found, its clock is compared with the
-updates that the script is going to do, corrected if asked, and audited at every update.
+processes, by accumulation, or by neither. Here the clock of a running script's schedule is compared with the updates that
+the script will do, corrected if asked, and audited at every update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from . import schedules as diffusers_plugin
 
 @dataclass
 class Length:
-    """How long a schedule is, and how often it is stepped at an update."""
+    """The length of a schedule, and how often it is stepped at an update."""
 
     num_warmup_steps: int
     num_training_steps: int
@@ -40,26 +40,17 @@ class Length:
 
 
 class WatchedSchedule:
-    """
-    A schedule that a script has built, followed from there to its last update.
-
-    Args:
-        schedule ([`Schedule`]): What the script's name or spec string means.
-        scheduler (`LRScheduler`): What it got.
-        optimizer (`Optimizer`): What that drives.
-        length ([`Length`]): The script's own numbers.
-        strict (`bool`): Whether a deviation is an error.
-    """
+    """A schedule that a script has built, with the length that the script gave it, from there to its last update."""
 
     def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, length: Length, strict: bool):
         self.schedule, self.scheduler, self.length = schedule, scheduler, length
-        self.asked = Length(length.num_warmup_steps, length.num_training_steps)
+        self.expected_length = Length(length.num_warmup_steps, length.num_training_steps)
         self.audit = ScheduleAudit(strict)
         self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
         self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
         self.update: int | None = None
-        # What accelerate made of it, and what is to be done with that once it is known how long the run will be.
-        self.settle: Callable[[], None] | None = None
+        # Once it is prepared: compares or corrects its clock as soon as the length of the run is known.
+        self.resolve_clock: Callable[[], None] | None = None
         self.is_prepared = False
         optimizer.register_step_pre_hook(self._before_step)
 
@@ -70,25 +61,25 @@ class WatchedSchedule:
             return np.array([self.base_lrs[0] * self.scheduler.lr_lambdas[0](int(count)) for count in counts])
         return np.ones(num_updates) * self._at(counts, self.length, 0)[0]
 
-    def promised(self, num_updates: int) -> np.ndarray:
+    def expected(self, num_updates: int) -> np.ndarray:
         """The learning rates that were asked for, float64."""
-        return np.ones(num_updates) * self._at(np.arange(num_updates), self.asked, 0)[0]
+        return np.ones(num_updates) * self._at(np.arange(num_updates), self.expected_length, 0)[0]
 
     def _at(self, counts: Any, length: Length, group: int) -> tuple[Any, Any]:
         progress = Progress(counts, length.num_training_steps, length.num_warmup_steps)
         return self.schedule.at(progress, self.base_lrs[group], self.base_momenta[group])
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Audits the update that is about to be done."""
-        if self.settle is not None:
-            self.settle()
+        """Audits the coming update."""
+        if self.resolve_clock is not None:
+            self.resolve_clock()
         if self.update is None:  # not 0 in a resumed run
             self.update = self.scheduler.last_epoch // self.length.steps_per_update
         groups = range(len(self.base_lrs))
         self.audit.check(
             self.update,
             [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
-            [self._at(self.update, self.asked, index) for index in groups],
+            [self._at(self.update, self.expected_length, index) for index in groups],
             self.base_lrs,
         )
         self.update += 1
@@ -99,9 +90,9 @@ class HostClock:
     Watches the schedules of the script that runs in this process.
 
     Args:
-        fix (`bool`): Give them the script's real number of updates, and one step per update.
-        strict (`bool`): Make a deviation an error.
-        num_updates (`int`, *optional*): Updates of the run, where the script's arguments do not tell.
+        fix (`bool`): Whether to give them the script's real number of updates, and one step per update.
+        strict (`bool`): Whether a deviation is an error.
+        num_updates (`int`, *optional*): Updates of the run, if they do not follow from the script's arguments.
     """
 
     def __init__(self, fix: bool, strict: bool, num_updates: int | None = None):
@@ -110,7 +101,7 @@ class HostClock:
         self.arguments: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Puts itself where scripts parse arguments, build schedules and prepare them."""
+        """Hooks into the places where scripts parse arguments, build schedules and prepare them."""
         import accelerate
         from diffusers import optimization
 
@@ -119,7 +110,7 @@ class HostClock:
         @functools.wraps(parse)
         def parse_and_remember(parser: Any, *args: Any, **kwargs: Any) -> Any:
             namespace, rest = parse(parser, *args, **kwargs)
-            # A copy: scripts write the length that they work out into their namespace.
+            # A copy: scripts write the length that they compute into their namespace.
             self.arguments = dict(vars(namespace))
             return namespace, rest
 
@@ -131,7 +122,7 @@ class HostClock:
         self._follow_preparation(accelerate.Accelerator)
 
     def _follow_preparation(self, accelerator_class: Any) -> None:
-        """Settles clocks when everything is prepared, or before the first update if the data come later or not at all."""
+        """Resolves clocks when all is prepared, or before the first update if the data are prepared later or never."""
         prepare, prepare_scheduler = accelerator_class.prepare, accelerator_class.prepare_scheduler
 
         @functools.wraps(prepare_scheduler)
@@ -140,22 +131,22 @@ class HostClock:
             for watched in self.watched:
                 if watched.scheduler is scheduler:
                     watched.is_prepared = True
-                    watched.settle = functools.partial(self._settle, accelerator, wrapper, watched)
+                    watched.resolve_clock = functools.partial(self._resolve_clock, accelerator, wrapper, watched)
             return wrapper
 
         @functools.wraps(prepare)
-        def prepare_and_settle(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        def prepare_and_resolve(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
             prepared = prepare(accelerator, *args, **kwargs)
             for watched in self.watched:
-                if watched.settle is not None and self._count_updates(accelerator) is not None:
-                    watched.settle()
+                if watched.resolve_clock is not None and self._count_updates(accelerator) is not None:
+                    watched.resolve_clock()
             return prepared
 
         accelerator_class.prepare_scheduler = prepare_and_remember
-        accelerator_class.prepare = prepare_and_settle
+        accelerator_class.prepare = prepare_and_resolve
 
     def _recorded(self, spec: str, host_function: Any = None) -> Any:
-        """The function behind a name, which remembers what it built; diffusers' own stay its own unless they are fixed."""
+        """The function behind a name, which records what it builds; diffusers' own are used unless clocks are fixed."""
         is_host = spec in SCHEDULERS and "host" in SCHEDULERS[spec].traits
 
         def build_and_watch(
@@ -184,18 +175,18 @@ class HostClock:
 
     # --- the clock of the run ----------------------------------------------------------------------------------------
 
-    def _settle(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule) -> None:
-        """Once everything is prepared: what was asked for, what would come of it, and the remedy if they differ."""
-        watched.settle = None
+    def _resolve_clock(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule) -> None:
+        """Once all is prepared: compares the script's clock with the updates that it will do, or corrects it."""
+        watched.resolve_clock = None
         num_updates = self._count_updates(accelerator)
         if not wrapper.step_with_optimizer:
             watched.length.steps_per_update = accelerator.gradient_accumulation_steps
         elif not wrapper.split_batches:
             watched.length.steps_per_update = accelerator.num_processes
         if num_updates is None:
-            self._tell(
+            self._warn(
                 accelerator,
-                "cannot tell how many updates this script will do, so its schedule is audited by its own numbers; "
+                "cannot know how many updates this script will do, so its schedule is audited by its own numbers; "
                 "give --num_updates N to diffusers_lrlab.launch.",
             )
             return
@@ -209,9 +200,9 @@ class HostClock:
             text = f"warm-up of {warmup} updates does not fit into the {num_updates} updates of this script"
             if self.fix or self.strict:
                 raise LabError(text[0].upper() + text[1:] + ". Give it a shorter one (--lr_warmup_steps).")
-            self._tell(accelerator, text + ": the learning rate will not reach its peak.")
+            self._warn(accelerator, text + ": the learning rate will not reach its peak.")
             return
-        watched.asked = Length(warmup, num_training_steps)
+        watched.expected_length = Length(warmup, num_training_steps)
         if self.fix:
             self._correct(accelerator, wrapper, watched, num_updates)
         else:
@@ -231,40 +222,40 @@ class HostClock:
 
     def _correct(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
         assert isinstance(watched.scheduler, CurveLR)
-        watched.scheduler.replan(watched.asked.num_warmup_steps, watched.asked.num_training_steps)
+        length = watched.length = watched.expected_length
+        watched.scheduler.replan(length.num_warmup_steps, length.num_training_steps)
         # What accelerate calls split batches is one step per update, whatever the batches are.
         wrapper.split_batches = wrapper.step_with_optimizer = True
-        watched.length = watched.asked
-        self._tell(
+        self._warn(
             accelerator,
-            f"{describe_schedule(watched.schedule)} now takes {num_updates} updates, {watched.asked.num_warmup_steps} of "
+            f"{describe_schedule(watched.schedule)} now takes {num_updates} updates, {length.num_warmup_steps} of "
             "them warm-up, one step each (--fix_lr_clock).",
         )
 
     def _compare(self, accelerator: Any, watched: WatchedSchedule, num_updates: int) -> None:
-        applied, promised = watched.applied(num_updates), watched.promised(num_updates)
+        applied, expected = watched.applied(num_updates), watched.expected(num_updates)
         peak = watched.base_lrs[0]
-        if np.abs(applied - promised).max() <= TOLERANCE * peak:
+        if np.abs(applied - expected).max() <= TOLERANCE * peak:
             return
         length, name = watched.length, describe_schedule(watched.schedule)
         text = (
             f"this script does {num_updates} updates, each of which steps its schedule {length.steps_per_update} times, but "
             f"made {name!r} {length.num_training_steps} steps long, {length.num_warmup_steps} "
-            f"of them warm-up. The learning rate will be {applied[-1]:.4g} at the last update where {promised[-1]:.4g} was "
-            f"asked for, and highest at update {applied.argmax()} instead of {promised.argmax()}. Add --fix_lr_clock before "
+            f"of them warm-up. The learning rate will be {applied[-1]:.4g} at the last update where {expected[-1]:.4g} was "
+            f"asked for, and highest at update {applied.argmax()} instead of {expected.argmax()}. Add --fix_lr_clock before "
             "the script's name to make it right."
         )
         if self.strict:
             raise LabError("--strict_lr_audit: " + text)
-        self._tell(accelerator, text)
+        self._warn(accelerator, text)
 
-    def _tell(self, accelerator: Any, text: str) -> None:
+    def _warn(self, accelerator: Any, text: str) -> None:
         if accelerator.is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
             sys.stderr.flush()
 
     def report(self) -> str:
-        """What the audit found, a line for each schedule."""
+        """What the audit found, in a line for each schedule."""
         done = [watched for watched in self.watched if watched.audit.num_updates]
         if not done:
             return (

@@ -1,7 +1,7 @@
 """Makes our models and pipelines load by diffusers' own `from_pretrained`, from folders and from the Hub.
 
-Without this, diffusers refuses a repository that names classes it does not know, or runs the code beside the weights, if it
-is trusted. With it, that code is neither needed nor run.
+Without this, diffusers refuses a repository that names classes it does not know, or runs the code beside the weights if
+that is trusted. With it, that code is neither needed nor run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def register_pipelines(_: Any) -> None:
     LOADABLE_CLASSES.setdefault(PACKAGE, {"ModelMixin": ["save_pretrained", "from_pretrained"]})
     # Here components are looked for before any code in the repository is.
     setattr(pipelines, PACKAGE, sys.modules[PACKAGE])
-    # If this happens inside the import of that module, it is not ready yet, and is there already.
+    # Inside the import of that module, it is in sys.modules already, though not ready.
     importlib.import_module(POINT_PIPELINE)
 
 
 def register_point_pipeline(module: Any) -> None:
-    """Puts the class where `DiffusionPipeline.from_pretrained` takes the ones from that a model_index.json names."""
+    """Puts the class where `DiffusionPipeline.from_pretrained` looks for the one that a model_index.json names."""
     import diffusers
 
     diffusers.PointDDPMPipeline = module.PointDDPMPipeline

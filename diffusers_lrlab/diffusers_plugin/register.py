@@ -1,4 +1,4 @@
-"""How the lab gets into diffusers: at once if a module of it is imported already, else as soon as it is.
+"""Registers the lab with diffusers: at once for modules of diffusers that are imported, for others once they are.
 
 Importing diffusers costs seconds, so `import diffusers_lrlab` does not do it by itself.
 """

@@ -28,7 +28,7 @@ def register_schedules(optimization: Any) -> None:
 
 
 def _new_member(kinds: Any, value: str) -> Any:
-    """A member as `enum` itself makes it, found by value from now on."""
+    """A member as `enum` itself makes it, which is found by its value from now on."""
     member = object.__new__(kinds)
     member._name_, member._value_ = value.upper(), value
     member.__objclass__ = kinds
@@ -48,7 +48,7 @@ def schedule_function(spec: str) -> Any:
 
 
 def _missing(optimization: Any, kinds: Any, value: object) -> Any:
-    """Understands spec strings: the member is made once and kept, so identity, pickling and `in` hold for it."""
+    """Understands spec strings: the member is made once and stored, so identity, pickling and `in` hold for it."""
     if not isinstance(value, str):
         return None
     name, kwargs = merge_spec(value, None)

@@ -1,1 +1,1 @@
-"""Models."""
+"""Denoisers, and their configurations."""

@@ -11,7 +11,7 @@ from ..core.errors import LabError
 
 
 def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
-    """The configuration of a model of this class from a folder, a file or the Hub, with the defaults filled in."""
+    """The configuration of a model of this class, with the defaults filled in."""
     path = Path(name_or_path).expanduser()
     try:
         if path.is_file():

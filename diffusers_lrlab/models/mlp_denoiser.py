@@ -37,17 +37,13 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
     SakanaAI's AI-Scientist: 296,450 parameters.
 
     Args:
-        dimension (`int`, *optional*, defaults to 2):
-            Coordinates of a point.
-        hidden_size (`int`, *optional*, defaults to 256):
-            Width of the residual blocks.
-        num_layers (`int`, *optional*, defaults to 3):
-            Number of residual blocks.
-        embedding_size (`int`, *optional*, defaults to 128):
-            Numbers that a coordinate or the timestep becomes; even, and 4 at least.
-        coordinate_scale (`float`, *optional*, defaults to 25.0):
-            Factor on coordinates before they are embedded: the finest detail that the network sees easily is of a size
-            of about 1 / `coordinate_scale`.
+        dimension (`int`, *optional*, defaults to 2): Coordinates of a point.
+        hidden_size (`int`, *optional*, defaults to 256): Width of the residual blocks.
+        num_layers (`int`, *optional*, defaults to 3): Number of residual blocks.
+        embedding_size (`int`, *optional*, defaults to 128): Numbers that a coordinate or the timestep becomes; even, and
+            4 at least.
+        coordinate_scale (`float`, *optional*, defaults to 25.0): Factor on coordinates before they are embedded: the
+            network easily sees details down to a size of about 1 / `coordinate_scale`.
     """
 
     # Saved pipelines name classes by their module; this one is where users find it, also in a copy of this file.

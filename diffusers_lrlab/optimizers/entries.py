@@ -1,4 +1,4 @@
-"""Optimizers by name. Optional packages are looked for only when one of theirs is chosen."""
+"""Optimizers by name. An optional package is needed only if one of its optimizers is chosen."""
 
 from __future__ import annotations
 
@@ -53,9 +53,6 @@ def get_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float, **
         params (`Iterable[torch.nn.Parameter]`): What to optimize.
         lr (`float`): Learning rate.
         **kwargs: The optimizer's own parameters.
-
-    Raises:
-        LabError: for unknown names and parameters, values out of range, and packages that are not installed.
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
@@ -63,14 +60,13 @@ def get_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float, **
 
 
 def check_installed(name: str) -> None:
-    """Raises a `LabError` with the pip line if the package of an optimizer is missing."""
     package = OPTIMIZERS[name].facts.get("package")
     if package and importlib.util.find_spec(package.replace("-", "_")) is None:
         raise LabError(f"The optimizer {name!r} needs the package {package!r}: pip install {package}.")
 
 
 def optimizer_state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the tensors that an optimizer keeps, once it has done a step."""
+    """Bytes of the tensors in an optimizer's state, once it has done a step."""
 
     def total(value: Any) -> int:
         if isinstance(value, dict):
@@ -82,8 +78,12 @@ def optimizer_state_bytes(optimizer: Optimizer) -> int:
     return total(optimizer.state_dict())
 
 
-def _can_fuse(params: list[Any]) -> bool:
-    return all(parameter.device.type in ("cpu", "cuda") for parameter in params)
+def _from_torch(name: str, params: list[Any], **kwargs: Any) -> Optimizer:
+    """An optimizer of torch's, fused where that exists."""
+    import torch
+
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in params)
+    return getattr(torch.optim, name)(params, fused=fused, **kwargs)
 
 
 @OPTIMIZERS.register(
@@ -94,13 +94,8 @@ def _can_fuse(params: list[Any]) -> bool:
     traits=("adam",),
     facts={"state_bytes": 8},
 )
-def adamw(params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
-    """torch's, fused where that exists."""
-    import torch
-
-    return torch.optim.AdamW(
-        params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=_can_fuse(params)
-    )
+def adamw(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
+    return _from_torch("AdamW", params, lr=lr, betas=(beta1, beta2), **kwargs)
 
 
 @OPTIMIZERS.register(
@@ -111,11 +106,8 @@ def adamw(params: list[Any], lr: float, beta1: float, beta2: float, eps: float, 
     traits=("adam",),
     facts={"state_bytes": 8},
 )
-def adam(params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
-    """torch's, fused where that exists."""
-    import torch
-
-    return torch.optim.Adam(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=_can_fuse(params))
+def adam(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
+    return _from_torch("Adam", params, lr=lr, betas=(beta1, beta2), **kwargs)
 
 
 _MOMENTUM = Parameter("momentum", float, 0.9, "decay of the sum of gradients", "[0, 1)")
@@ -129,13 +121,8 @@ _MOMENTUM = Parameter("momentum", float, 0.9, "decay of the sum of gradients", "
     traits=("sgd",),
     facts={"state_bytes": 4, "learning_rate_factor": 100},
 )
-def sgd(params: list[Any], lr: float, momentum: float, weight_decay: float, nesterov: bool = False) -> Optimizer:
-    """torch's, fused where that exists."""
-    import torch
-
-    return torch.optim.SGD(
-        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=_can_fuse(params)
-    )
+def sgd(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
+    return _from_torch("SGD", params, lr=lr, **kwargs)
 
 
 @OPTIMIZERS.register(
@@ -149,9 +136,8 @@ def sgd(params: list[Any], lr: float, momentum: float, weight_decay: float, nest
     traits=("sgd",),
     facts={"state_bytes": 4, "learning_rate_factor": 100},
 )
-def nesterov(params: list[Any], lr: float, momentum: float, weight_decay: float) -> Optimizer:
-    """torch's, fused where that exists."""
-    return sgd(params, lr, momentum, weight_decay, nesterov=True)
+def nesterov(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
+    return sgd(params, lr, nesterov=True, **kwargs)
 
 
 @OPTIMIZERS.register(
@@ -166,11 +152,10 @@ def nesterov(params: list[Any], lr: float, momentum: float, weight_decay: float)
     ),
     facts={"state_bytes": 4},
 )
-def rmsprop(params: list[Any], lr: float, alpha: float, eps: float, momentum: float, weight_decay: float) -> Optimizer:
-    """Torch's."""
+def rmsprop(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
     import torch
 
-    return torch.optim.RMSprop(params, lr=lr, alpha=alpha, eps=eps, momentum=momentum, weight_decay=weight_decay)
+    return torch.optim.RMSprop(params, lr=lr, **kwargs)
 
 
 @OPTIMIZERS.register(
@@ -187,7 +172,6 @@ def rmsprop(params: list[Any], lr: float, alpha: float, eps: float, momentum: fl
     facts={"state_bytes": 0},
 )
 def adafactor(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
-    """transformers', with the learning rate from outside instead of its own."""
     from transformers.optimization import Adafactor
 
     return Adafactor(params, lr=lr, relative_step=False, warmup_init=False, **kwargs)
@@ -204,11 +188,10 @@ def adafactor(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
     ),
     facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2},
 )
-def lion(params: list[Any], lr: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:
-    """Lucidrains' implementation."""
+def lion(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
     from lion_pytorch import Lion
 
-    return Lion(params, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay)
+    return Lion(params, lr=lr, betas=(beta1, beta2), **kwargs)
 
 
 @OPTIMIZERS.register(
@@ -223,11 +206,10 @@ def lion(params: list[Any], lr: float, beta1: float, beta2: float, weight_decay:
     ),
     facts={"state_bytes": 4},
 )
-def muon(params: list[Any], lr: float, momentum: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:
-    """torch's, scaled so that its updates are as large as AdamW's."""
+def muon(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
     from .muon import MuonWithAdamW
 
-    return MuonWithAdamW(params, lr, momentum=momentum, betas=(beta1, beta2), weight_decay=weight_decay)
+    return MuonWithAdamW(params, lr, betas=(beta1, beta2), **kwargs)
 
 
 @OPTIMIZERS.register(
@@ -243,13 +225,11 @@ def muon(params: list[Any], lr: float, momentum: float, beta1: float, beta2: flo
     traits=("averages",),
     facts={"state_bytes": 8, "package": "schedulefree"},
 )
-def schedulefree_adamw(
-    params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
-) -> Optimizer:
-    """Meta's implementation, in train mode; its weights are those to evaluate only after `eval()`."""
+def schedulefree_adamw(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
+    """In train mode; its weights are those to evaluate only after `eval()`."""
     from schedulefree import AdamWScheduleFree
 
-    optimizer = AdamWScheduleFree(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+    optimizer = AdamWScheduleFree(params, lr=lr, betas=(beta1, beta2), **kwargs)
     optimizer.train()
     return optimizer
 
@@ -269,7 +249,6 @@ def schedulefree_adamw(
     facts={"state_bytes": 16, "package": "prodigyopt", "learning_rate": 1.0},
 )
 def prodigy(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
-    """The authors' implementation."""
     from prodigyopt import Prodigy
 
     return Prodigy(params, lr=lr, betas=(beta1, beta2), **kwargs)
@@ -283,8 +262,8 @@ def prodigy(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: 
     traits=("adam",),
     facts={"state_bytes": 2, "package": "bitsandbytes"},
 )
-def adamw_8bit(params: list[Any], lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
-    """bitsandbytes'; tensors of less than 4096 numbers keep 32 bits."""
+def adamw_8bit(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
+    """Tensors of less than 4096 numbers keep 32 bits."""
     from bitsandbytes.optim import AdamW8bit
 
-    return AdamW8bit(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+    return AdamW8bit(params, lr=lr, betas=(beta1, beta2), **kwargs)

@@ -14,14 +14,8 @@ class MuonWithAdamW(Optimizer):
     Muon for everything with two or more dimensions, AdamW for biases and norms, under one learning rate.
 
     A convolution's kernel counts as the matrix (out channels, in channels x height x width). Muon's updates are scaled
-    to the root mean square that AdamW's have (arXiv 2502.16982, eq. 4), so that one learning rate suits both.
-
-    Args:
-        params (`list` of `torch.nn.Parameter`): All of them, contiguous.
-        lr (`float`): Learning rate.
-        momentum (`float`): Muon's.
-        betas (`tuple` of two `float`): AdamW's.
-        weight_decay (`float`): Of both.
+    to the root mean square that AdamW's have (arXiv 2502.16982, eq. 4), so that one learning rate suits both. Parameters
+    must be contiguous.
     """
 
     def __init__(
@@ -46,13 +40,12 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of both parts."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for flat, matrix in zip(self._flat, self._matrices, strict=True):
-            # Anew each time: moving a model to a device, or clearing its gradients, leaves old views behind.
+            # At every step: moving a model to a device, or clearing its gradients, leaves old views behind.
             flat.data = _as_matrix(matrix.data)
             flat.grad = None if matrix.grad is None else _as_matrix(matrix.grad)
         for group, optimizer in zip(self.param_groups, self._inner, strict=True):
@@ -61,12 +54,10 @@ class MuonWithAdamW(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both parts."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         return {"param_groups": groups, "state": [optimizer.state_dict() for optimizer in self._inner]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues where `state_dict()` was taken."""
         for optimizer, state in zip(self._inner, state_dict["state"], strict=True):
             optimizer.load_state_dict(state)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):

@@ -1,4 +1,4 @@
-"""Learning rates for other batch sizes than the one that they were found for."""
+"""Rules that scale a learning rate to another batch size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ LINEAR_UP_TO = 512  # images, of the rule "guide"
 
 
 class Rule(NamedTuple):
-    """
-    A rule.
-
-    Args:
-        description (`str`): In words, with its source.
-        factor (`Callable`): From a global batch and the base batch to what the learning rate is multiplied by.
-    """
+    """A rule in words, with its source, and its factor on the learning rate for a global batch and the base batch."""
 
     description: str
     factor: Callable[[float, float], float]
@@ -44,18 +38,7 @@ SCALING_RULES = {
 
 
 def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int) -> float:
-    """
-    The learning rate for a batch.
-
-    Args:
-        learning_rate (`float`): For the base batch.
-        rule (`str`): A name in `SCALING_RULES`.
-        batch (`int`): Images of an update, over all micro-batches and processes.
-        base_batch (`int`): That the learning rate is meant for.
-
-    Raises:
-        LabError: for a rule that there is not, and for numbers that are not above 0.
-    """
+    """The learning rate for a global batch (over micro-batches and processes), from that for the base batch."""
     if rule not in SCALING_RULES:
         raise LabError(f"There is no rule {rule!r}.{did_you_mean(rule, SCALING_RULES)} Known: {', '.join(SCALING_RULES)}.")
     for name, value in (("learning_rate", learning_rate), ("batch", batch), ("base_batch", base_batch)):
@@ -65,7 +48,7 @@ def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch
 
 
 def scaling_warning(rule: str, optimizer: str) -> str | None:
-    """What to say of a rule that was found for another kind of optimizer; `None` if nothing."""
+    """A warning about a rule that was found for another kind of optimizer, else `None`."""
     if rule not in ("linear", "guide") or "sgd" in OPTIMIZERS[optimizer].traits:
         return None
     return (
@@ -75,7 +58,7 @@ def scaling_warning(rule: str, optimizer: str) -> str | None:
 
 
 def scaling_table(learning_rate: float, base_batch: int, batch: int | None = None) -> str:
-    """All rules over batches of 8 to 64 times the base, with a row for `batch`, as text."""
+    """All rules for batches of an eighth to 64 times the base, with a row for `batch`, as text."""
     batches = {max(1, round(base_batch * 2.0**power)) for power in range(-3, 7)} | ({batch} if batch else set())
     names = [name for name in SCALING_RULES if name != "none"]
     lines = [f"{'batch':>10}" + "".join(f"{name:>12}" for name in names)]

@@ -1,4 +1,4 @@
-"""Pictures of schedules: some over each other, or all that there are side by side."""
+"""Pictures of schedules: some over each other, or all of them side by side."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
 
 def _draw(rows: Any, course: Course, **style: Any) -> None:
     # A curve of millions of updates is no finer in a picture than one of thousands.
-    kept = np.unique(np.linspace(0, len(course.lr) - 1, min(len(course.lr), 20_000)).astype(int))
+    shown = np.unique(np.linspace(0, len(course.lr) - 1, min(len(course.lr), 20_000)).astype(int))
     style = {"linewidth": 1.4, **style}
-    rows[0].plot(kept, course.lr[kept], **style)
+    rows[0].plot(shown, course.lr[shown], **style)
     if course.beta1 is not None:
-        rows[1].plot(kept, course.beta1[kept], **style)
+        rows[1].plot(shown, course.beta1[shown], **style)
 
 
 # --- the gallery -----------------------------------------------------------------------------------------------------
@@ -62,8 +62,8 @@ def _draw(rows: Any, course: Course, **style: Any) -> None:
 _COLUMNS = 5
 _RUN = Run(num_updates=1000, num_warmup_steps=50, learning_rate=1e-4, beta1=0.95)
 _VALIDATE_EVERY = 10
-# Arguments for those whose defaults show little of what they can do.
-_TELLING: dict[str, dict[str, Any]] = {
+# Arguments for schedules whose defaults show little of what they can do.
+_EXAMPLES: dict[str, dict[str, Any]] = {
     "cosine_with_restarts": {"num_cycles": 3},
     "polynomial": {"power": 2},
     "piecewise_constant": {"step_rules": "1:400,0.4:750,0.1"},
@@ -83,7 +83,7 @@ _CAPTION = (
 
 
 def plot_gallery(path: Path) -> None:
-    """Every registered schedule in a panel of its own: learning rate relative to the peak, and momentum if it is driven."""
+    """Every schedule in a panel of its own: learning rate relative to the peak, and momentum if the schedule sets it."""
     names = sorted(SCHEDULERS, key=lambda name: "feedback" in SCHEDULERS[name].traits)
     rows = math.ceil(len(names) / _COLUMNS)
     figure = new_figure(9, 1.2 * rows + 0.8, dpi=200)
@@ -107,7 +107,7 @@ def plot_gallery(path: Path) -> None:
 
 
 def _draw_panel(axes: Axes, name: str) -> None:
-    traits, kwargs = SCHEDULERS[name].traits, _TELLING.get(name, {})
+    traits, kwargs = SCHEDULERS[name].traits, _EXAMPLES.get(name, {})
     if "feedback" in traits:
         losses = made_up_losses()
         course = Course(feedback_lrs(name, kwargs, losses), None)
@@ -143,14 +143,14 @@ def _in_words(kwargs: dict[str, Any]) -> str:
 
 
 def made_up_losses() -> np.ndarray:
-    """Validation losses that fall, and then only scatter."""
+    """Validation losses that fall, then only scatter."""
     numbers = np.arange(_RUN.num_updates // _VALIDATE_EVERY)
     scatter = 1 + 0.01 * np.random.default_rng(0).standard_normal(len(numbers))
     return (0.3 + 0.7 * np.exp(-numbers / 15)) * scatter
 
 
 def feedback_lrs(name: str, kwargs: dict[str, Any], losses: np.ndarray) -> np.ndarray:
-    """The learning rates of a schedule that is shown these losses, by the scheduler itself."""
+    """The learning rates that the scheduler itself sets when it gets these losses."""
     import torch
 
     from ..schedules.scheduler import get_scheduler

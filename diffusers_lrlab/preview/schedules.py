@@ -1,4 +1,4 @@
-"""What schedules will do to a run, before there is one; and what diffusers' own script would make of them."""
+"""What schedules will do over a run, and what diffusers' own script would make of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import format_spec
-from ..schedules.expected import schedule_curves, settle_length
+from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
 from ..schedules.schedule import Schedule
@@ -21,22 +21,13 @@ _MOST_UPDATES, _MOST_SHARES = 10_000_000, 100_000
 
 @dataclass(frozen=True)
 class Run:
-    """The run that schedules are previewed for.
+    """The run that schedules are previewed for."""
 
-    Args:
-        num_updates (`int`): Optimizer updates.
-        num_warmup_steps (`float`): Updates of warm-up, or a fraction of the run in (0, 1).
-        learning_rate (`float`): What the optimizer would have.
-        beta1 (`float`): Its momentum.
-        num_processes (`int`): Processes, and
-        accumulation (`int`): micro-batches an update, which only diffusers' own script cares about.
-    """
-
-    num_updates: int
-    num_warmup_steps: float = 0
+    num_updates: int  # of the optimizer
+    num_warmup_steps: float = 0  # of them warm-up, or a fraction of the run in (0, 1)
     learning_rate: float = 1e-4
     beta1: float = 0.95
-    num_processes: int = 1
+    num_processes: int = 1  # this and the micro-batches of an update matter only in diffusers' own script
     accumulation: int = 1
 
     def __post_init__(self) -> None:
@@ -56,13 +47,12 @@ class Run:
 
     @property
     def layout(self) -> str:
-        """Processes and accumulation in words."""
         return f"{self.num_processes} process{'es' * (self.num_processes > 1)} x accumulation {self.accumulation}"
 
 
 @dataclass(frozen=True)
 class Course:
-    """Learning rate at each update, and momentum if something drives it."""
+    """Learning rate at each update, and momentum if the schedule sets it."""
 
     lr: np.ndarray
     beta1: np.ndarray | None
@@ -73,35 +63,25 @@ class Course:
         return int(np.argmax(self.lr >= self.lr.max() * (1 - 1e-9)))
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers as lists."""
         return {"lr": self.lr.tolist(), "beta1": None if self.beta1 is None else self.beta1.tolist()}
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A schedule over a run.
-
-    Args:
-        spec (`str`): The schedule as one would ask for it.
-        momentum (`str`, *optional*): So for the momentum schedule beside it.
-        course ([`Course`]): What is promised.
-        host ([`Course`], *optional*): What diffusers' own script would do.
-        notes (`list` of `str`): What a reader must know besides.
-    """
+    """A schedule over a run."""
 
     spec: str
-    momentum: str | None
-    course: Course
-    host: Course | None
+    momentum: str | None  # the spec string of the momentum schedule beside it
+    course: Course  # what to expect
+    host: Course | None  # what diffusers' own script would do
     notes: list[str]
 
     @property
     def label(self) -> str:
-        """Both schedules in one line."""
         return f"{self.spec} + {self.momentum}" if self.momentum else self.spec
 
     def as_json(self, asked_for_host: bool) -> dict[str, Any]:
-        """Everything, with the host's course only if it was asked for; `None` there means that it cannot run."""
+        """Everything, with the host's course if it was asked for; `None` there means that it cannot run."""
         shown: dict[str, Any] = {"spec": self.spec, "momentum": self.momentum, **self.course.as_json(), "notes": self.notes}
         if asked_for_host:
             shown["diffusers"] = self.host and self.host.as_json()
@@ -115,21 +95,9 @@ def preview(
     momentum: str | None = None,
     momentum_kwargs: dict[str, Any] | None = None,
 ) -> Preview:
-    """
-    A schedule over a run.
-
-    Args:
-        spec (`str`): Name or spec string of a learning-rate schedule.
-        run ([`Run`]): The run. With several processes or accumulation, diffusers' own script is shown beside it.
-        kwargs (`dict`, *optional*): Parameters that are not in the spec string.
-        momentum (`str`, *optional*): Name or spec string of a momentum schedule.
-        momentum_kwargs (`dict`, *optional*): Its parameters.
-
-    Raises:
-        LabError: for whatever a run with this schedule would refuse.
-    """
+    """A schedule over a run; with several processes or accumulation, diffusers' own script is shown beside it."""
     schedule = resolve_schedule(spec, kwargs, momentum, momentum_kwargs)
-    warmup, total = settle_length(schedule, run.num_warmup_steps, run.num_updates)
+    warmup, total = resolve_length(schedule, run.num_warmup_steps, run.num_updates)
     lrs, momenta = schedule_curves(schedule, run.learning_rate, run.beta1, warmup, total)
     course = Course(lrs, momenta if schedule.sets_momentum else None)
     if kwargs:
@@ -157,9 +125,6 @@ def host_course(schedule: Schedule, run: Run, warmup_updates: int) -> Course:
 
     It plans a schedule over the micro-batches of all processes with warm-up times the accumulation, and accelerate
     advances it once per process at each update.
-
-    Raises:
-        LabError: for schedules that the script cannot run.
     """
     if "feedback" in SCHEDULERS[schedule.name].traits:  # type: ignore[index]  # a spec was given
         raise LabError("It has no validation loss.")
@@ -177,7 +142,6 @@ def _percent(share: float) -> str:
 
 
 def _compare(asked: Course, host: Course, run: Run) -> str:
-    """Where the host's course ends and peaks, beside what was asked."""
     top = asked.lr.max()
     ends, should_end = _percent(host.lr[-1] / top), _percent(asked.lr[-1] / top)
     parts = [f"ends at {ends} of the peak" + (", as asked" if ends == should_end else f" instead of {should_end}")]

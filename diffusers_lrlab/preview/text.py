@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.listing import aligned
 from ..core.terminal_plot import terminal_plot
 from .schedules import Course, Preview, Run
 
@@ -11,7 +12,7 @@ _SHARES = (0, 25, 50, 75, 100)
 
 
 def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None) -> str:
-    """Plots, a table and notes; `terminal` has the options of [`terminal_plot`], and is `None` for no plots."""
+    """Plots, a table and notes; `terminal` holds the options of [`terminal_plot`], `None` for no plots."""
     parts = []
     if terminal is not None:
         courses = courses_by_label(previews)
@@ -26,7 +27,7 @@ def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None)
 
 
 def courses_by_label(previews: list[Preview]) -> dict[str, Course]:
-    """Everything there is to draw: each schedule, followed by what diffusers' own script makes of it."""
+    """All curves to draw: each schedule, followed by what diffusers' own script makes of it."""
     courses = {}
     for shown in previews:
         courses[shown.label] = shown.course
@@ -44,8 +45,4 @@ def table(previews: list[Preview], run: Run) -> str:
         rows.append([label, *(f"{course.lr[update]:.3g}" for update in updates)])
         if course.beta1 is not None:
             rows.append([f"{label}: beta1", *(f"{course.beta1[update]:.3g}" for update in updates)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        row[0].ljust(widths[0]) + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    )
+    return aligned(rows)

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.listing import aligned
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from ..core.registry import Registry
 from ..core.spec import format_spec, merge_spec
+from ..timesteps.noise_levels import noise_levels
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 _MOMENTS = ((0.0, "start", GREY), (0.5, "middle", BLUE), (1.0, "end", ORANGE))
@@ -21,35 +23,22 @@ _MOMENTS = ((0.0, "start", GREY), (0.5, "middle", BLUE), (1.0, "end", ORANGE))
 
 @dataclass(frozen=True)
 class TimestepPreview:
-    """
-    What a sampler or a weighting makes of each timestep.
+    """What a sampler or a weighting makes of each timestep."""
 
-    Args:
-        label (`str`): Its spec string.
-        what (`str`): `"density / uniform"` or `"weight"`.
-        curves (`dict`): By update, float64 arrays of shape `(T,)`; one curve, at update 0, if it does not move.
-    """
-
-    label: str
-    what: str
-    curves: dict[int, np.ndarray]
+    label: str  # its spec string
+    what: str  # "density / uniform" or "weight"
+    curves: dict[int, np.ndarray]  # by update, float64 of shape (T,); one curve, at update 0, if it does not move
 
 
 def preview_timesteps(
     samplers: list[str], weightings: list[str], num_updates: int | None, num_train_timesteps: int, prediction_type: str
 ) -> list[TimestepPreview]:
     """
-    Previews of samplers and weightings under the linear noise schedule of `DDPMScheduler()`.
+    Previews of samplers and weightings (spec strings) under the linear noise schedule of `DDPMScheduler()`.
 
-    Args:
-        samplers (`list` of `str`): Names or spec strings; `"all"` stands for those that are known before there are losses.
-        weightings (`list` of `str`): The same.
-        num_updates (`int`, *optional*): Of the run; what moves needs it.
-        num_train_timesteps (`int`): T.
-        prediction_type (`str`): What the weighted error is of.
+    `"all"` stands for those that do not follow the losses. Curricula need `num_updates`.
     """
     from ..timesteps.loss_weights import LossWeighting
-    from ..timesteps.noise_levels import noise_levels
     from ..timesteps.sampling import TimestepSampler
 
     levels, previews = noise_levels(None, num_train_timesteps), []
@@ -80,7 +69,7 @@ def _expanded(specs: list[str], registry: Registry) -> list[tuple[str, dict[str,
 
 
 def describe_timesteps(previews: list[TimestepPreview]) -> str:
-    """A table of values at a few timesteps, from little noise to much."""
+    """A table of values at some timesteps, from little noise to much."""
     num = len(next(iter(previews[0].curves.values())))
     timesteps = sorted({min(round(share * num), num - 1) for share in (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1)})
     rows = [["timestep", *(str(timestep) for timestep in timesteps)]]
@@ -88,15 +77,10 @@ def describe_timesteps(previews: list[TimestepPreview]) -> str:
         for update, curve in preview.curves.items():
             moment = f" at update {update}" if len(preview.curves) > 1 else ""
             rows.append([f"{preview.label}{moment}: {preview.what}", *(f"{curve[timestep]:.3g}" for timestep in timesteps)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        row[0].ljust(widths[0]) + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    )
+    return aligned(rows)
 
 
 def as_json(previews: list[TimestepPreview]) -> str:
-    """All values."""
     shown = [
         {"name": preview.label, "what": preview.what, "updates": list(preview.curves), "values": values}
         for preview in previews

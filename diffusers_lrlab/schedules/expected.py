@@ -1,4 +1,4 @@
-"""What a schedule promises for each update of a run, without a model, an optimizer or torch."""
+"""The learning rate and momentum to expect at each update of a run, without a model, an optimizer or torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _check_count(what: str, count: Any) -> None:
         raise LabError(f"{what}={count!r} is no count of updates. Give a number.")
 
 
-def settle_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
-    """Updates of warm-up and of the whole run, as far as the schedule has a use for them."""
+def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
+    """Updates of warm-up and of the whole run, checked against what the schedule can use."""
     traits = SCHEDULERS[schedule.name].traits if schedule.name else frozenset()
     name = schedule.name or schedule.momentum
     _check_count("Warm-up", num_warmup_steps)
@@ -53,7 +53,7 @@ def lr_curve(
     scheduler_specific_kwargs: dict[str, Any] | None = None,
     momentum: float = 0.9,
 ) -> np.ndarray:
-    """The learning rate that a schedule promises for each update of a run, without a model, an optimizer or a step.
+    """The learning rate to expect at each update of a run, without a model, an optimizer or a step.
 
     Args:
         name (`str`): A name of [`list_schedulers`] or a spec string.
@@ -64,8 +64,8 @@ def lr_curve(
         momentum (`float`, *optional*, defaults to 0.9): What the optimizer would have; `mdlrc` depends on it.
 
     Returns:
-        `np.ndarray`: float64 of shape `(num_training_steps,)`. A schedule that follows a metric promises its warm-up
-        and, as long as no metric moves it, the optimizer's learning rate.
+        `np.ndarray`: float64 of shape `(num_training_steps,)`. For a schedule that follows a metric: its warm-up, then the
+        learning rate as long as no metric changes it.
     """
     schedule = resolve_schedule(name, scheduler_specific_kwargs)
     return schedule_curves(schedule, base_lr, momentum, num_warmup_steps, num_training_steps)[0]
@@ -77,7 +77,7 @@ def schedule_curves(
     """Learning rate and momentum for each update of a run, float64; the momentum is NaN where the optimizer has none."""
     if num_training_steps is None:
         raise LabError("A curve needs num_training_steps, the number of updates to give values for.")
-    warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
+    warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
     updates = np.arange(total)
     if schedule.name and "feedback" in SCHEDULERS[schedule.name].traits:
         lrs = base_lr * np.minimum(updates / warmup, 1.0) if warmup else np.full(total, base_lr)

@@ -1,4 +1,4 @@
-"""Schedules that react to a metric. They alone have state beyond the clock, and their type says so."""
+"""Schedules that follow a metric. They alone have state beyond the clock, and their type says so."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers.optimization import GreedyLR
 
 from ..core.errors import LabError
+from .momentum import write_lrs
 
 
 class FeedbackSchedule:
@@ -46,11 +47,7 @@ class FeedbackSchedule:
             self._set_lrs([peak * share for peak in self.peak_lrs])
 
     def _set_lrs(self, lrs: list[float]) -> None:
-        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
-            if hasattr(group["lr"], "fill_"):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+        write_lrs(self.optimizer.param_groups, lrs)
         self._last_lr = lrs
 
     def advance(self) -> None:
@@ -59,11 +56,7 @@ class FeedbackSchedule:
         self._set_warmup_lrs()
 
     def _counts(self, metrics: Any) -> bool:
-        """Whether a validation counts.
-
-        Raises:
-            LabError: without a metric, which is how scripts call schedules that follow the clock alone.
-        """
+        """Whether a validation counts; without a metric, as scripts step schedules of the clock, it is an error."""
         if metrics is None:
             raise LabError(
                 f"{type(self).__name__} needs a metric: call advance() after each update and step(validation_loss) after "
@@ -74,7 +67,7 @@ class FeedbackSchedule:
 
     @contextmanager
     def _numbers_for_tensors(self) -> Iterator[None]:
-        """Lets torch's or transformers' rule change the rates as numbers; tensors are filled, not replaced by them."""
+        """Lets torch's or transformers' rule change the rates as numbers; afterwards tensors are filled, not replaced."""
         held = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = float(group["lr"])
@@ -98,44 +91,39 @@ def _with_infinity(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, **{key: float(state[key]) for key in _MAY_BE_INFINITE if key in state}}
 
 
-class PlateauWithWarmup(FeedbackSchedule, ReduceLROnPlateau):
-    """torch's `ReduceLROnPlateau` behind a linear warm-up.
+class _HostFeedback(FeedbackSchedule):
+    """A rule of torch's or transformers', which comes next in the order of base classes."""
 
-    Args:
-        optimizer (`torch.optim.Optimizer`): Its groups' learning rates are the peak.
-        num_warmup_steps (`int`): Updates of warm-up.
-        **kwargs: Those of `torch.optim.lr_scheduler.ReduceLROnPlateau`.
-    """
+    def step(self, metrics: Any = None, epoch: None = None) -> None:
+        """Shows the schedule a validation loss."""
+        if self._counts(metrics):
+            with self._numbers_for_tensors():
+                super().step(metrics)  # type: ignore[misc]
+
+    def state_dict(self) -> dict[str, Any]:
+        return _without_infinity(super().state_dict())  # type: ignore[misc]
+
+
+class PlateauWithWarmup(_HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
+    """torch's `ReduceLROnPlateau`, with its arguments, behind a linear warm-up to the optimizer's learning rates."""
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, **kwargs: Any):
         super().__init__(optimizer, **kwargs)
         self._start_warmup(optimizer, num_warmup_steps, kwargs.get("min_lr", 0.0))
 
-    def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # as torch's own
-        """Shows the schedule a validation loss."""
-        if self._counts(metrics):
-            with self._numbers_for_tensors():
-                super().step(metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Torch's state and the clock."""
-        return _without_infinity(super().state_dict())
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues where `state_dict()` was taken."""
         super().load_state_dict(_with_infinity(state_dict))
         self._set_lrs(list(state_dict["_last_lr"]))
 
 
-class GreedyWithWarmup(FeedbackSchedule, GreedyLR):
-    """transformers' `GreedyLR` behind a linear warm-up.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Its groups' learning rates are where it starts.
-        num_warmup_steps (`int`): Updates of warm-up.
-        min_lr (`float`, *optional*): As there, 1e-3, unless that is above a hundredth of the learning rate.
-        **kwargs: Those of `transformers.optimization.GreedyLR`.
+class GreedyWithWarmup(_HostFeedback, GreedyLR):
     """
+    transformers' `GreedyLR`, with its arguments, behind a linear warm-up to the optimizer's learning rates.
+
+    `min_lr` is 1e-3 as there, unless that is above a hundredth of the learning rate.
+    """
+
+    _OWN_STATE = ("num_updates", "num_warmup_steps", "peak_lrs")  # the rest is GreedyLR's
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any):
         if min_lr is None:
@@ -144,22 +132,13 @@ class GreedyWithWarmup(FeedbackSchedule, GreedyLR):
         self._init_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self._start_warmup(optimizer, num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
 
-    def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric may be missing
-        """Shows the schedule a validation loss."""
-        if self._counts(metrics):
-            with self._numbers_for_tensors():
-                super().step(metrics)
-
     def state_dict(self) -> dict[str, Any]:
-        """Transformers' state and the clock."""
-        own = {"num_updates": self.num_updates, "num_warmup_steps": self.num_warmup_steps, "peak_lrs": self.peak_lrs}
-        return _without_infinity({**super().state_dict(), **own})
+        return {**super().state_dict(), **{name: getattr(self, name) for name in self._OWN_STATE}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues where `state_dict()` was taken."""
         with self._numbers_for_tensors():
             super().load_state_dict(_with_infinity(state_dict))
-        for name in ("num_updates", "num_warmup_steps", "peak_lrs"):
+        for name in self._OWN_STATE:
             setattr(self, name, state_dict[name])
 
 
@@ -170,16 +149,6 @@ class BoldDriver(FeedbackSchedule, LRScheduler):
     With \(r = (L_k - L_{k-1}) / |L_{k-1}|\): times `increase` if \(r < -\)`threshold`, times `decrease` if \(r >\)
     `threshold`, else unchanged; held between `min_lr_ratio` and `max_lr_ratio` of the peak. This is the bold driver of
     Vogl et al. (1988) and Battiti (1989) on validation losses, without its rollback of a step that made things worse.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Its groups' learning rates are where it starts.
-        num_warmup_steps (`int`): Updates of warm-up.
-        mode (`str`): `"min"` or `"max"`.
-        increase (`float`): At least 1.
-        decrease (`float`): Below 1.
-        threshold (`float`): Relative change that is noise.
-        min_lr_ratio (`float`): Floor.
-        max_lr_ratio (`float`): Ceiling.
     """
 
     def __init__(
@@ -217,10 +186,8 @@ class BoldDriver(FeedbackSchedule, LRScheduler):
         self._set_lrs([peak * self.scale for peak in self.peak_lrs])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer."""
         return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues where `state_dict()` was taken."""
         self.__dict__.update(state_dict)
         self._set_lrs(list(state_dict["_last_lr"]))

@@ -1,4 +1,4 @@
-"""The entries of the schedules that follow a metric; the classes themselves need torch and live in `feedback.py`."""
+"""The entries of the schedules that follow a metric; their classes need torch and are in `feedback.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from .host_curves import TRANSFORMERS
 from .registries import SCHEDULERS
 from .torch_curves import TORCH
 
-_FRAME = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
+# Parameters of a shape, which these do not have.
+_NO_SHAPE = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
 _MODE = Parameter("mode", str, "min", "whether the metric should fall or rise", choices=("min", "max"))
 _THRESHOLD_MODES = ("rel", "abs")
 
@@ -25,7 +26,7 @@ SCHEDULERS.register(
         Parameter("min_lr", float, 0.0, "floor of the learning rate", "[0, inf)"),
         Parameter("eps", float, 1e-8, "changes of the learning rate below this are not made", "[0, inf)"),
     ),
-    without=_FRAME,
+    without=_NO_SHAPE,
     traits=("feedback",),
 )("diffusers_lrlab.schedules.feedback:PlateauWithWarmup")
 
@@ -51,7 +52,7 @@ SCHEDULERS.register(
         Parameter("window_size", int, 50, "values in that mean", "[1, inf)"),
         Parameter("reset_start", int, 500, "steps down at the floor before it starts afresh at the peak", "[1, inf)"),
     ),
-    without=_FRAME,
+    without=_NO_SHAPE,
     traits=("feedback",),
 )("diffusers_lrlab.schedules.feedback:GreedyWithWarmup")  # fmt: skip
 
@@ -67,6 +68,6 @@ SCHEDULERS.register(
         Parameter("min_lr_ratio", float, 0.01, "floor, relative to the optimizer's learning rate", "[0, 1]"),
         Parameter("max_lr_ratio", float, 4.0, "ceiling, relative to it", "[1, inf)"),
     ),
-    without=_FRAME,
+    without=_NO_SHAPE,
     traits=("feedback",),
 )("diffusers_lrlab.schedules.feedback:BoldDriver")

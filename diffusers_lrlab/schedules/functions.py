@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
     schedule = name.removeprefix("get_").removesuffix("_schedule")
     if name != f"get_{schedule}_schedule" or schedule not in SCHEDULERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Kept, so that a function is found again as itself by pickle.
+    # Stored, so that pickle finds the same function again.
     globals()[name] = _make(schedule)
     return globals()[name]
 

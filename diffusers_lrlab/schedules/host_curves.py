@@ -35,20 +35,16 @@ def half_cosine(fraction: Any) -> Any:
     traits=("host", "no_warmup", "endless"),
 )
 def constant(progress: Progress) -> Any:
-    r"""\(s = 1\)."""
     return np.ones_like(progress.update, dtype=float)
 
 
-@SCHEDULERS.register(
+SCHEDULERS.register(
     "constant_with_warmup",
     description="warm-up, then constant",
     source=f"{DIFFUSERS}.get_constant_schedule_with_warmup",
     without=("min_lr", "min_lr_ratio"),
     traits=("host", "endless"),
-)
-def constant_with_warmup(progress: Progress) -> Any:
-    r"""\(s = 1\), behind the warm-up."""
-    return np.ones_like(progress.update, dtype=float)
+)(constant)
 
 
 @SCHEDULERS.register(
@@ -163,16 +159,14 @@ _MIN_LR_RATE = Parameter(
 )  # fmt: skip
 
 
-@SCHEDULERS.register(
+_NUM_CYCLES = Parameter("num_cycles", float, 0.5, "cosine waves over the run", "(0, inf)")
+SCHEDULERS.register(
     "cosine_with_min_lr",
     description="half a cosine from the peak to a floor",
     source=f"{TRANSFORMERS}.get_cosine_with_min_lr_schedule_with_warmup",
-    parameters=(_MIN_LR_RATE, Parameter("num_cycles", float, 0.5, "cosine waves over the run", "(0, inf)")),
+    parameters=(_MIN_LR_RATE, _NUM_CYCLES),
     facts={"min_lr_ratio": 0.1},
-)
-def cosine_with_min_lr(progress: Progress, num_cycles: float) -> Any:
-    r"""\(s = (1 + \cos(2 \pi c p)) / 2\)."""
-    return half_cosine(2 * num_cycles * progress.fraction)
+)(cosine)
 
 
 @SCHEDULERS.register(
@@ -185,7 +179,7 @@ def cosine_with_min_lr(progress: Progress, num_cycles: float) -> Any:
             "warmup_lr_rate", float, None, "transformers' name for `warmup_start_ratio`; 1 / warm-up if not given",
             "[0, 1]", same_as="warmup_start_ratio",
         ),
-        Parameter("num_cycles", float, 0.5, "cosine waves over the run", "(0, inf)"),
+        _NUM_CYCLES,
     ),
     traits=("early_peak",),
     facts={"min_lr_ratio": 0.1},
@@ -193,7 +187,7 @@ def cosine_with_min_lr(progress: Progress, num_cycles: float) -> Any:
 def cosine_warmup_with_min_lr(progress: Progress, num_cycles: float) -> Any:
     r"""\(s = (1 + \cos(2 \pi c p)) / 2\) with \(p = (n - w + 1) / (N - w)\).
 
-    transformers counts from 1 here, so that the peak is at update \(w - 1\); its values are kept, since its name is.
+    transformers counts from 1 here, so that the peak is at update \(w - 1\); under its name, these are its values.
     """
     passed = np.where(progress.update < progress.warmup_updates, 0, progress.after_warmup + 1)
     return half_cosine(2 * num_cycles * np.minimum(passed / progress.span, 1.0))
@@ -263,5 +257,4 @@ def _stable_and_decay(progress: Progress, decay: float | None, stable: float | N
     parameters=(_DECAY,),
 )
 def trapezoid(progress: Progress, num_decay_steps: float | None) -> Any:
-    r"""`warmup_stable_decay` with straight sides."""
     return warmup_stable_decay(progress, num_decay_steps, None, "linear", 0.5)

@@ -20,7 +20,7 @@ from .schedule import Schedule
 
 @lru_cache(maxsize=256)
 def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
-    """The schedules of a join; what belongs to the run as a whole is refused in them."""
+    """The schedules of a join, without parameters that belong to the run as a whole."""
     parts = []
     for spec in specs:
         if spec.startswith("hub:"):
@@ -57,12 +57,7 @@ def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
     ),
 )  # fmt: skip
 def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:
-    """
-    Each schedule sees a clock of its own that starts at its boundary and ends at the next; warm-up is the run's.
-
-    Raises:
-        LabError: if the boundaries are not one less than the schedules, do not increase, or lie outside the run.
-    """
+    """Each schedule has a clock of its own that starts at its boundary and ends at the next; warm-up is the run's."""
     parts = _parts(tuple(schedules))
     edges = boundaries_in_updates("join", boundaries, progress.total_updates)
     scales = scales or [1.0] * len(parts)

@@ -87,7 +87,7 @@ def piecewise(progress: Progress, updates: list[float], values: list[float], int
 
 
 def boundaries_in_updates(owner: str, given: list[float], total_updates: int, may_end: bool = False) -> list[int]:
-    """Increasing updates from counts or fractions; 1.0 after fractions is the end of the run if one may be there."""
+    """Increasing updates from counts or fractions; after fractions, 1.0 is the end of the run if `may_end`."""
     whole = may_end and given[-1] == 1.0 and all(value < 1 for value in given[:-1])
     updates = [resolve_updates(value, total_updates, f"A boundary of {owner}") for value in given]
     if whole:

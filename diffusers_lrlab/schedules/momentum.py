@@ -7,13 +7,14 @@ weight is 1 - b and rises tenfold when b falls from 0.9 to 0; MDLRC lowers the l
     lr(n) = lr0 (1 - b0) / (1 - b(n)) = lr0 (1 - b0 p)       arXiv 2404.07946
 
 How far MDLRC can be trusted: the paper's equations could not be read; this is the form of an implementation that cites
-it, and agrees with its abstract. Its compensation alone is a linear decay of the learning rate to 1 - b0, which is why
-`mdlrc_lr_only` is here as its control. Adam's bias correction takes the momentum for a constant one; that error is
-below 1e-3 after some 100 updates.
+it, and agrees with its abstract. Its compensation alone is a linear decay of the learning rate to 1 - b0, which
+`mdlrc_lr_only` isolates as an ablation. Adam's bias correction assumes a constant momentum; that error is below 1e-3 after
+some 100 updates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,6 @@ _FORM = Parameter(
 
 @MOMENTUM_SCHEDULERS.register("constant", description="the momentum as it is", source="–")
 def constant(progress: Progress, momentum: float) -> tuple[Any, Any]:
-    r"""\(b = b_0\)."""
     return np.full_like(progress.update, momentum, dtype=float), 1.0
 
 
@@ -114,7 +114,6 @@ def one_cycle(
     three_phase: bool,
     **learning_rate: Any,
 ) -> tuple[Any, Any]:
-    r"""Max → base → max, whatever the optimizer's own momentum is."""
     if base_momentum > max_momentum:
         raise LabError(f"one_cycle got base_momentum={base_momentum} above max_momentum={max_momentum}. Swap them.")
     levels = (max_momentum, base_momentum, max_momentum)
@@ -146,13 +145,9 @@ _OTHERWISE = {
 
 class MomentumSlot:
     """
-    Where an optimizer keeps its momentum: `betas[0]`, `beta1` or `momentum` of each parameter group.
+    The momentum of an optimizer (unwrapped first): `betas[0]`, `beta1` or `momentum` of each parameter group.
 
-    Args:
-        optimizer (`torch.optim.Optimizer`): Wrappers around it are looked through.
-
-    Raises:
-        LabError: if it has no momentum, or one that is not the decay of a running mean of gradients.
+    An optimizer without momentum, or with one that is not the decay of a running mean of gradients, is refused.
     """
 
     def __init__(self, optimizer: Any):
@@ -163,7 +158,7 @@ class MomentumSlot:
             if name in self.kind:
                 raise LabError(f"A momentum schedule cannot drive {self.kind}: its beta1 {meaning}. Use another optimizer.")
         for group in self.groups:
-            # A resumed one may have decayed to 0 since it was made.
+            # The momentum of a resumed optimizer may have decayed to 0.
             if not group.get("initial_momentum", read_momentum(group)):
                 remedy = "use one that has it, such as AdamW"
                 if (key := _key(group)) is not None:
@@ -173,7 +168,7 @@ class MomentumSlot:
                 )
 
     def check(self, schedule: str, kwargs: dict[str, Any]) -> None:
-        """Refuses a compensation that has the wrong sign for this optimizer, or no meaning."""
+        """Refuses a compensation that would go the wrong way for this optimizer, or has no meaning for it."""
         if "compensates" not in MOMENTUM_SCHEDULERS[schedule].traits:
             return
         if "Muon" in self.kind:
@@ -205,8 +200,17 @@ def read_momentum(group: dict[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
+def write_lrs(groups: list[dict[str, Any]], lrs: Sequence[Any]) -> None:
+    """Sets the learning rates of parameter groups; a tensor is filled in place, without waiting for its device."""
+    for group, lr in zip(groups, lrs, strict=True):
+        if hasattr(group["lr"], "fill_"):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
 def write_momentum(group: dict[str, Any], value: float) -> None:
-    """Sets the momentum of a parameter group; a tensor is filled in place, without waiting for its device."""
+    """Sets the momentum of a parameter group, as [`write_lrs`] does."""
     key = _key(group)
     assert key is not None
     held = group["betas"][0] if key == "betas" else group[key]

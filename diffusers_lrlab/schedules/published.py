@@ -1,4 +1,4 @@
-"""A schedule as a small file of data, in a folder or on the Hub: `--lr_scheduler hub:USER/NAME` takes the latter."""
+"""A schedule as a small file of data, in a folder or on the Hub (`--lr_scheduler hub:USER/NAME`)."""
 
 from __future__ import annotations
 
@@ -24,24 +24,14 @@ _KEYS = ("format", "lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", 
 
 @dataclass(frozen=True)
 class PublishedSchedule:
-    """
-    A schedule that was read from a file.
-
-    Args:
-        name (`str`): In `SCHEDULERS`.
-        kwargs (`dict`): Its parameters that were given.
-        momentum (`str`, *optional*): In `MOMENTUM_SCHEDULERS`.
-        momentum_kwargs (`dict`): Its parameters that were given.
-        sha256 (`str`): Of the file.
-        source (`str`): The file, or "hub:USER/NAME@COMMIT".
-    """
+    """A schedule that was read from a file, with the parameters that were given."""
 
     name: str
     kwargs: dict[str, Any]
     momentum: str | None
     momentum_kwargs: dict[str, Any]
-    sha256: str
-    source: str
+    sha256: str  # of the file
+    source: str  # the file, or "hub:USER/NAME@COMMIT"
 
     @property
     def text(self) -> str:
@@ -56,29 +46,17 @@ class PublishedSchedule:
 
 
 def schedule_as_json(schedule: Schedule) -> str:
-    """The file of a schedule, with what is not left to be derived."""
+    """The file of a schedule, without the parameters that are derived."""
 
     def given(kwargs: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in kwargs.items() if value is not None}
 
-    values = (
-        *(_FORMAT, schedule.name, given(schedule.kwargs)),
-        *(schedule.momentum, given(schedule.momentum_kwargs)),
-    )
+    values = (_FORMAT, schedule.name, given(schedule.kwargs), schedule.momentum, given(schedule.momentum_kwargs))
     return json.dumps(dict(zip(_KEYS, values, strict=True)), indent=2, allow_nan=False) + "\n"
 
 
 def read_schedule_file(path: Path, source: str | None = None) -> PublishedSchedule:
-    """
-    Reads the file of a schedule: data only, checked against the registry.
-
-    Args:
-        path (`Path`): Of the file.
-        source (`str`, *optional*): What messages and records call it.
-
-    Raises:
-        LabError: if it is too large, no such file, or names what there is not.
-    """
+    """Reads the file of a schedule: data only, checked against the registry; `source` is its name in messages."""
     source = source or str(path)
     try:
         _check_size(path.stat().st_size, source)
@@ -109,7 +87,6 @@ def _refuse_constant(text: str) -> float:
 
 
 def _checked(name: Any, kwargs: Any, registry: Any, source: str) -> tuple[str, dict[str, Any]]:
-    """A name of a registry, and parameters that it takes."""
     if not isinstance(name, str) or name.startswith(PREFIX) or not isinstance(kwargs or {}, dict):
         raise LabError(f"{source}: {FILE} must name a {registry.kind} and its parameters, not {name!r} and {kwargs!r}.")
     if PREFIX in json.dumps(kwargs):
@@ -123,12 +100,7 @@ def _checked(name: Any, kwargs: Any, registry: Any, source: str) -> tuple[str, d
 
 @functools.lru_cache(maxsize=64)  # a script looks the name up several times; within a process it is one schedule
 def hub_schedule(spec: str) -> PublishedSchedule:
-    """
-    The schedule that "hub:USER/NAME" or "hub:USER/NAME@REVISION" names.
-
-    Raises:
-        LabError: if there is none, the Hub is away, or what is there is no schedule.
-    """
+    """The schedule that "hub:USER/NAME" or "hub:USER/NAME@REVISION" names, from the cache if the Hub cannot be reached."""
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import validate_repo_id
@@ -154,11 +126,11 @@ def hub_schedule(spec: str) -> PublishedSchedule:
         if status in (401, 403, 404):
             reason = "There is no such repository or revision for models on the Hub, or your token may not see it."
         else:
-            kept = try_to_load_from_cache(repo_id, FILE, revision=revision or None)
-            if isinstance(kept, str):
-                commit = Path(kept).parent.name
+            cached = try_to_load_from_cache(repo_id, FILE, revision=revision or None)
+            if isinstance(cached, str):
+                commit = Path(cached).parent.name
                 sys.stderr.write(f"warning: the Hub cannot be reached; {spec!r} is taken from the cache, commit {commit}.\n")
-                return read_schedule_file(Path(kept), f"{PREFIX}{repo_id}@{commit}")
+                return read_schedule_file(Path(cached), f"{PREFIX}{repo_id}@{commit}")
             reason = f"The Hub cannot be reached or refuses: {error}".strip()
         raise LabError(f"{spec!r}: {reason}") from None
     return read_schedule_file(path, f"{PREFIX}{repo_id}@{path.parent.name}")

@@ -19,9 +19,9 @@ from .schedule import Schedule
 
 def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
     """
-    [`core.spec.merge_spec`], which also takes published schedules ("hub:USER/NAME") where one of the learning rate is due.
+    `core.spec.merge_spec`, which also takes published learning-rate schedules ("hub:USER/NAME").
 
-    It returns what a published schedule says of the learning rate; [`resolve_schedule`] has its momentum.
+    Their momentum schedule is left out here; [`resolve_schedule`] takes it too.
     """
     if registry is not SCHEDULERS or not spec.startswith(HUB_PREFIX):
         return core_spec.merge_spec(spec, kwargs, registry)
@@ -35,7 +35,7 @@ def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SC
 
 
 def resolve_kwargs(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
-    """All parameters of a learning-rate schedule, with the floor that it has if none is given."""
+    """All parameters of a learning-rate schedule, with its own floor if none is given."""
     kwargs = entry.resolve(given)
     if kwargs.get("min_lr") is not None and kwargs.get("min_lr_ratio") is not None:
         raise LabError(
@@ -63,8 +63,6 @@ def resolve_schedule(
         momentum (`str`, *optional*): Name or spec string of a momentum schedule.
         momentum_kwargs (`dict`, *optional*): Its parameters.
 
-    Raises:
-        LabError: for unknown names and parameters, values out of range, and two schedules of one number.
     """
     resolved: dict[str, Any] = {}
     name = None
@@ -87,7 +85,7 @@ def resolve_schedule(
 def published_momentum(
     spec: str, momentum: str | None, momentum_kwargs: dict[str, Any] | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """The momentum schedule beside a published schedule, with its parameters: its own, or what was given if it has none."""
+    """The momentum schedule beside a published schedule and its parameters: its own, else what was given."""
     published = hub_schedule(spec)
     if published.momentum is None:
         return momentum, momentum_kwargs
@@ -98,7 +96,7 @@ def published_momentum(
 
 
 def describe_schedule(schedule: Schedule) -> str:
-    """Spec strings of a schedule and of its momentum schedule, with what is not at its default."""
+    """Spec strings of a schedule and of its momentum schedule, with the parameters that are not at their defaults."""
     parts = []
     for registry, name, kwargs in (
         (SCHEDULERS, schedule.name, schedule.kwargs),

@@ -51,25 +51,21 @@ class Schedule:
 
     def momentum_in_name(self) -> bool:
         """Whether the learning-rate schedule itself sets the momentum."""
-        return (
-            self.name is not None
-            and "momentum" in SCHEDULERS[self.name].traits
-            and bool(self.kwargs.get("cycle_momentum", True))
-        )
+        sets_it = self.name is not None and "momentum" in SCHEDULERS[self.name].traits
+        return sets_it and bool(self.kwargs.get("cycle_momentum", True))
 
     @property
     def sets_momentum(self) -> bool:
-        """Whether the optimizer's momentum is driven too."""
         return self.momentum is not None or self.momentum_in_name()
 
     @property
     def sets_lr(self) -> bool:
-        """Whether the learning rate is driven: a momentum schedule alone may leave it to another scheduler."""
+        """Whether it sets the learning rate: a momentum schedule alone may leave it to another scheduler."""
         return self.name is not None or self.compensates
 
     @property
     def compensates(self) -> bool:
-        """Whether the momentum schedule has a say in the learning rate."""
+        """Whether the momentum schedule changes the learning rate."""
         name = self.momentum or (self.name if self.momentum_in_name() else None)
         return name is not None and "compensates" in MOMENTUM_SCHEDULERS[name].traits
 
@@ -81,9 +77,6 @@ class Schedule:
             progress ([`Progress`]): The clock.
             lr (`float`): The learning rate that the optimizer was made with.
             momentum (`float`, *optional*): Its momentum or beta1; needed if the schedule sets it.
-
-        Raises:
-            LabError: for parameters that do not fit this run or this learning rate.
         """
         shape, factor, beta = self._shape(progress), 1.0, None
         if self.sets_momentum:

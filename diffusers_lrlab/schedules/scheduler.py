@@ -12,24 +12,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import checked_name
-from .expected import lr_curve, schedule_curves, settle_length
-from .momentum import MomentumSlot, read_momentum, write_momentum
+from .expected import resolve_length
+from .momentum import MomentumSlot, read_momentum, write_lrs, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .resolve import double_decay, resolve_schedule
 from .schedule import Schedule
-
-__all__ = [
-    "CurveLR",
-    "build",
-    "build_for_host",
-    "get_momentum_scheduler",
-    "get_scheduler",
-    "list_momentum_schedulers",
-    "list_schedulers",
-    "lr_curve",
-    "schedule_curves",
-    "settle_length",
-]
 
 
 def list_schedulers() -> list[str]:
@@ -45,7 +32,7 @@ def list_momentum_schedulers() -> list[str]:
 class CurveLR(LRScheduler):
     """A [`Schedule`] as a torch scheduler: learning rate and momentum are pure functions of the number of updates.
 
-    Call `step()` once after each optimizer update. The state is one integer, kept with the plan it belongs to.
+    Call `step()` once after each optimizer update. The state is one integer, saved with the plan it belongs to.
 
     Args:
         optimizer (`torch.optim.Optimizer`): Its groups' learning rates and momenta are where the curves start.
@@ -81,7 +68,6 @@ class CurveLR(LRScheduler):
         return self.schedule.at(progress, self._base_lrs[group], self._base_momenta[group] if self._base_momenta else None)
 
     def double_decay(self) -> str | None:
-        """A warning if momentum schedule and learning-rate schedule both lower the rate, else `None`."""
         momentum = self._base_momenta[0] if self._base_momenta else None
         warmup, total = self.plan["num_warmup_steps"], self.plan["num_training_steps"]
         return double_decay(self.schedule, self._base_lrs[0], momentum, warmup, total)
@@ -102,26 +88,16 @@ class CurveLR(LRScheduler):
         self._apply()
 
     def _apply(self) -> None:
-        """Puts the values of this update into the optimizer."""
-        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            if hasattr(group["lr"], "fill_"):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+        write_lrs(self.optimizer.param_groups, self.get_lr())
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock and the plan, as numbers and strings."""
         state = super().state_dict()
         del state["schedule"]
         return {**state, "base_lrs": self._base_lrs, "_last_lr": [float(lr) for lr in self._last_lr]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues at the saved update.
-
-        Raises:
-            LabError: if the state belongs to another schedule or another length of run, whose curve would break here.
-        """
+        """Continues at the saved update of the same schedule; that of another one or of another length is refused."""
         saved = state_dict["plan"]
         differing = [
             f"{key} {saved.get(key)!r} -> {self.plan[key]!r}" for key in self.plan if saved.get(key) != self.plan[key]
@@ -236,11 +212,11 @@ def build(
     num_training_steps: int | None,
     last_epoch: int = -1,
 ) -> LRScheduler:
-    """The scheduler of a resolved [`Schedule`]; `get_scheduler` and `get_momentum_scheduler` are for users."""
+    """The scheduler of a resolved [`Schedule`]."""
     name = schedule.name or schedule.momentum
     entry = SCHEDULERS[schedule.name] if schedule.name else None
     traits = entry.traits if entry else frozenset()
-    warmup, total = settle_length(schedule, num_warmup_steps, num_training_steps)
+    warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
     if entry and "feedback" in traits:
         if last_epoch != -1:
             raise LabError(f"{name!r} has more state than a count of updates: restore it by load_state_dict.")

@@ -45,7 +45,7 @@ def step(progress: Progress, step_size: int | None, gamma: float) -> Any:
 def multistep(progress: Progress, milestones: list[float], gamma: float) -> Any:
     r"""\(s = \gamma^m\), \(m\) milestones having been reached."""
     total = progress.total_updates
-    # Never before the first update, however short the run is.
+    # At update 1 or later, however short the run is.
     updates = sorted(max(1, resolve_updates(milestone, total, "A milestone")) for milestone in milestones)
     return gamma ** np.searchsorted(updates, progress.now, side="right")
 
@@ -146,12 +146,7 @@ _CYCLED_MOMENTA = tuple(replace(parameter, only_with=("cycle_momentum", True)) f
 def one_cycle_course(
     progress: Progress, levels: tuple[float, float, float], rise: float | None, strategy: str, three_phase: bool
 ) -> Any:
-    """
-    The course of `OneCycleLR` through three levels: start, peak, end.
-
-    Raises:
-        LabError: for a rise given both as warm-up and as share of the run, and for one of three phases over half of it.
-    """
+    """The course of `OneCycleLR` through three levels: start, peak, end."""
     total = progress.total_updates
     ends, values = _one_cycle_phases(total, progress.warmup_updates, levels, rise, three_phase)
     now = clip(progress.update, 0, total - 1)

@@ -1,7 +1,7 @@
-"""What follows the losses: the only parts of this package with state beyond the clock.
+"""The sampler and the weighting that follow the losses.
 
-The state lives on the device and is never read back. It is a function of the losses of the whole global batch, so it is
-the same on every process that is shown the same.
+Their state stays on the device and is never read back. It is a function of the losses of the whole global batch, so that it
+is the same on every process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .noise_levels import NoiseLevels
 
 
 def _usable(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses as float32, 0 where they are not finite, and where they are; a run that diverges says so elsewhere."""
+    """Losses as float32, 0 where they are not finite, and where they are finite."""
     if losses.shape != timesteps.shape:
         raise LabError(f"{len(losses)} losses do not go with {len(timesteps)} timesteps. Give one loss for each image.")
     losses = losses.detach().float()
@@ -27,13 +27,9 @@ def _usable(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor
 
 class LossSecondMoment:
     """
-    Probabilities in proportion to the root mean square of the last losses of each timestep.
+    Probabilities in proportion to the root mean square of the last `history` losses of each timestep.
 
-    Args:
-        levels ([`NoiseLevels`]): Of which only the number counts.
-        history (`int`): Losses that are kept of each timestep.
-        uniform_share (`float`): Share that stays uniform.
-        device (*optional*): Where the state lives.
+    A share of `uniform_share` stays uniform.
     """
 
     def __init__(self, levels: NoiseLevels, history: int, uniform_share: float, device: Any = None):
@@ -52,26 +48,24 @@ class LossSecondMoment:
 
     @torch.no_grad()
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Keeps the losses of a batch, each in the place of the oldest of its timestep."""
+        """Stores the losses of a batch, each in place of the oldest of its timestep."""
         history = self.losses.shape[1]
         losses, usable = _usable(losses, timesteps)
         same = (timesteps[:, None] == timesteps[None, :]) & usable
         earlier = torch.tril(same, diagonal=-1).sum(dim=1)
-        # More of one timestep than are kept: the first of them would only be written over, in no certain order.
-        kept = usable & (same.sum(dim=1) - earlier <= history)
+        # Of more than `history` losses of one timestep, the first would be overwritten in an undefined order.
+        stored = usable & (same.sum(dim=1) - earlier <= history)
         place = (self.counts[timesteps] + earlier) % history
-        # What is not kept is written to a spare row.
+        # The others are written to a spare row.
         padded = torch.cat([self.losses, self.losses[:1]])
-        padded[torch.where(kept, timesteps, len(self.losses)), place] = losses
+        padded[torch.where(stored, timesteps, len(self.losses)), place] = losses
         self.losses = padded[:-1]
         self.counts.index_add_(0, timesteps, usable.long())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of losses and counts."""
         return {"losses": self.losses.clone(), "counts": self.counts.clone()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Goes back to a state."""
         self.losses.copy_(state["losses"])
         self.counts.copy_(state["counts"])
 
@@ -81,15 +75,8 @@ class LearnedLogVariance:
     Weights `exp(-u_t)` with `u_t` trained to minimise `loss_t exp(-u_t) + u_t` (arXiv 2312.02696).
 
     The minimum is at `exp(u_t) = E[loss_t]`, or below where single losses are more than ten times that: their pull is
-    limited. `u` is linear in random Fourier features of `log(sigma) / 4`, as there, and
-    starts at 0. It has an optimizer of its own instead of the model's, so that any optimizer can train the model, and its
-    gradient is written out, since no graph is needed for it.
-
-    Args:
-        levels ([`NoiseLevels`]): Their noise.
-        num_features (`int`): Random Fourier features.
-        learning_rate (`float`): Of Adam, for `u`.
-        device (*optional*): Where the state lives.
+    limited. `u` is linear in random Fourier features of `log(sigma) / 4`, as there, and starts at 0. An Adam of its own
+    trains it, whatever optimizer trains the model; its gradient is written out, since it needs no graph.
     """
 
     def __init__(self, levels: NoiseLevels, num_features: int, learning_rate: float, device: Any = None):
@@ -117,18 +104,16 @@ class LearnedLogVariance:
         losses, usable = _usable(losses, timesteps)
         features = self.features[timesteps] / math.sqrt(len(self.coefficients))
         slope = usable * (1 - losses * torch.exp(-features @ self.coefficients))
-        # A loss far above exp(u) pulls hard; Adam's running size would remember that for long.
+        # A loss far above exp(u) pulls hard, and Adam's mean of squares would remember that for long.
         self.coefficients.grad = (slope.clamp(-10, 1)[:, None] * features).mean(dim=0)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of the coefficients, and of what Adam knows of them."""
         adam = self.optimizer.state_dict()["state"].get(0, {})
         state = {"coefficients": self.coefficients.detach(), **{f"adam_{key}": value for key, value in adam.items()}}
         return {key: value.clone() for key, value in state.items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Goes back to a state."""
         with torch.no_grad():
             self.coefficients.copy_(state["coefficients"])
         adam = {key.removeprefix("adam_"): value.clone() for key, value in state.items() if key.startswith("adam_")}

@@ -1,4 +1,4 @@
-"""The entries of what follows the losses; the classes themselves need torch and live in `adaptive.py`."""
+"""The entries of what follows the losses; their classes need torch and are in `adaptive.py`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A learning rate for each noise level, in the two forms that mean something.
+"""A learning rate for each band of noise levels, in two forms.
 
-`weight` multiplies the losses of each band of timesteps. Under SGD that is a learning rate per timestep. Adam divides a
-gradient by its running size, so that a common factor of all bands cancels and only their relation remains. `banded` takes
-all the timesteps of an update from one band and does the update at that band's rate, which is what the words say under
-any optimizer; the bands take turns by the clock.
+`weight` multiplies the losses of each band. Under SGD that is a learning rate per noise level; Adam divides a gradient by
+its running size, so that a common factor of all bands cancels and only their ratios count. `banded` takes all timesteps of
+an update from one band and does the update at that band's rate, which works with any optimizer; the clock chooses the band.
 """
 
 from __future__ import annotations
@@ -31,12 +30,7 @@ TIMESTEP_LRS.register(
 
 
 def band_edges(num_bands: int, edges: list[float], num_train_timesteps: int) -> np.ndarray:
-    """
-    The first timestep of each band, and T: int64 of shape `(num_bands + 1,)`.
-
-    Raises:
-        LabError: for edges that do not rise, are too many or too few, or leave a band empty.
-    """
+    """The first timestep of each band, and T: int64 of shape `(num_bands + 1,)`."""
     if num_bands < 1:
         raise LabError("A learning rate per timestep needs factors, one for each band, such as factors=[0.5|1|2].")
     if edges and len(edges) != num_bands - 1:
@@ -55,8 +49,8 @@ def band_of_update(update: Any, starts: np.ndarray) -> Any:
     """
     The band that an update takes its timesteps from: int, or an array for an array of updates.
 
-    Bands take turns by a golden-ratio sequence: in every stretch of the run each comes as often as it is wide, without
-    a period that the data or the schedule could fall into step with.
+    Bands follow a golden-ratio sequence: in every stretch of the run each comes in proportion to its width, without a period
+    that could coincide with one of the data or the schedule.
     """
     phase = (np.asarray(update, np.int64) + 1) * 2654435769 % 2**32 / 2**32
     return np.searchsorted(starts / starts[-1], phase, side="right") - 1
@@ -64,7 +58,7 @@ def band_of_update(update: Any, starts: np.ndarray) -> Any:
 
 @contextmanager
 def scaled_lr(optimizer: Any, factor: float | None) -> Iterator[None]:
-    """The learning rates of an optimizer times `factor` inside this block; schedules see theirs again after it."""
+    """Multiplies the learning rates of an optimizer by `factor` inside this block, and restores them after it."""
     if factor is None:
         yield
         return
@@ -80,18 +74,11 @@ def scaled_lr(optimizer: Any, factor: float | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TimestepLR:
-    """
-    A learning rate per timestep, with all its parameters.
+    """A learning rate per noise level, with all its parameters."""
 
-    Args:
-        form (`str`): `"weight"` or `"banded"`.
-        factors (`list` of `float`): For each band.
-        edges (`list` of `float`): Where bands meet; empty for bands of equal width.
-    """
-
-    form: str
-    factors: list[float]
-    edges: list[float] = field(default_factory=list)
+    form: str  # "weight" or "banded"
+    factors: list[float]  # for each band
+    edges: list[float] = field(default_factory=list)  # where bands meet; empty for bands of equal width
 
     def weights(self, num_train_timesteps: int) -> np.ndarray | None:
         """Factors on the losses, of shape `(T,)`; `None` for bands with rates of their own."""

@@ -19,21 +19,18 @@ CLTS = "the idea: arXiv 2404.07946; the formula: as intended in SpeeD's code, me
 
 
 def _gaussian_parameters(sigma: float) -> tuple[Parameter, ...]:
-    without_rate = ("noise_rate_exponent", None)
+    without = ("noise_rate_exponent", None)
     return (
         Parameter(
-            "mu", float, 0.3, "where the Gaussian is highest, as a share of the timesteps", "[0, 1]", only_with=without_rate
+            "mu", float, 0.3, "where the Gaussian is highest, as a share of the timesteps", "[0, 1]", only_with=without
         ),
-        Parameter("sigma", float, sigma, "its width, as a share of the timesteps", "(0, inf)", only_with=without_rate),
+        Parameter("sigma", float, sigma, "its width, as a share of the timesteps", "(0, inf)", only_with=without),
         Parameter("lambda_max", float, 1.0, "largest share of the Gaussian; the rest is uniform", "[0, 1]"),
         Parameter(
-            "noise_rate_exponent",
-            float,
-            None,
-            "q of a density that falls with the noise, 1 - lambda + lambda (1 - noise rate)^q, in place of the Gaussian",
-            "(0, inf)",
+            "noise_rate_exponent", float, None, "q of a density that falls with the noise, 1 - lambda + lambda "
+            "(1 - noise rate)^q, in place of the Gaussian", "(0, inf)",
         ),
-    )
+    )  # fmt: skip
 
 
 _RAMP = (
@@ -77,19 +74,10 @@ def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, 
     traits=("curriculum", "epsilon"),
 )
 def clts(
-    progress: Progress,
-    levels: NoiseLevels,
-    mu: float,
-    sigma: float,
-    lambda_max: float,
-    noise_rate_exponent: float | None,
-    ramp_share: float,
-    ramp: str,
-    after: str,
+    progress: Progress, levels: NoiseLevels, lambda_max: float, ramp_share: float, ramp: str, after: str, **density: Any
 ) -> np.ndarray:
     """`(1 - lambda) U + lambda G`, lambda from 0 to `lambda_max`."""
-    share = _share(progress, lambda_max, ramp_share, ramp, after)
-    return _mixture(share, levels, mu, sigma, noise_rate_exponent)
+    return _mixture(_share(progress, lambda_max, ramp_share, ramp, after), levels, **density)
 
 
 TIMESTEP_SAMPLERS.register(
@@ -108,11 +96,8 @@ TIMESTEP_SAMPLERS.register(
     parameters=_gaussian_parameters(0.3),
     traits=("epsilon",),
 )
-def clts_static(
-    progress: Progress, levels: NoiseLevels, mu: float, sigma: float, lambda_max: float, noise_rate_exponent: float | None
-) -> np.ndarray:
-    """Lambda is `lambda_max`."""
-    return _mixture(lambda_max, levels, mu, sigma, noise_rate_exponent)
+def clts_static(progress: Progress, levels: NoiseLevels, lambda_max: float, **density: Any) -> np.ndarray:
+    return _mixture(lambda_max, levels, **density)
 
 
 @TIMESTEP_SAMPLERS.register(
@@ -123,18 +108,9 @@ def clts_static(
     traits=("curriculum", "epsilon"),
 )
 def clts_reversed(
-    progress: Progress,
-    levels: NoiseLevels,
-    mu: float,
-    sigma: float,
-    lambda_max: float,
-    noise_rate_exponent: float | None,
-    ramp_share: float,
-    ramp: str,
+    progress: Progress, levels: NoiseLevels, lambda_max: float, ramp_share: float, ramp: str, **density: Any
 ) -> np.ndarray:
-    """Lambda from `lambda_max` to 0."""
-    share = _share(progress, lambda_max, ramp_share, ramp, "hold", reverse=True)
-    return _mixture(share, levels, mu, sigma, noise_rate_exponent)
+    return _mixture(_share(progress, lambda_max, ramp_share, ramp, "hold", reverse=True), levels, **density)
 
 
 @TIMESTEP_SAMPLERS.register(
@@ -153,7 +129,7 @@ def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ram
     if num_clusters > num:
         raise LabError(f"'easy_to_hard' got num_clusters={num_clusters}, more than the {num} timesteps. Use at most {num}.")
     tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
-    # Rounding must not keep a part back for an update.
+    # Rounding must not delay a part by an update.
     stage = 1 + np.floor(tau * (num_clusters - 1) + 1e-9)[..., None]
     noisier = np.arange(num)[::-1]  # how many timesteps are noisier
     return (noisier * num_clusters < stage * num).astype(np.float64)
@@ -163,14 +139,10 @@ def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ram
     "banded",
     description="uniform, all of an update from one of several bands, which take turns",
     source="own",
-    parameters=(
-        Parameter("num_bands", int, 4, "how many", "[1, inf)"),
-        EDGES,
-    ),
+    parameters=(Parameter("num_bands", int, 4, "how many", "[1, inf)"), EDGES),
     traits=("restricted",),
 )
 def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[float]) -> np.ndarray:
-    """The band of the update alone."""
     starts = band_edges(num_bands, edges, levels.num_train_timesteps)
     band = band_of_update(progress.update, starts)[..., None]
     t = np.arange(levels.num_train_timesteps)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.spec import checked_name, resolve_spec
+from .follow import MayFollowLosses, state_of
 from .noise_levels import NoiseLevels, convert_weights, noise_levels
 from .registries import LOSS_WEIGHTINGS
 
@@ -43,7 +43,7 @@ def get_loss_weighting(
     return LossWeighting(name, resolved, noise_levels(noise_scheduler), prediction_type, device)
 
 
-class LossWeighting:
+class LossWeighting(MayFollowLosses):
     """
     A weight for each timestep, on the mean squared error of what the model predicts.
 
@@ -61,9 +61,8 @@ class LossWeighting:
         entry = LOSS_WEIGHTINGS[name]
         self.name, self.kwargs = name, kwargs
         own = {key: value for key, value in kwargs.items() if key not in ("normalize", "max_weight")}
-        self.state: Any = None
-        if "feedback" in entry.traits:
-            self.state = pkgutil.resolve_name(entry.factory)(levels, **own, device=device)
+        self.state = state_of(entry, levels, own, device)
+        if self.state is not None:
             convert_weights(levels.snr, levels.snr, prediction_type)  # refuses unknown ones
             return
         as_noise = "plain" in entry.traits and prediction_type == "v_prediction"
@@ -85,25 +84,6 @@ class LossWeighting:
         """The weights of all timesteps: `(T,)`; float64, or float32 as learned so far."""
         return self._table if self.state is None else self._finish(self.state.weights())
 
-    @property
-    def follows_losses(self) -> bool:
-        """Whether [`observe`] has to be shown the losses."""
-        return self.state is not None
-
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor:
         """The weights of these timesteps (int64 of any shape): float32 of their shape."""
         return self.table.float().to(timesteps.device)[timesteps]
-
-    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Shows a weighting that is learned the unweighted losses of an update, of all processes; others do not care."""
-        if self.state is not None:
-            self.state.observe(timesteps, losses)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """What was learned; empty for the others."""
-        return self.state.state_dict() if self.state is not None else {}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Goes back to a state."""
-        if self.state is not None:
-            self.state.load_state_dict(state)

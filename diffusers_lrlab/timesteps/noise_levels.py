@@ -21,18 +21,12 @@ PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """
-    The noise of each timestep.
+    """The noise of each timestep."""
 
-    Args:
-        alphas_cumprod (`np.ndarray`): The share of the image's variance that is left, float64 of shape `(T,)`, falling.
-    """
-
-    alphas_cumprod: np.ndarray
+    alphas_cumprod: np.ndarray  # the share of the image's variance that is left, float64 of shape (T,), falling
 
     @property
     def num_train_timesteps(self) -> int:
-        """T."""
         return len(self.alphas_cumprod)
 
     @cached_property
@@ -73,14 +67,9 @@ class NoiseLevels:
 
 def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = None) -> NoiseLevels:
     """
-    The noise of each timestep of a diffusers scheduler.
+    The noise of each timestep of a diffusers scheduler with `alphas_cumprod`.
 
-    Args:
-        noise_scheduler (*optional*): With `alphas_cumprod`; the linear betas of `DDPMScheduler()` without one.
-        num_train_timesteps (`int`, *optional*): T; the scheduler's own, with which it must agree.
-
-    Raises:
-        LabError: if T is not known, differs from the scheduler's, or the scheduler has no `alphas_cumprod`.
+    Without a scheduler, that of `DDPMScheduler()` (linear betas) with `num_train_timesteps`, which else must agree with it.
     """
     if num_train_timesteps is not None and (
         not isinstance(num_train_timesteps, Integral) or isinstance(num_train_timesteps, bool) or num_train_timesteps < 1
@@ -109,17 +98,8 @@ def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str, 
     Weights on the squared error of the noise, or of the image, as those on the squared error of what the model predicts.
 
     The errors of one prediction, as noise, image and velocity, are in the ratio SNR : 1 : SNR + 1 (arXiv 2202.00512,
-    section 4).
-
-    Args:
-        weights (`np.ndarray`): On the error of the noise.
-        snr (`np.ndarray`): Signal-to-noise ratio, of the same shape.
-        prediction_type (`str`): `"epsilon"`, `"sample"` or `"v_prediction"`.
-        of_images (`bool`): Whether the weights are on the error of the image. Where SNR is 0, nothing is known of the
-            image from the noise; the weight on the noise is 1 there, as in the code of Min-SNR.
-
-    Raises:
-        LabError: for another prediction type.
+    section 4). Where SNR is 0, the noise says nothing about the image; there, weights on images (`of_images`) become 1 on
+    the noise, as in the code of Min-SNR.
     """
     if prediction_type not in PREDICTION_TYPES:
         raise LabError(f"Unknown prediction type {prediction_type!r}; known: {', '.join(PREDICTION_TYPES)}.")

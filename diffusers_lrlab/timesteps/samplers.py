@@ -16,7 +16,6 @@ SD3 = "Stable Diffusion 3, arXiv 2403.03206"
 
 
 def uniform(progress: Progress, levels: NoiseLevels) -> np.ndarray:
-    """Every timestep alike."""
     return np.ones(levels.num_train_timesteps)
 
 
@@ -56,10 +55,8 @@ def gaussian(x: np.ndarray, mean: float, std: float) -> np.ndarray:
 
 
 def _mass(cumulative: np.ndarray) -> np.ndarray:
-    """The probability of each share, from the distribution function at the borders."""
-    mass = np.diff(cumulative)
-    # Rounding of the distribution function must not make a probability negative.
-    return np.clip(mass, 0.0, None)
+    """The probability of each share, from the distribution function at the borders; rounding must not make it negative."""
+    return np.clip(np.diff(cumulative), 0.0, None)
 
 
 @TIMESTEP_SAMPLERS.register(
@@ -153,7 +150,7 @@ def beta(progress: Progress, levels: NoiseLevels, alpha: float, beta: float) -> 
     ),
 )
 def edm_log_normal(progress: Progress, levels: NoiseLevels, p_mean: float, p_std: float) -> np.ndarray:
-    """Mass of the values of ln sigma that are nearest to a timestep's."""
+    """Mass of the values of ln sigma that are nearest to that of a timestep."""
     from scipy.special import ndtr
 
     # Differences of the upper tail, where the lower one is 1 to the last digit.
@@ -172,7 +169,7 @@ def edm_log_normal(progress: Progress, levels: NoiseLevels, p_mean: float, p_std
     traits=("middle",),
 )
 def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) -> np.ndarray:
-    """Mass of the values of log SNR that are nearest to a timestep's."""
+    """Mass of the values of log SNR that are nearest to that of a timestep."""
     z = -(-2 * levels.log_sigma_borders - mean) / scale  # grows with the timestep
     tail = 0.5 * np.exp(-np.abs(z))
     # Differences of the tail that the share lies in: the other one is 1 to the last digit.
@@ -190,7 +187,6 @@ def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) 
     ),
 )
 def speed(progress: Progress, levels: NoiseLevels, k: float, tau: float) -> np.ndarray:
-    """A step."""
     return np.where(np.arange(levels.num_train_timesteps) < round(tau * levels.num_train_timesteps), k, 1.0)
 
 
@@ -211,7 +207,6 @@ def _inside(inside: np.ndarray, problem: str) -> np.ndarray:
     traits=("restricted",),
 )
 def timestep_range(progress: Progress, levels: NoiseLevels, low: float, high: float) -> np.ndarray:
-    """`round(low T) <= t < round(high T)`."""
     num = levels.num_train_timesteps
     t = np.arange(num)
     return _inside(
@@ -231,7 +226,6 @@ def timestep_range(progress: Progress, levels: NoiseLevels, low: float, high: fl
     traits=("restricted",),
 )
 def snr_range(progress: Progress, levels: NoiseLevels, min_snr: float, max_snr: float) -> np.ndarray:
-    """`min_snr <= SNR_t <= max_snr`."""
     snr = levels.snr
     return _inside(
         (snr >= min_snr) & (snr <= max_snr),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import warnings
 from numbers import Integral
 from typing import Any
@@ -14,6 +13,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import checked_name, resolve_spec
 from ..schedules.schedule import ENDLESS
+from .follow import MayFollowLosses, state_of
 from .noise_levels import NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
@@ -67,7 +67,7 @@ def contradiction(name: str, prediction_type: str) -> str | None:
     )
 
 
-class TimestepSampler:
+class TimestepSampler(MayFollowLosses):
     """
     A density over timesteps at each update, and draws from it.
 
@@ -104,14 +104,12 @@ class TimestepSampler:
             )
         own = {key: value for key, value in kwargs.items() if key not in ("draw", "unbiased")}
         self._density, self._own = entry.factory, own
-        self.state: Any = None
-        if "feedback" in entry.traits:
-            self.state = pkgutil.resolve_name(entry.factory)(levels, **own, device=device)
+        self.state = state_of(entry, levels, own, device)
         self._cached: dict[Any, torch.Tensor] = {}
         self._check_density()
 
     def _check_density(self) -> None:
-        """Raises what only the density itself can refuse, over the whole run."""
+        """Evaluates the density over the run, for the errors that only it can raise."""
         updates = np.linspace(0, self.num_training_steps, 9).astype(np.int64) if self.moves else 0
         lowest = self.probabilities(updates).min().item()
         if self.unbiased and not 1 / np.finfo(np.float32).max < self.num_train_timesteps * lowest:
@@ -122,13 +120,7 @@ class TimestepSampler:
 
     @property
     def num_train_timesteps(self) -> int:
-        """T."""
         return self.levels.num_train_timesteps
-
-    @property
-    def follows_losses(self) -> bool:
-        """Whether [`observe`] has to be shown the losses."""
-        return self.state is not None
 
     def probabilities(self, update: Any) -> torch.Tensor:
         """
@@ -148,7 +140,7 @@ class TimestepSampler:
             return self.state.probabilities().expand(*np.shape(update), -1)
         progress = Progress(update if np.ndim(update) == 0 else np.asarray(update), self.num_training_steps)
         weights = self._density(progress, self.levels, **self._own)
-        with np.errstate(over="ignore"):  # it is told below
+        with np.errstate(over="ignore"):  # reported below
             total = weights.sum(axis=-1, keepdims=True)
         if not ((total > 0) & np.isfinite(total)).all():
             raise LabError(
@@ -181,7 +173,7 @@ class TimestepSampler:
         drawn = torch.randint(0, num, (batch_size,), generator=generator, device=where)
         if self.draw != "independent" or not self._is_uniform(update):
             inside = torch.rand(batch_size, generator=generator, device=where, dtype=torch.float64)
-            # Rounding can make 1 of it.
+            # Rounding can turn it into 1.
             u = self._spread((drawn + inside) / num, generator).clamp(max=_BELOW_ONE)
             drawn = torch.searchsorted(self._cumulative(update, where), u, right=True).clamp(max=num - 1)
         return drawn if device is None else drawn.to(device, non_blocking=True)
@@ -197,14 +189,14 @@ class TimestepSampler:
         return u
 
     def _is_uniform(self, update: int) -> bool:
-        # That a sampler which follows losses is still uniform is not known here without waiting for the device.
+        # Whether a sampler that follows the losses is still uniform is known only on the device.
         if self.state is not None:
             return False
         probabilities = self._now(update).numpy()  # on the CPU: no device is waited for
         return bool((probabilities == probabilities[0]).all())
 
     def _now(self, update: int) -> torch.Tensor:
-        """[`probabilities`] of one update, kept until the next."""
+        """[`probabilities`] of one update, cached until the next."""
         if self.state is not None:
             return self.probabilities(update)
         key = update if self.moves else 0
@@ -234,17 +226,3 @@ class TimestepSampler:
             return None
         weights = 1 / (self.num_train_timesteps * self._now(update))
         return weights.float().to(timesteps.device, non_blocking=True)[timesteps]
-
-    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Shows a sampler that follows the losses those of an update, of the images of all processes; others do not care."""
-        if self.state is not None:
-            self.state.observe(timesteps, losses)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """What a sampler that follows the losses knows; empty for the others, whose state is the clock."""
-        return self.state.state_dict() if self.state is not None else {}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Goes back to a state."""
-        if self.state is not None:
-            self.state.load_state_dict(state)

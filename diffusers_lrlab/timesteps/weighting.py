@@ -1,6 +1,6 @@
-"""Loss weightings that are functions of the noise level, on the squared error that they were published for.
+"""Loss weightings that are functions of the noise level.
 
-SNR is the signal-to-noise ratio.
+Each is on the squared error that it was published for: of the image with the trait "image", else of the noise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ MIN_SNR = "Min-SNR, arXiv 2303.09556"
     traits=("plain",),
 )
 def none(levels: NoiseLevels) -> np.ndarray:
-    """1; the velocity's is left alone by the trait."""
     return np.ones(levels.num_train_timesteps)
 
 
@@ -36,7 +35,6 @@ _GAMMA = "the SNR above which images count no more"
     traits=("image", "middle"),
 )
 def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
-    """On the error of the image, as published."""
     return np.minimum(levels.snr, gamma)
 
 
@@ -48,7 +46,6 @@ def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     traits=("image", "middle"),
 )
 def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
-    """On the error of the image."""
     return levels.snr * gamma / (levels.snr + gamma)
 
 
@@ -60,7 +57,6 @@ def soft_min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     traits=("image",),
 )
 def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
-    """On the error of the image, as published."""
     return np.maximum(levels.snr, gamma)
 
 
@@ -71,7 +67,6 @@ def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
     traits=("image",),
 )
 def truncated_snr(levels: NoiseLevels) -> np.ndarray:
-    """On the error of the image, as published."""
     return max_snr(levels, 1.0)
 
 
@@ -85,7 +80,6 @@ def truncated_snr(levels: NoiseLevels) -> np.ndarray:
     ),
 )
 def p2(levels: NoiseLevels, gamma: float, k: float) -> np.ndarray:
-    """On the error of the noise, as published."""
     return (k + levels.snr) ** -gamma
 
 
@@ -96,7 +90,6 @@ def p2(levels: NoiseLevels, gamma: float, k: float) -> np.ndarray:
     parameters=(Parameter("min_snr", float, 0.0, "the SNR below which weights rise no more", "[0, inf)"),),
 )
 def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
-    """On the error of the noise, as published."""
     # A terminal SNR of zero would weigh infinitely.
     return np.maximum(np.maximum(levels.snr, min_snr), 1e-12) ** -0.5
 

@@ -14,24 +14,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Form:
-    """
-    How a schedule is written in diffusers.
+    """How a schedule is written in diffusers."""
 
-    Args:
-        rate (`str`): What the learning rate does after warmup, to go on from "Create a schedule with a learning rate that".
-        decay (`str`): Statements of `lr_lambda` that set `decay` from `current_step`.
-        setup (`str`, *optional*): Statements before `lr_lambda`: derived arguments, and checks where a formula would break.
-        changes (`dict`, *optional*): Fields of [`Parameter`] that differ in diffusers, by the parameter's name.
-        examples (`tuple` of `dict`): Arguments that the generated tests pin down, besides none at all.
-        refused (`dict`, *optional*): Arguments that raise a `ValueError` in a run of 2 + 8 steps, one test for each.
-    """
-
-    rate: str
-    decay: str
-    setup: str = ""
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    examples: tuple[Mapping[str, Any], ...] = ()
-    refused: Mapping[str, Any] = field(default_factory=dict)
+    rate: str  # what the learning rate does after warmup: "Create a schedule with a learning rate that ..."
+    decay: str  # statements of `lr_lambda` that set `decay` from `current_step`
+    setup: str = ""  # statements before `lr_lambda`: derived arguments, and checks where a formula would break
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields of a [`Parameter`] that differ, by name
+    examples: tuple[Mapping[str, Any], ...] = ()  # arguments for the generated tests, besides none at all
+    refused: Mapping[str, Any] = field(default_factory=dict)  # arguments that raise a `ValueError`, one test for each
 
 
 def block(text: str, depth: int) -> str:
@@ -87,11 +77,10 @@ FORMS = {
             "num_stable_steps": {"kind": int, "help": "updates at the peak; derived: what `num_decay_steps` leaves"},
         },
         examples=(
-            {"decay_type": "linear", "num_decay_steps": 6},
-            {"decay_type": "exponential", "num_decay_steps": 6},
-            {"decay_type": "1-sqrt", "num_decay_steps": 6},
-            {"decay_type": "square", "num_decay_steps": 6},
-            {"decay_type": "mirror_cosine", "num_decay_steps": 6},
+            *(
+                {"decay_type": decay, "num_decay_steps": 6}
+                for decay in ("linear", "exponential", "1-sqrt", "square", "mirror_cosine")
+            ),
             {"num_stable_steps": 2, "num_decay_steps": 5, "num_cycles": 1.0, "min_lr_ratio": 0.1},
         ),
         refused={"decay_type": "cubic", "num_decay_steps": 9},

@@ -1,4 +1,4 @@
-"""Where in diffusers' files a schedule goes: found in the syntax tree of the code, and by the example in the tutorial."""
+"""Adds a schedule to diffusers' files: at places found in the syntax tree of the code, and at the tutorial's example."""
 
 from __future__ import annotations
 
@@ -20,16 +20,7 @@ _LIST_HEAD = (
 
 
 def add_schedule(name: str, read: Callable[[str], str | None]) -> dict[str, str]:
-    """
-    The files of diffusers that change when a schedule is added, with their new text.
-
-    Args:
-        name (`str`): Of a schedule in `FORMS`.
-        read (`Callable`): Returns the text of a file, `None` for one that does not exist.
-
-    Raises:
-        LabError: if the schedule is there already, or a place to insert it at is not.
-    """
+    """The new text of the files of diffusers that change for a schedule; `read` returns that of a file, or `None`."""
     return {
         OPTIMIZATION: _in_optimization(name, _existing(OPTIMIZATION, read)),
         TESTS: _in_tests(name, read(TESTS) or render_tests.empty_test_file()),
@@ -60,14 +51,11 @@ def _parse(path: str, text: str) -> ast.Module:
 
 
 def _insert(text: str, insertions: dict[int, str]) -> str:
-    """`text` with lines added after the lines of these numbers."""
+    """`text` with something added after the lines of these numbers."""
     lines = text.splitlines(keepends=True)
     for number in sorted(insertions, reverse=True):
         lines.insert(number, insertions[number])
     return "".join(lines)
-
-
-# --- the function, and the two places that know its name -------------------------------------------------------------
 
 
 def _in_optimization(name: str, text: str) -> str:
@@ -98,13 +86,12 @@ def _in_optimization(name: str, text: str) -> str:
 
 
 def _assigned(node: ast.stmt) -> list[str]:
-    """The names that a statement assigns to."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _ends_its_line(value: ast.expr, text: str) -> bool:
-    """Whether a comma and at most a comment follow, as their formatter has it in a dictionary over several lines."""
+    """Whether only a comma and a comment follow, as in a dictionary that their formatter spread over several lines."""
     line = text.splitlines()[_last_line(value) - 1].encode()
     return line[value.end_col_offset :].startswith(b",") and b"}" not in line[value.end_col_offset :]
 
@@ -112,9 +99,6 @@ def _ends_its_line(value: ast.expr, text: str) -> bool:
 def _last_line(node: ast.stmt | ast.expr) -> int:
     assert node.end_lineno is not None  # set for every node that ast.parse makes
     return node.end_lineno
-
-
-# --- tests and documentation -----------------------------------------------------------------------------------------
 
 
 def _in_tests(name: str, text: str) -> str:

@@ -18,7 +18,7 @@ from ..schedules.registries import SCHEDULERS
 from . import insert, render
 from .forms import FORMS
 
-# Set where git runs a hook or an alias; they would turn our commands to another repository.
+# Set where git runs a hook or an alias; they would direct our commands to another repository.
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE")
 
 
@@ -31,27 +31,19 @@ def upstream_patch(name: str, checkout: Path, out: Path | None = None, branch: s
     """
     Adds a schedule to diffusers, with its tests and its documentation.
 
-    The code needs nothing of this package. What it is based on is the commit that is checked out: to add a second
-    schedule on top of the first, `git switch` to the branch of the first.
+    The code needs nothing of this package. It is based on the commit that is checked out: to add a second schedule on top
+    of the first, `git switch` to the branch of the first.
 
     Args:
-        name (`str`):
-            One of [`list_upstream_schedules`].
-        checkout (`Path`):
-            The root of a git checkout of diffusers.
-        out (`Path`, *optional*):
-            A file for the change in the form of `git format-patch`, for `git am` or `git apply`; then nothing is written
-            into the checkout, not even into its `.git`.
-        branch (`str`, *optional*):
-            The name of the branch that the change is committed to, by default such as `add-rex-schedule`. It is created,
-            not checked out: the working tree and the current branch stay as they are.
+        name (`str`): One of [`list_upstream_schedules`].
+        checkout (`Path`): The root of a git checkout of diffusers.
+        out (`Path`, *optional*): A file for the change in the form of `git format-patch`; then nothing is written into the
+            checkout, not even into its `.git`.
+        branch (`str`, *optional*): The new branch for the commit, by default such as `add-rex-schedule`. The working tree
+            and the current branch stay as they are.
 
     Returns:
         `str` or `Path`: the name of the new branch, or `out`.
-
-    Raises:
-        LabError: for a name without a form for diffusers, a schedule that is there already, a folder that is no checkout
-            of diffusers or has changed where the schedule goes, uncommitted changes, and a branch or file that exists.
     """
     name = _offered(name)
     if out is not None and branch is not None:
@@ -84,23 +76,13 @@ def _offered(name: str) -> str:
 
 
 def _message(name: str) -> str:
-    """In the manner of diffusers' history."""
     body = f'`{render.function_name(name)}`, also as `get_scheduler("{name}", ...)`: {render.summary(name)}.'
     body = textwrap.fill(f"{body} {render.references(name)}", 72, break_long_words=False, break_on_hyphens=False)
     return f"Add the `{name}` learning rate schedule\n\n{body}\n"
 
 
 class _Git:
-    """
-    A checkout of diffusers, seen through git.
-
-    Args:
-        checkout (`Path`): Its root.
-        scratch (`Path`): An empty folder for what git needs on the way.
-
-    Raises:
-        LabError: if it is none, or git is not installed.
-    """
+    """A checkout of diffusers, seen through git; `scratch` is an empty folder for temporary files."""
 
     def __init__(self, checkout: Path, scratch: Path):
         self.checkout, self.scratch = checkout, scratch
@@ -119,15 +101,15 @@ class _Git:
             )
 
     def attempt(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        """Runs git; returns its status, its output and the last line of its complaint."""
+        """Runs git; returns its status, its output and the last line of its error message."""
         # Bytes, since text mode would rewrite line ends; no optional locks, so that looking never writes.
         command = ["git", "--no-optional-locks", "-c", "user.useConfigOnly=true", "-C", str(self.checkout), *arguments]
         try:
             done = subprocess.run(command, input=stdin.encode(), capture_output=True, env=self.environment)
         except FileNotFoundError:
             raise LabError("The command git was not found. Install git and try again.") from None
-        complaint = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"status {done.returncode}"
-        return done.returncode, done.stdout.decode(), complaint if done.returncode else ""
+        problem = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"status {done.returncode}"
+        return done.returncode, done.stdout.decode(), problem if done.returncode else ""
 
     def __call__(self, *arguments: str, stdin: str = "") -> str:
         """Runs git, which must succeed; returns its output without the final line break."""
@@ -137,12 +119,11 @@ class _Git:
         return output.removesuffix("\n")
 
     def read(self, path: str) -> str | None:
-        """The text of a file of `HEAD`, `None` if it has no such file."""
         status, text, _ = self.attempt("cat-file", "blob", f"HEAD:{path}")
         return None if status else text
 
     def refuse_uncommitted(self, everything: bool) -> None:
-        """An error if the change would miss something: in any tracked file, or only in those that it touches."""
+        """An error for uncommitted changes in any tracked file, or only in those that the commit changes."""
         changed = self("status", "--porcelain", "--", *insert.FILES)
         if everything and not changed:
             changed = self("status", "--porcelain", "--untracked-files=no")
@@ -154,7 +135,6 @@ class _Git:
             )
 
     def free_branch(self, name: str) -> str:
-        """`name`, or an error if a branch cannot be made under it."""
         if self.attempt("check-ref-format", "--branch", name)[0]:
             raise LabError(f"{name!r} is not a name that git allows for a branch. Take one such as 'add-rex-schedule'.")
         if self.attempt("show-ref", "--verify", "--quiet", f"refs/heads/{name}")[0] == 0:
@@ -165,7 +145,7 @@ class _Git:
         return name
 
     def keep_apart(self) -> None:
-        """From here on new objects go to the scratch folder, and the checkout's are only read."""
+        """From here on new objects go to the scratch folder, and the checkout is only read."""
         objects = self.checkout / self("rev-parse", "--git-path", "objects")
         apart = self.scratch / "objects"
         apart.mkdir()
@@ -175,7 +155,7 @@ class _Git:
         }
 
     def commit(self, files: dict[str, str], message: str) -> str:
-        """The hash of a new commit on top of `HEAD`, which no branch has yet."""
+        """The hash of a new commit on top of `HEAD`, on no branch yet."""
         if self.attempt("var", "GIT_AUTHOR_IDENT")[0] or self.attempt("var", "GIT_COMMITTER_IDENT")[0]:
             raise LabError(
                 "git does not know who you are, so it cannot sign the commit. Set git config --global user.name and "

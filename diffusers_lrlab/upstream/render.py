@@ -42,34 +42,27 @@ def _paragraph(text: str, depth: int) -> list[str]:
 
 
 def summary(name: str) -> str:
-    """What the schedule does, in a line for people who do not know the lab."""
     return _in_host_words(SCHEDULERS[name].description)
 
 
 def papers(name: str) -> list[str]:
-    """The addresses of its papers, as diffusers links them."""
     return [f"https://huggingface.co/papers/{number}" for number in re.findall(r"arXiv (\d+\.\d+)", SCHEDULERS[name].source)]
 
 
 def references(name: str) -> str:
-    """A sentence with its papers, nothing for a schedule without one."""
     return f"See {' and '.join(papers(name))}." if papers(name) else ""
 
 
 def function_name(name: str) -> str:
-    """The name of its function in `diffusers.optimization`."""
     return f"get_{name}_schedule"
 
 
 def _parameters(name: str) -> list[Parameter]:
-    """Those with a place in diffusers: the schedule's own under their first names, and the relative floor."""
+    """The parameters in diffusers: the schedule's own under their first names, and the relative floor."""
     entry, form = SCHEDULERS[name], FORMS[name]
     own = [replace(p, **form.changes.get(p.name, {})) for p in entry.parameters if p.same_as is None]
     (floor,) = (p for p in entry.common if p.name == "min_lr_ratio")
     return [*own, replace(floor, default=entry.facts.get("min_lr_ratio", 0.0))]
-
-
-# --- the function ----------------------------------------------------------------------------------------------------
 
 
 def function_source(name: str) -> str:
@@ -95,19 +88,26 @@ def function_source(name: str) -> str:
 
 def _signature(name: str) -> Iterator[str]:
     yield f"def {function_name(name)}("
-    yield "    optimizer: Optimizer,"
-    yield "    num_warmup_steps: int,"
-    yield "    num_training_steps: int,"
+    yield from ("    optimizer: Optimizer,", "    num_warmup_steps: int,", "    num_training_steps: int,")
     for parameter in _parameters(name):
         kind = parameter.kind.__name__ + " | None" * (parameter.default is None)
         yield f"    {parameter.name}: {kind} = {literal(parameter.default)},"
-    yield "    last_epoch: int = -1,"
-    yield ") -> LambdaLR:"
+    yield from ("    last_epoch: int = -1,", ") -> LambdaLR:")
 
 
 def literal(value: Any) -> str:
-    """Source text of a value, in the double quotes of their formatter."""
+    """Source text of a value, with the double quotes of their formatter."""
     return repr(value).replace("'", '"')
+
+
+_ARGUMENTS = """
+    Args:
+        optimizer ([`~torch.optim.Optimizer`]):
+            The optimizer for which to schedule the learning rate.
+        num_warmup_steps (`int`):
+            The number of steps for the warmup phase.
+        num_training_steps (`int`):
+            The total number of training steps.""".split("\n")
 
 
 def _docstring(name: str) -> Iterator[str]:
@@ -118,14 +118,7 @@ def _docstring(name: str) -> Iterator[str]:
         f"linearly from {start} to the initial lr set in the optimizer.",
         1,
     )
-    yield ""
-    yield "    Args:"
-    yield "        optimizer ([`~torch.optim.Optimizer`]):"
-    yield "            The optimizer for which to schedule the learning rate."
-    yield "        num_warmup_steps (`int`):"
-    yield "            The number of steps for the warmup phase."
-    yield "        num_training_steps (`int`):"
-    yield "            The total number of training steps."
+    yield from _ARGUMENTS
     for parameter in _parameters(name):
         default = f", defaults to {_shown_default(parameter)}" if parameter.default is not None else ""
         yield f"        {parameter.name} (`{parameter.kind.__name__}`, *optional*{default}):"
@@ -154,9 +147,6 @@ def _explained(parameter: Parameter) -> str:
     elif parameter.range and "inf" not in parameter.range:
         sentences.append(f"Must be in {parameter.range}")
     return " ".join(f"{sentence}." for sentence in sentences if sentence)
-
-
-# --- its documentation -----------------------------------------------------------------------------------------------
 
 
 def documentation(name: str) -> str:

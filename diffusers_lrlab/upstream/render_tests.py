@@ -13,7 +13,7 @@ from .forms import FORMS
 from .render import WIDTH, function_name, literal
 
 _LR, _TOTAL, _WARMUP = 10.0, 10, 2
-# First, in warmup, its end, in the middle, last, the end, past it: what get_learning_rates of the tests looks at.
+# First, in warmup, its end, in the middle, last, the end, past it.
 _STEPS = (0, 1, 2, 5, 9, 10, 12)
 
 _TEST_FILE = '''\
@@ -56,12 +56,11 @@ TEST_HELPERS = ("pytest", "torch", "get_optimizer", "get_learning_rates")
 
 
 def empty_test_file() -> str:
-    """A test file without tests, which [`tests_source`] are added to."""
     return _TEST_FILE.format(year=date.today().year, lr=_LR, steps=_STEPS)
 
 
 def tests_source(name: str) -> str:
-    """The test class of a schedule; its expected values come from the lab's curves, not from the code that it tests."""
+    """The test class of a schedule; the expected values are those of the lab's curves, not of the code under test."""
     function, form = function_name(name), FORMS[name]
     cases: list[tuple[int, dict[str, Any]]] = [(_WARMUP, {}), (0, {})]
     cases += [(_WARMUP, dict(example)) for example in form.examples]
@@ -94,7 +93,7 @@ def tests_source(name: str) -> str:
 
 
 def _row(name: str, warmup: int, kwargs: dict[str, Any]) -> list[str]:
-    """A case, in one line where it fits into one as their formatter would have it."""
+    """A case, in one line if it fits, as their formatter would write it."""
     rates = resolve_schedule(name, kwargs).at(Progress(np.array(_STEPS), _TOTAL, warmup), _LR)[0]
     parts = [str(warmup), literal(kwargs), repr([float(f"{rate:.13g}") for rate in rates])]
     line = f"            ({', '.join(parts)}),"
