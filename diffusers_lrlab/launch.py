@@ -91,20 +91,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         description="Runs an unmodified script with the schedules of diffusers_lrlab, and audits its learning rate.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--fix_lr_clock",
-        action="store_true",
-        help="Give the schedule the script's real number of updates, and one step per update, whatever the accumulation "
-        "and the processes are.",
-    )
-    parser.add_argument(
-        "--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than expected an error."
-    )
-    parser.add_argument(
-        "--num_updates", type=int, help="Updates of the run, if they do not follow from the script's arguments."
-    )
-    parser.add_argument("script", metavar="SCRIPT.py", help="The script, as it is.")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
+    fix = "Give the schedule the script's real number of updates, and one step per update."
+    add = parser.add_argument
+    add("--fix_lr_clock", action="store_true", help=fix)
+    add("--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than expected an error.")
+    add("--num_updates", type=int, help="Updates of the run, if they do not follow from the script's arguments.")
+    add("script", metavar="SCRIPT.py", help="The script, as it is.")
+    add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""`lrlab push`, `pull`, `rerun` and `schedule`."""
+"""`lrlab push`, `pull`, `rerun` and `schedule`: what goes to the Hub and comes from it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from ..core.errors import LabError
 from ..hub.access import Target
 from .output import say
 
-# --- push ------------------------------------------------------------------------------------------------------------
-
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
-    """`lrlab push DIR --repo_id USER/NAME ...`."""
     add = parser.add_argument
     add("dir", type=Path, metavar="DIR", help="the folder of a run, a study, a set of points or a schedule")
     add("--repo_id", required=True, metavar="USER/NAME", help="the repository, which is made if there is none")
@@ -31,7 +28,6 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def push(options: argparse.Namespace) -> None:
-    """Uploads a folder."""
     from ..hub.publish import push_folder
 
     if options.create_pr and options.private:
@@ -52,11 +48,7 @@ def push(options: argparse.Namespace) -> None:
     say(f"Uploaded {published.num_files} files, and they are there as they were sent: {published.url}")
 
 
-# --- pull ------------------------------------------------------------------------------------------------------------
-
-
 def pull_arguments(parser: argparse.ArgumentParser) -> None:
-    """`lrlab pull USER/NAME ...`."""
     add = parser.add_argument
     add("repo_id", metavar="USER/NAME", help="the repository")
     add("--out", type=Path, metavar="DIR", help="a new or empty folder; the name of the repository if not given")
@@ -64,7 +56,7 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull(options: argparse.Namespace) -> None:
-    """Downloads what somebody published, and says what can be done with it."""
+    """Downloads a repository, and prints what can be done with it."""
     from ..hub.contents import kind_of_folder
     from ..hub.fetch import fetch
 
@@ -81,31 +73,23 @@ def pull(options: argparse.Namespace) -> None:
     say(f"Downloaded a {kind} to {out}. Go on, for instance, by: {then[kind]}")
 
 
-# --- rerun -----------------------------------------------------------------------------------------------------------
-
-
 def rerun_arguments(parser: argparse.ArgumentParser) -> None:
-    """`lrlab rerun DIR|USER/NAME [--compare] [--out DIR] [--option value ...]`."""
     parser.usage = "lrlab rerun DIR|USER/NAME [--compare] [--out DIR] [--option value ...]"
     add = parser.add_argument
     add("source", metavar="DIR|USER/NAME", help="the folder of a run, or its repository")
-    add(
-        "--compare",
-        action="store_true",
-        help="says whether weights, learning rate, losses and results agree with the record",
-    )
+    compared = "weights, learning rate, losses and results"
+    add("--compare", action="store_true", help=f"says whether {compared} agree with the record")
     add("--out", type=Path, metavar="DIR", help="where the run goes; NAME-rerun if not given")
     add("--revision", metavar="REVISION", help="of the repository")
     add("--tolerance", type=float, metavar="SHARE", help="what counts as the same in another environment; 0.05 if not given")
     parser.add_argument_group("options of training_scripts/train_ddpm.py", "They take the place of what was recorded.")
 
 
-# They would put the run where the record is, or take another one's place.
+# They would put the run where the record is, or in place of another one.
 _NOT_AGAIN = ("__config", "__output_dir", "__overwrite_output_dir", "__resume_from_checkpoint")
 
 
 def rerun(options: argparse.Namespace) -> None:
-    """Trains a run again from its record."""
     if options.tolerance is not None and not options.compare:
         raise LabError("--tolerance has no effect without --compare. Add it or leave it out.")
     if options.tolerance is not None and not 0 <= options.tolerance < math.inf:
@@ -141,7 +125,7 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
     from ..training.arguments import parse_arguments
 
     recorded = recorded_options(folder)
-    read_log(folder)  # what is wrong with it is to be told before training, too
+    read_log(folder)  # its errors are reported before training, too
     source = read_record(folder)["config"].get("lr_scheduler_source")
     out = options.out or Path(f"{name}-rerun")
     if out.resolve() == folder.resolve():
@@ -162,11 +146,7 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
         raise LabError(f"{options.source!r} was not reproduced; both are kept, the new run in {str(out)!r}.")
 
 
-# --- schedule --------------------------------------------------------------------------------------------------------
-
-
 def schedule_arguments(parser: argparse.ArgumentParser) -> None:
-    """`lrlab schedule DIR --lr_scheduler SPEC ...`."""
     add = parser.add_argument
     add("dir", type=Path, metavar="DIR", help="a new or empty folder")
     add("--lr_scheduler", required=True, metavar="SPEC", help="name or spec string; join makes one of several")
@@ -177,7 +157,6 @@ def schedule_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def schedule(options: argparse.Namespace) -> None:
-    """Writes a schedule as a folder that can be pushed."""
     from ..hub.schedule_folder import write_schedule_folder
 
     write_schedule_folder(

@@ -68,12 +68,7 @@ COMMANDS = {
         hub.push_arguments,
         hub.push,
     ),
-    "pull": Command(
-        "downloads what somebody published",
-        "lrlab pull USER/ddpm-digits-8",
-        hub.pull_arguments,
-        hub.pull,
-    ),
+    "pull": Command("downloads what somebody published", "lrlab pull USER/ddpm-digits-8", hub.pull_arguments, hub.pull),
     "rerun": Command(
         "does a run again from its record, and says whether the two agree",
         "lrlab rerun USER/ddpm-digits-8 --compare",

@@ -18,7 +18,7 @@ from .output import say, say_json, say_written
 
 
 def number(text: str) -> float:
-    """A whole number as `int`, another one as `float`; argparse makes an error of a `ValueError`."""
+    """A whole number as `int`, another one as `float`; argparse turns a `ValueError` into its error."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
@@ -123,7 +123,7 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
 
 
 def _refuse_others(options: argparse.Namespace, allowed: tuple[str, ...], where: str) -> None:
-    """An error for the first option of the preview that is given and would have no effect."""
+    """An error for the first given option that would have no effect."""
     parser = argparse.ArgumentParser()
     preview_arguments(parser)
     for name, default in vars(parser.parse_args([])).items():
@@ -145,7 +145,6 @@ def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
 
 
 def _picture_path(text: str | None) -> Path | None:
-    """Where to draw, checked before the work is done."""
     if text is None:
         return None
     path = Path(text)

@@ -15,12 +15,11 @@ ACTIONS = ("list", "run", "report", "card")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`list`, `run SPEC --out DIR ...`, `report DIR` or `card DIR --out CARD`."""
     parser.add_argument(
         "action",
         metavar="ACTION",
         help="list: shows the presets; run: does what is left to do; report: writes the report anew; card: copies what "
-        "others are to see",
+        "to publish",
     )
     parser.add_argument(
         "what", nargs="?", metavar="WHAT", help="of run, a YAML file or the name of a preset; else the folder of a study"
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `run` takes."""
+    """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="the folder of the study; results that are there are kept")
     add(
@@ -47,7 +46,6 @@ def _precisions() -> str:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Does what was asked for."""
     if options.action not in ACTIONS:
         raise LabError(
             f"There is no action {options.action!r}.{did_you_mean(options.action, ACTIONS)} Known: {', '.join(ACTIONS)}."
@@ -76,13 +74,7 @@ def command(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace, program: str) -> None:
-    """
-    Runs a study.
-
-    Args:
-        options: `what` and those of [`add_run_arguments`].
-        program (`str`): The command up to the study, for the report.
-    """
+    """Runs the study `options.what`; `program` is the command up to it, for the report."""
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
     if options.precision not in (None, *PRECISIONS):
@@ -113,5 +105,5 @@ def run(options: argparse.Namespace, program: str) -> None:
 
 
 def _shown(path: str | Path) -> str:
-    """A path in a command that others read: where on this machine it leads is nobody's business."""
+    """A path in a published command, without the folders of this machine."""
     return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))

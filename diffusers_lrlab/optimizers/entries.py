@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError
@@ -129,10 +130,7 @@ def sgd(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
     "nesterov",
     description="SGD with Nesterov's momentum",
     source=f"{_TORCH}.SGD",
-    parameters=(
-        Parameter("momentum", float, 0.9, "decay of the sum of gradients", "(0, 1)"),
-        _weight_decay(decoupled=False),
-    ),
+    parameters=(replace(_MOMENTUM, range="(0, 1)"), _weight_decay(decoupled=False)),
     traits=("sgd",),
     facts={"state_bytes": 4, "learning_rate_factor": 100},
 )
@@ -216,12 +214,7 @@ def muon(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any
     "schedulefree_adamw",
     description="AdamW that averages the weights instead of lowering the rate; takes no schedule but warm-up, and no EMA",
     source="schedulefree; arXiv 2405.15682",
-    parameters=(
-        _beta1(0.9, "weight of the mean of the weights where gradients are taken"),
-        _BETA2,
-        _EPS,
-        _weight_decay(),
-    ),
+    parameters=(_beta1(0.9, "weight of the mean of the weights where gradients are taken"), _BETA2, _EPS, _weight_decay()),
     traits=("averages",),
     facts={"state_bytes": 8, "package": "schedulefree"},
 )

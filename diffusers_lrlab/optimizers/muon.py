@@ -23,10 +23,7 @@ class MuonWithAdamW(Optimizer):
     ):
         matrices = [parameter for parameter in params if parameter.ndim >= 2]
         rest = [parameter for parameter in params if parameter.ndim < 2]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "momentum": momentum},
-            {"params": rest, "betas": betas},
-        ]
+        groups: list[dict[str, Any]] = [{"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas}]
         super().__init__([group for group in groups if group["params"]], {"lr": lr, "weight_decay": weight_decay})
         self._matrices = matrices
         self._flat = [torch.nn.Parameter(_as_matrix(matrix.detach())) for matrix in matrices]

@@ -32,8 +32,8 @@ class PointPipelineOutput(BaseOutput):
         points (`np.ndarray` or `torch.Tensor`): Of shape `(num_points, dimension)`.
         frames (`np.ndarray`, `torch.Tensor` or `None`): The same points on their way from noise, of shape
             `(num_frames, num_points, dimension)`, if they were asked for.
-        frame_timesteps (`list` of `int`, or `None`): The timesteps that are still ahead of them, one for each frame: the
-            number of timesteps of the noise schedule for pure noise, 0 for the points themselves.
+        frame_timesteps (`list` of `int`, or `None`): The timesteps still ahead of each frame: all for pure noise, 0 for the
+            points themselves.
     """
 
     points: np.ndarray | torch.Tensor
@@ -76,21 +76,16 @@ class PointDDPMPipeline(DiffusionPipeline):
         Samples points.
 
         Args:
-            num_points (`int`, *optional*, defaults to 1000):
-                How many.
-            generator (`torch.Generator`, *optional*):
-                Makes sampling deterministic: the same points for the same state, whatever `chunk_size` is, up to rounding.
-            num_inference_steps (`int`, *optional*):
-                Denoising steps; 100, or the number of timesteps of the noise schedule if that is less.
-            num_frames (`int`, *optional*, defaults to 0):
-                Frames of the way from noise (the first) to the points (the last), evenly spread over the steps; 0, or 2 at
-                least.
-            chunk_size (`int`, *optional*, defaults to 65536):
-                Points per pass through the model, which bounds the memory.
-            output_type (`"np"` or `"pt"`, *optional*, defaults to `"np"`):
-                Arrays of numpy, or tensors on the device of the model.
-            return_dict (`bool`, *optional*, defaults to `True`):
-                Return a [`PointPipelineOutput`] rather than a tuple `(points, frames, frame_timesteps)`.
+            num_points (`int`, *optional*, defaults to 1000): How many.
+            generator (`torch.Generator`, *optional*): Makes sampling deterministic: the same points for the same state,
+                whatever `chunk_size` is, up to rounding.
+            num_inference_steps (`int`, *optional*): Denoising steps; 100, or all timesteps of the noise schedule if fewer.
+            num_frames (`int`, *optional*, defaults to 0): Frames of the way from noise (the first) to the points (the last),
+                evenly spread over the steps; 0, or at least 2.
+            chunk_size (`int`, *optional*, defaults to 65536): Points per pass through the model, which bounds the memory.
+            output_type (`"np"` or `"pt"`, *optional*, defaults to `"np"`): Arrays, or tensors on the device of the model.
+            return_dict (`bool`, *optional*, defaults to `True`): Return a [`PointPipelineOutput`] rather than a tuple
+                `(points, frames, frame_timesteps)`.
 
         Example:
         ```py
@@ -139,9 +134,7 @@ class PointDDPMPipeline(DiffusionPipeline):
             return values.float().cpu().numpy() if output_type == "np" else values
 
         output = PointPipelineOutput(
-            convert(points),
-            convert(torch.stack(frames)) if num_frames else None,
-            frame_timesteps if num_frames else None,
+            convert(points), convert(torch.stack(frames)) if num_frames else None, frame_timesteps if num_frames else None
         )
         self.maybe_free_model_hooks()
         return output if return_dict else (output.points, output.frames, output.frame_timesteps)

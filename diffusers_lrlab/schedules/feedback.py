@@ -116,7 +116,7 @@ class PlateauWithWarmup(_HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
         self._set_lrs(list(state_dict["_last_lr"]))
 
 
-class GreedyWithWarmup(_HostFeedback, GreedyLR):
+class GreedyWithWarmup(_HostFeedback, GreedyLR):  # type: ignore[misc]
     """
     transformers' `GreedyLR`, with its arguments, behind a linear warm-up to the optimizer's learning rates.
 

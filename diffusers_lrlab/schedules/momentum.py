@@ -23,14 +23,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from .torch_curves import (
-    ONE_CYCLE_MOMENTA,
-    ONE_CYCLE_PHASES,
-    ONE_CYCLE_RISE,
-    ONE_CYCLE_STRATEGY,
-    TORCH,
-    one_cycle_course,
-)
+from .torch_curves import ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES, ONE_CYCLE_RISE, ONE_CYCLE_STRATEGY, TORCH, one_cycle_course
 
 _DEMON, _MDLRC = "Demon, arXiv 1910.04952, eq. 4", "arXiv 2404.07946, as read by an implementation that cites it"
 _FLOOR = Parameter("min_momentum", float, 0.0, "the momentum does not fall below this", "[0, 1)")

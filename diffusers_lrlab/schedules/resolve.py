@@ -57,12 +57,8 @@ def resolve_schedule(
     """
     A schedule with all its parameters.
 
-    Args:
-        spec (`str` or `None`): Name or spec string of a learning-rate schedule; `None` leaves the rate alone.
-        kwargs (`dict`, *optional*): Its parameters that are not in the spec string.
-        momentum (`str`, *optional*): Name or spec string of a momentum schedule.
-        momentum_kwargs (`dict`, *optional*): Its parameters.
-
+    `spec` and `momentum` are names or spec strings, `kwargs` and `momentum_kwargs` parameters that these do not have.
+    Without `spec` the learning rate is left alone.
     """
     resolved: dict[str, Any] = {}
     name = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pkgutil
 import warnings
 from typing import Any, cast
@@ -34,15 +35,7 @@ class CurveLR(LRScheduler):
 
     Call `step()` once after each optimizer update. The state is one integer, saved with the plan it belongs to.
 
-    Args:
-        optimizer (`torch.optim.Optimizer`): Its groups' learning rates and momenta are where the curves start.
-        schedule ([`Schedule`]): What to follow.
-        num_warmup_steps (`int`): Updates of warm-up.
-        num_training_steps (`int`): Updates of the whole run.
-        last_epoch (`int`, *optional*, defaults to -1): As for every torch scheduler.
-
-    Raises:
-        LabError: if the schedule does not fit the run, or sets a momentum that the optimizer does not have.
+    Its curves start from the learning rates and the momenta of the optimizer's groups.
     """
 
     def __init__(
@@ -115,14 +108,8 @@ class CurveLR(LRScheduler):
 
 
 def _plan(schedule: Schedule, num_warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
-    return {
-        "name": schedule.name,
-        "kwargs": schedule.kwargs,
-        "momentum": schedule.momentum,
-        "momentum_kwargs": schedule.momentum_kwargs,
-        "num_warmup_steps": num_warmup_steps,
-        "num_training_steps": num_training_steps,
-    }
+    length = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+    return {**dataclasses.asdict(schedule), **length}
 
 
 def get_scheduler(
@@ -134,22 +121,17 @@ def get_scheduler(
     last_epoch: int = -1,
 ) -> LRScheduler:
     """
-    A learning-rate scheduler by name; every parameter of every schedule is reachable.
+    A learning-rate scheduler by name, with any of its parameters.
 
     Args:
-        name (`str`):
-            A name of [`list_schedulers`] or a spec string such as `"step:step_size=100,gamma=0.5"`.
-        optimizer (`torch.optim.Optimizer`):
-            The optimizer whose learning rates are scheduled.
-        num_warmup_steps (`float`, *optional*, defaults to 0):
-            Optimizer updates of warm-up, or a fraction of the run in (0, 1).
-        num_training_steps (`int`, *optional*):
-            Optimizer updates of the whole run. Required by all but `constant`, `constant_with_warmup` and
-            `piecewise_constant`.
-        scheduler_specific_kwargs (`dict`, *optional*):
-            The schedule's own parameters, as transformers spells it.
-        last_epoch (`int`, *optional*, defaults to -1):
-            As for every torch scheduler: -1 starts anew, and k continues an optimizer after its first k + 1 updates.
+        name (`str`): A name of [`list_schedulers`] or a spec string such as `"step:step_size=100,gamma=0.5"`.
+        optimizer (`torch.optim.Optimizer`): The optimizer whose learning rates are scheduled.
+        num_warmup_steps (`float`, *optional*, defaults to 0): Updates of warm-up, or a fraction of the run in (0, 1).
+        num_training_steps (`int`, *optional*): Optimizer updates of the whole run. Required by all but `constant`,
+            `constant_with_warmup` and `piecewise_constant`.
+        scheduler_specific_kwargs (`dict`, *optional*): The schedule's own parameters, as transformers spells it.
+        last_epoch (`int`, *optional*, defaults to -1): As for every torch scheduler: -1 starts anew, and k continues an
+            optimizer after its first k + 1 updates.
 
     Returns:
         `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update. For schedules that follow
@@ -175,22 +157,16 @@ def get_momentum_scheduler(
     A scheduler of the momentum, in `betas`, `beta1` or `momentum` of the optimizer.
 
     Args:
-        name (`str`):
-            A name of [`list_momentum_schedulers`] or a spec string such as `"demon:min_momentum=0.5"`.
-        optimizer (`torch.optim.Optimizer`):
-            An optimizer with momentum; the schedule starts from the momentum that it was made with.
-        num_warmup_steps (`float`, *optional*, defaults to 0):
-            Updates at the start in which the momentum stays, or a fraction of the run in (0, 1).
-        num_training_steps (`int`):
-            Optimizer updates of the whole run.
-        scheduler_specific_kwargs (`dict`, *optional*):
-            The schedule's own parameters.
-        lr_scheduler (`str`, *optional*):
-            A learning-rate schedule that the same object follows. Without it, `demon`, `one_cycle` and `constant` leave
-            the learning rate alone, so that any other scheduler can drive it, and the `mdlrc` family multiplies the
+        name (`str`): A name of [`list_momentum_schedulers`] or a spec string such as `"demon:min_momentum=0.5"`.
+        optimizer (`torch.optim.Optimizer`): One with momentum; the schedule starts from the momentum it was made with.
+        num_warmup_steps (`float`, *optional*, defaults to 0): Updates at the start in which the momentum stays, or a
+            fraction of the run in (0, 1).
+        num_training_steps (`int`): Optimizer updates of the whole run.
+        scheduler_specific_kwargs (`dict`, *optional*): The schedule's own parameters.
+        lr_scheduler (`str`, *optional*): A learning-rate schedule that the same object follows. Without it, `demon`,
+            `one_cycle` and `constant` leave the learning rate to any other scheduler, and the `mdlrc` family multiplies the
             optimizer's learning rate by its compensation.
-        last_epoch (`int`, *optional*, defaults to -1):
-            As for every torch scheduler: -1 starts anew, and k continues an optimizer after its first k + 1 updates.
+        last_epoch (`int`, *optional*, defaults to -1): As for [`get_scheduler`].
 
     Returns:
         `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update.
@@ -206,11 +182,7 @@ def get_momentum_scheduler(
 
 
 def build(
-    schedule: Schedule,
-    optimizer: Optimizer,
-    num_warmup_steps: float,
-    num_training_steps: int | None,
-    last_epoch: int = -1,
+    schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None, last_epoch: int = -1
 ) -> LRScheduler:
     """The scheduler of a resolved [`Schedule`]."""
     name = schedule.name or schedule.momentum
@@ -238,11 +210,7 @@ def build_all(
 
 
 def build_for_host(
-    spec: str,
-    optimizer: Optimizer,
-    num_warmup_steps: float = 0,
-    num_training_steps: int | None = None,
-    last_epoch: int = -1,
+    spec: str, optimizer: Optimizer, num_warmup_steps: float = 0, num_training_steps: int | None = None, last_epoch: int = -1
 ) -> LRScheduler:
     """The scheduler of a spec string, in the form in which diffusers calls its schedule functions."""
     return build(resolve_schedule(spec), optimizer, num_warmup_steps, num_training_steps, last_epoch)

@@ -34,9 +34,6 @@ def get_loss_weighting(
         prediction_type (`str`, *optional*): `"epsilon"`, `"sample"` or `"v_prediction"`; the scheduler's if not given.
         device (*optional*): Where the weights are looked up.
         **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
-
-    Raises:
-        LabError: for unknown names and parameters, and values out of range.
     """
     name, resolved = resolve_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
     prediction_type = prediction_type or noise_scheduler.config.prediction_type
@@ -47,12 +44,7 @@ class LossWeighting(MayFollowLosses):
     """
     A weight for each timestep, on the mean squared error of what the model predicts.
 
-    Args:
-        name (`str`): In `LOSS_WEIGHTINGS`.
-        kwargs (`dict`): All its parameters, resolved.
-        levels ([`NoiseLevels`]): The noise of each timestep.
-        prediction_type (`str`): What the model predicts.
-        device (*optional*): Where the weights are looked up.
+    `kwargs` are all its parameters, resolved; the weights are looked up on `device`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Timesteps by name: a density over timesteps at each update, and draws from it."""
+"""Timestep samplers by name: a density over noise levels at each update, and draws from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def get_timestep_sampler(
         num_training_steps (`int`, *optional*): Optimizer updates of the run; curricula need it.
         noise_scheduler (*optional*): A diffusers scheduler with `alphas_cumprod`. Densities over the noise level need to
             know the noise; without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
-        device (*optional*): Where a sampler that follows the losses keeps them.
+        device (*optional*): Where a sampler that follows the losses stores them.
         **kwargs: The sampler's own parameters, as `lrlab list timesteps --markdown` shows them.
 
     Raises:
@@ -69,14 +69,9 @@ def contradiction(name: str, prediction_type: str) -> str | None:
 
 class TimestepSampler(MayFollowLosses):
     """
-    A density over timesteps at each update, and draws from it.
+    A density over noise levels (timesteps) at each update, and draws from it.
 
-    Args:
-        name (`str`): In `TIMESTEP_SAMPLERS`.
-        kwargs (`dict`): All its parameters, resolved.
-        levels ([`NoiseLevels`]): The noise of each timestep.
-        num_training_steps (`int`, *optional*): Optimizer updates of the run.
-        device (*optional*): Where a sampler that follows the losses keeps them.
+    `kwargs` are all its parameters, resolved; a sampler that follows the losses stores them on `device`.
     """
 
     def __init__(
@@ -153,20 +148,11 @@ class TimestepSampler(MayFollowLosses):
         self, batch_size: int, update: int, generator: torch.Generator | None = None, device: Any = None
     ) -> torch.Tensor:
         """
-        Timesteps for the images of an update.
+        Timesteps for the images of an update, after `update` updates: int64 of shape `(batch_size,)`, in `[0, T)`.
 
-        The first thing drawn is what diffusers' scripts draw: where the density is uniform, that is the result. Other
-        densities push the same numbers through their inverse distribution function, so that two samplers with one
-        generator draw timesteps of the same rank.
-
-        Args:
-            batch_size (`int`): How many.
-            update (`int`): Updates done so far.
-            generator (`torch.Generator`, *optional*): Where to draw from; torch's own if not given.
-            device (*optional*): Of the result; the generator's if not given.
-
-        Returns:
-            `torch.Tensor`: int64 of shape `(batch_size,)`, values in `[0, T)`.
+        The first draw is that of diffusers' scripts; where the density is uniform, it is the result. Other densities push
+        the same numbers through their inverse distribution function, so that two samplers with one generator draw timesteps
+        of the same rank. The result is on `device`, else on the generator's.
         """
         num = self.num_train_timesteps
         where = generator.device if generator is not None else torch.device(device or "cpu")
@@ -212,16 +198,7 @@ class TimestepSampler(MayFollowLosses):
         return self._cached[device]
 
     def loss_weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
-        """
-        What to multiply the losses of these timesteps by: `1 / (T p)` if `unbiased`, else `None` (nothing to do).
-
-        Args:
-            timesteps (`torch.Tensor`): int64 of any shape, as drawn at this update.
-            update (`int`): Updates done so far.
-
-        Returns:
-            `torch.Tensor` or `None`: float32 of the shape of `timesteps`.
-        """
+        """Factors on the losses of timesteps drawn after `update` updates: float32 `1 / (T p)` if `unbiased`, else `None`."""
         if not self.unbiased or (self.state is None and self._is_uniform(update)):
             return None
         weights = 1 / (self.num_train_timesteps * self._now(update))

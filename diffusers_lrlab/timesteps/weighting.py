@@ -61,10 +61,7 @@ def max_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
 
 
 @LOSS_WEIGHTINGS.register(
-    "truncated_snr",
-    description="max_snr with a gamma of 1",
-    source="arXiv 2202.00512, section 4",
-    traits=("image",),
+    "truncated_snr", description="max_snr with a gamma of 1", source="arXiv 2202.00512, section 4", traits=("image",)
 )
 def truncated_snr(levels: NoiseLevels) -> np.ndarray:
     return max_snr(levels, 1.0)

@@ -149,10 +149,7 @@ class _Git:
         objects = self.checkout / self("rev-parse", "--git-path", "objects")
         apart = self.scratch / "objects"
         apart.mkdir()
-        self.environment |= {
-            "GIT_OBJECT_DIRECTORY": str(apart),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.resolve()),
-        }
+        self.environment |= {"GIT_OBJECT_DIRECTORY": str(apart), "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.resolve())}
 
     def commit(self, files: dict[str, str], message: str) -> str:
         """The hash of a new commit on top of `HEAD`, on no branch yet."""
