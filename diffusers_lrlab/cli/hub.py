@@ -17,21 +17,21 @@ from .output import say
 def push_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dir", type=Path, metavar="DIR", help="the folder of a run, a study, a set of points or a schedule")
-    add("--repo_id", required=True, metavar="USER/NAME", help="the repository, which is made if there is none")
+    add("--repo_id", required=True, metavar="USER/NAME", help="the repository; created if it does not exist")
     add("--private", action="store_true", help="makes the repository private if it is new")
-    add("--revision", metavar="BRANCH", default="main", help="another branch, which is made if there is none")
-    add("--create_pr", action="store_true", help="proposes the change to a repository that is there, as a pull request")
+    add("--revision", metavar="BRANCH", default="main", help="another branch; created if it does not exist")
+    add("--create_pr", action="store_true", help="proposes the change to an existing repository, as a pull request")
     add("--message", metavar="TEXT", help="of the commit; by default it names the command that made the result")
     add("--space", action="store_true", help="the report of a study as a web page (a static Space) instead")
     add("--include_checkpoints", action="store_true", help="checkpoints of a run too, or the weights of a study's runs")
-    add("--unfinished", action="store_true", help="a run that has not ended well, as far as it is")
+    add("--unfinished", action="store_true", help="a run that has not ended well, as it is")
 
 
 def push(options: argparse.Namespace) -> None:
     from ..hub.publish import push_folder
 
     if options.create_pr and options.private:
-        raise LabError("--private is for new repositories, and --create_pr for those that are there. Drop one.")
+        raise LabError("--private is for new repositories, and --create_pr for existing ones. Drop one.")
     if options.create_pr and options.revision != "main":
         raise LabError(f"--create_pr makes a branch of its own, so --revision {options.revision!r} has no effect. Drop one.")
     if options.message is not None and not options.message.strip():

@@ -39,7 +39,7 @@ COMMANDS = {
         tools.data,
     ),
     "plan": Command(
-        "shows what a training run is going to do and to take",
+        "shows what a training run will do, and its time and memory",
         "lrlab plan --dataset_name dino --optimizer sgd",
         tools.plan_arguments,
         tools.plan,
@@ -51,7 +51,7 @@ COMMANDS = {
         tools.scale,
     ),
     "study": Command(
-        "compares schedules, optimizers and whatever else a run is made of, over data sets and seeds",
+        "compares schedules, optimizers or any other setting of a run over data sets and seeds",
         "lrlab study run quick --out first-study",
         study.add_arguments,
         study.command,
@@ -70,7 +70,7 @@ COMMANDS = {
     ),
     "pull": Command("downloads what somebody published", "lrlab pull USER/ddpm-digits-8", hub.pull_arguments, hub.pull),
     "rerun": Command(
-        "does a run again from its record, and says whether the two agree",
+        "repeats a run from its record, and says whether the two agree",
         "lrlab rerun USER/ddpm-digits-8 --compare",
         hub.rerun_arguments,
         hub.rerun,
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             COMMANDS[options.command].run(options)
             sys.stdout.flush()
         except BrokenPipeError:
-            # `lrlab list | head`: nobody reads on, and Python must not find that out once more when it ends.
+            # `lrlab list | head`: nobody reads on, which Python must not report again when it ends.
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141

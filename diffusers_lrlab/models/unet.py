@@ -1,4 +1,4 @@
-"""The default model: a `UNet2DModel` whose size fits the images and how many of them there are."""
+"""The default model: a `UNet2DModel` sized for the images and their number."""
 
 from __future__ import annotations
 

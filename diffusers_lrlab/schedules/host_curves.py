@@ -136,7 +136,7 @@ def piecewise_constant(progress: Progress, step_rules: str) -> Any:
     return values[np.searchsorted(boundaries, progress.now, side="right")]
 
 
-# --- those that transformers has besides -----------------------------------------------------------------------------
+# --- those that only transformers has --------------------------------------------------------------------------------
 
 
 @SCHEDULERS.register(

@@ -129,7 +129,7 @@ for _name in ("demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear"):
     )(_flat)
 
 
-# Class names whose beta1 is something else, and what.
+# Optimizers (parts of class names) with a beta1 that is something else.
 _OTHERWISE = {
     "Lion": "weighs the gradient against its running mean inside a sign, so that there is no size to compensate",
     "ScheduleFree": "interpolates between two sequences of weights",

@@ -198,7 +198,7 @@ class TimestepSampler(MayFollowLosses):
         return self._cached[device]
 
     def loss_weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
-        """Factors on the losses of timesteps drawn after `update` updates: float32 `1 / (T p)` if `unbiased`, else `None`."""
+        """Factors on the losses of timesteps drawn after `update` updates: `1 / (T p)` if `unbiased`, else `None`."""
         if not self.unbiased or (self.state is None and self._is_uniform(update)):
             return None
         weights = 1 / (self.num_train_timesteps * self._now(update))
