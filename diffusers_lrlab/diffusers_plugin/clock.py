@@ -25,7 +25,7 @@ from ..schedules.audit import TOLERANCE, ScheduleAudit
 from ..schedules.momentum import read_momentum
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, resolve_schedule
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import ENDLESS, Schedule
 from ..schedules.scheduler import CurveLR, build
 from . import schedules as diffusers_plugin
 
@@ -164,10 +164,9 @@ class HostClock:
                 scheduler = host_function(optimizer, last_epoch=last_epoch, **taken, **kwargs)
             else:
                 scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
-            if "feedback" not in SCHEDULERS[schedule.name or ""].traits:
-                total = num_training_steps or getattr(scheduler, "plan", {}).get("num_training_steps", 2**53)
-                warmup = 0 if "no_warmup" in SCHEDULERS[schedule.name or ""].traits else num_warmup_steps
-                length = Length(int(warmup), total)
+            if not schedule.follows_metric:
+                total = num_training_steps or getattr(scheduler, "plan", {}).get("num_training_steps", ENDLESS)
+                length = Length(0 if "no_warmup" in schedule.traits else int(num_warmup_steps), total)
                 self.watched.append(WatchedSchedule(schedule, scheduler, optimizer, length, self.strict))
             return scheduler
 
@@ -190,10 +189,8 @@ class HostClock:
                 "give --num_updates N to diffusers_lrlab.launch.",
             )
             return
-        if "endless" in SCHEDULERS[watched.schedule.name or ""].traits and watched.length.num_training_steps >= 2**53:
-            num_training_steps = watched.length.num_training_steps
-        else:
-            num_training_steps = num_updates
+        endless = "endless" in watched.schedule.traits and watched.length.num_training_steps >= ENDLESS
+        num_training_steps = watched.length.num_training_steps if endless else num_updates
         warmup = self.arguments.get("lr_warmup_steps", watched.length.num_warmup_steps)
         warmup = 0 if watched.length.num_warmup_steps == 0 else int(warmup)
         if warmup >= num_updates:

@@ -11,7 +11,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import format_spec
 from ..schedules.expected import resolve_length, schedule_curves
-from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from ..schedules.registries import MOMENTUM_SCHEDULERS
 from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
 from ..schedules.schedule import Schedule
 
@@ -105,7 +105,7 @@ def preview(
     if momentum is not None and momentum_kwargs:
         momentum = format_spec(*merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS))
     notes = []
-    if "feedback" in SCHEDULERS[schedule.name].traits:  # type: ignore[index]  # a spec was given
+    if schedule.follows_metric:
         notes.append(f"{spec} follows the validation loss: this is its course as long as that never moves it.")
     elif warning := double_decay(schedule, run.learning_rate, run.beta1, warmup, total):
         notes.append(warning)
@@ -126,7 +126,7 @@ def host_course(schedule: Schedule, run: Run, warmup_updates: int) -> Course:
     It plans a schedule over the micro-batches of all processes with warm-up times the accumulation, and accelerate
     advances it once per process at each update.
     """
-    if "feedback" in SCHEDULERS[schedule.name].traits:  # type: ignore[index]  # a spec was given
+    if schedule.follows_metric:
         raise LabError("It has no validation loss.")
     if schedule.momentum is not None:
         raise LabError("It has no --momentum_scheduler; 'mdlrc' is there as an --lr_scheduler.")

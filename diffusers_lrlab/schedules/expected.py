@@ -9,7 +9,6 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_warmup_updates
-from .registries import SCHEDULERS
 from .resolve import resolve_schedule
 from .schedule import ENDLESS, Schedule
 
@@ -21,8 +20,7 @@ def _check_count(what: str, count: Any) -> None:
 
 def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
     """Updates of warm-up and of the whole run, checked against what the schedule can use."""
-    traits = SCHEDULERS[schedule.name].traits if schedule.name else frozenset()
-    name = schedule.name or schedule.momentum
+    traits, name = schedule.traits, schedule.name or schedule.momentum
     _check_count("Warm-up", num_warmup_steps)
     if num_training_steps is not None:
         _check_count("num_training_steps", num_training_steps)
@@ -79,7 +77,7 @@ def schedule_curves(
         raise LabError("A curve needs num_training_steps, the number of updates to give values for.")
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
     updates = np.arange(total)
-    if schedule.name and "feedback" in SCHEDULERS[schedule.name].traits:
+    if schedule.follows_metric:
         lrs = base_lr * np.minimum(updates / warmup, 1.0) if warmup else np.full(total, base_lr)
         _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(
             Progress(updates, total, warmup), base_lr, momentum

@@ -49,10 +49,18 @@ class Schedule:
         shape = {key: value for key, value in self.kwargs.items() if key not in _OUTSIDE_SHAPE}
         object.__setattr__(self, "_shape_kwargs", shape)
 
+    @property
+    def traits(self) -> frozenset[str]:
+        """Those of the learning-rate schedule."""
+        return SCHEDULERS[self.name].traits if self.name is not None else frozenset()
+
+    @property
+    def follows_metric(self) -> bool:
+        return "feedback" in self.traits
+
     def momentum_in_name(self) -> bool:
         """Whether the learning-rate schedule itself sets the momentum."""
-        sets_it = self.name is not None and "momentum" in SCHEDULERS[self.name].traits
-        return sets_it and bool(self.kwargs.get("cycle_momentum", True))
+        return "momentum" in self.traits and bool(self.kwargs.get("cycle_momentum", True))
 
     @property
     def sets_momentum(self) -> bool:
@@ -106,9 +114,10 @@ class Schedule:
         return peak, floor
 
     def _ramp(self, progress: Progress, floor_ratio: float) -> Any:
-        if not progress.warmup_updates or self.name is None or {"rises", "no_warmup"} & SCHEDULERS[self.name].traits:
+        traits = self.traits
+        if not progress.warmup_updates or self.name is None or {"rises", "no_warmup"} & traits:
             return 1.0
-        start, traits = self.kwargs["warmup_start_ratio"], SCHEDULERS[self.name].traits
+        start = self.kwargs["warmup_start_ratio"]
         fraction = progress.warmup_fraction
         if "early_peak" in traits:
             steps = progress.warmup_updates

@@ -185,16 +185,16 @@ def build(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None, last_epoch: int = -1
 ) -> LRScheduler:
     """The scheduler of a resolved [`Schedule`]."""
-    name = schedule.name or schedule.momentum
-    entry = SCHEDULERS[schedule.name] if schedule.name else None
-    traits = entry.traits if entry else frozenset()
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
-    if entry and "feedback" in traits:
+    if schedule.name is not None and schedule.follows_metric:
         if last_epoch != -1:
-            raise LabError(f"{name!r} has more state than a count of updates: restore it by load_state_dict.")
+            raise LabError(f"{schedule.name!r} has more state than a count of updates: restore it by load_state_dict.")
         if schedule.momentum is not None:
-            raise LabError(f"{name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler.")
-        return cast(LRScheduler, pkgutil.resolve_name(entry.factory)(optimizer, warmup, **schedule.kwargs))
+            raise LabError(
+                f"{schedule.name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler."
+            )
+        factory = pkgutil.resolve_name(SCHEDULERS[schedule.name].factory)
+        return cast(LRScheduler, factory(optimizer, warmup, **schedule.kwargs))
     return CurveLR(optimizer, schedule, warmup, total, last_epoch)
 
 
@@ -202,7 +202,7 @@ def build_all(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None
 ) -> list[LRScheduler]:
     """One scheduler, or two where the learning rate follows a metric and the momentum the clock."""
-    if schedule.name and schedule.momentum and "feedback" in SCHEDULERS[schedule.name].traits:
+    if schedule.momentum and schedule.follows_metric:
         parts = [Schedule(schedule.name, schedule.kwargs), Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)]
     else:
         parts = [schedule]
