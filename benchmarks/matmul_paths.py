@@ -14,7 +14,7 @@ import time
 import torch
 
 from diffusers_lrlab.core.environment import describe_environment
-from diffusers_lrlab.study.stacked.matmul_backends import KINDS, WAYS, operands
+from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, KINDS, operands
 
 BATCH, OUTPUTS = 256, 256
 
@@ -67,7 +67,7 @@ def main():
     for inputs in (256, 384):
         for kind in KINDS:
             arguments = tensors(kind, options.members, inputs)
-            products = {name: lambda *a, way=way, kind=kind: way(kind)(*a, False) for name, way in WAYS.items()}
+            products = {name: lambda *a, make=make, kind=kind: make(kind)(*a, False) for name, make in BACKENDS.items()}
             products["compiled"] = compiled(kind)
             started = time.perf_counter()
             products["compiled"](*arguments)

@@ -22,13 +22,13 @@ from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
-from diffusers_lrlab.study.runs.study_data import Bench
+from diffusers_lrlab.study.runs.study_data import StudyData
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
-from diffusers_lrlab.study.stacked.matmul_backends import CANDIDATES, WAYS
+from diffusers_lrlab.study.stacked.fastest_backends import fastest_backends
+from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.probe import fastest_products
-from diffusers_lrlab.study.stacked.worker_threads import Lanes, side_by_side
+from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
 from diffusers_lrlab.training.arguments import read_yaml
 from diffusers_lrlab.training.prepare import keep_freed_memory
 from diffusers_lrlab.training.samples import draw_samples
@@ -40,7 +40,7 @@ BATCH, LAYERS = 256, ((384, 256), (256, 256), (256, 256), (256, 256), (256, 2))
 GEMM_FLOP = 2 * BATCH * sum((2 if index == 0 else 3) * a * b for index, (a, b) in enumerate(LAYERS))
 
 
-def make_stacks(bench, size, num_updates, lanes, ways=None):
+def make_stacks(study, size, num_updates, threads, backends=None):
     """Members of five schedules, on four data sets, with as many seeds as it takes, shared out among the cores."""
     base = {
         key: value
@@ -58,17 +58,19 @@ def make_stacks(bench, size, num_updates, lanes, ways=None):
         "throughput",
     )
     runs = sorted(expand(spec), key=lambda run: (run.seed, run.dataset))[:size]
-    members = [Member(*bench.plan(run), bench.device) for run in runs]
-    return Lanes(members, bench.device, ways or fastest_products(members[0].model, BATCH), lanes if size > 1 else None)
+    members = [Member(*study.plan(run), study.device) for run in runs]
+    return ParallelStacks(
+        members, study.device, backends or fastest_backends(members[0].model, BATCH), threads if size > 1 else None
+    )
 
 
-def products_alone(stacks, lanes, repeats=3):
-    """Milliseconds of the matrix products of an update of one member, by the way that its stack computes them."""
+def products_alone(stacks, threads, repeats=3):
+    """Milliseconds of the matrix products of an update of one member, as its stack computes them."""
     calls = [products_of(stack) for stack in stacks.stacks]
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        lanes.map(lambda some: [call() for call in some], calls)
+        threads.map(lambda some: [call() for call in some], calls)
         times.append(1e3 * (time.perf_counter() - start) / sum(len(stack.members) for stack in stacks.stacks))
     return statistics.median(times)
 
@@ -78,7 +80,7 @@ def products_of(stack):
     size, calls = len(stack.members), []
     for index, (inputs, outputs) in enumerate(LAYERS):
         is_output = index == len(LAYERS) - 1
-        product = {kind: WAYS["stock" if is_output else way](kind) for kind, way in stack.ways.items()}
+        product = {kind: BACKENDS["stock" if is_output else way](kind) for kind, way in stack.backends.items()}
         x, g = torch.randn(size, BATCH, inputs), torch.randn(size, BATCH, outputs)
         weight = torch.randn(size, outputs, inputs)
         calls.append(partial(product["forward"], x, weight, torch.empty_like(g), False))
@@ -88,7 +90,7 @@ def products_of(stack):
     return calls
 
 
-def turns(loops, stacks, lanes, options):
+def turns(loops, stacks, threads, options):
     """Milliseconds per update of a run, and of the products of stacks alone, in turns: name -> one number a round."""
     times, alone = {name: [] for name in loops}, {name: [] for name in stacks}
     members = {name: sum(len(s.members) for s in stacks[name].stacks) if name in stacks else 1 for name in loops}
@@ -102,18 +104,18 @@ def turns(loops, stacks, lanes, options):
             if turn:
                 times[name].append(1e3 * (time.perf_counter() - start) / steps / members[name])
                 if name in stacks:
-                    alone[name].append(products_alone(stacks[name], lanes))
+                    alone[name].append(products_alone(stacks[name], threads))
     return times, {name: statistics.median(values) for name, values in alone.items()}
 
 
-def evaluation_seconds(stacks, lanes):
+def evaluation_seconds(stacks, threads):
     """Seconds per run of 10,000 samples in 100 steps and of their KL: as a study does it after training, a run to a core."""
     members = [stack.members[0] for stack in stacks.stacks]
     real = members[0].data.all_in_memory().numpy()
     start = time.perf_counter()
-    samples = lanes.map(lambda member: draw_samples(member, 10_000, "distances"), members)
+    samples = threads.map(lambda member: draw_samples(member, 10_000, "distances"), members)
     sampled = time.perf_counter()
-    lanes.map(lambda points: knn_kl(real, points), samples)
+    threads.map(lambda points: knn_kl(real, points), samples)
     return (sampled - start) / len(members), (time.perf_counter() - sampled) / len(members)
 
 
@@ -133,18 +135,18 @@ def main():
     sizes = [int(size) for size in options.sizes.split(",")]
     total = (options.rounds + 2) * options.updates + 10
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
+        study = StudyData(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
         trainer = make_trainer(Path(folder) / "local", total)
         loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
         torch.set_num_threads(options.threads)
-        with products_in(options.precision, bench.device), side_by_side(bench.device, max(sizes)) as lanes:
-            stacks = {f"stacked, R = {size}": make_stacks(bench, size, total, lanes) for size in sizes}
-            for name, ways in CANDIDATES.items():
-                stacks[f"stacked, R = 20, {name}"] = make_stacks(bench, 20, total, lanes, ways)
+        with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
+            stacks = {f"stacked, R = {size}": make_stacks(study, size, total, threads) for size in sizes}
+            for name, backends in CANDIDATES.items():
+                stacks[f"stacked, R = 20, {name}"] = make_stacks(study, 20, total, threads, backends)
             loops |= {name: stack.updates() for name, stack in stacks.items()}
-            times, limits = turns(loops, stacks, lanes, options)
+            times, limits = turns(loops, stacks, threads, options)
             torch.set_num_threads(1)
-            sampling, kl = evaluation_seconds(stacks["stacked, R = 20, stock"], lanes)
+            sampling, kl = evaluation_seconds(stacks["stacked, R = 20, stock"], threads)
     # The plain loop and the trainer have the products of a stack of one.
     single = limits[f"stacked, R = {min(sizes)}"]
     limits |= {"plain loop": single, "local": single}
@@ -165,7 +167,7 @@ def main():
         f"KL {kl:.2f} s."
     )
     print(f"Samples and KL take {100 * (sampling + kl) / training:.0f} % of training.")
-    print(f"Products that the probe chose: {stacks[f'stacked, R = {sizes[-1]}'].stacks[0].ways}")
+    print(f"Fastest products: {stacks[f'stacked, R = {sizes[-1]}'].stacks[0].backends}")
 
 
 if __name__ == "__main__":

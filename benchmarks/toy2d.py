@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.kl import knn_kl
-from diffusers_lrlab.evaluation.points import point_metrics
+from diffusers_lrlab.evaluation.metrics import compare_samples
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
@@ -162,7 +162,7 @@ def evaluation_seconds(trainer):
     pipeline.set_progress_bar_config(disable=True)
     calls = {
         "KL by nearest neighbours, 100,000 against 10,000 points": lambda: knn_kl(real, other),
-        "all distances of the card": lambda: point_metrics(real, other),
+        "all distances of the card": lambda: compare_samples(real, other),
         "10,000 samples in 100 steps": lambda: pipeline(num_points=10_000, num_inference_steps=100),
     }
     return {name: median_ms(call, repeats=3) / 1e3 for name, call in calls.items()}

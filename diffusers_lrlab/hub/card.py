@@ -10,7 +10,7 @@ from ..core.spec import format_spec
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
-from ..evaluation.points import POINT_METRICS
+from ..evaluation.metrics import METRICS
 from ..finder.saved_result import kept_result
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
@@ -27,17 +27,6 @@ _LABELS = {
     "timestep_lr": "Learning rate per timestep",
     "noise": "Noise in training",
 }
-_METRICS = {
-    "validation_loss_ema": "Validation loss, EMA weights (the ones saved)",
-    "validation_loss": "Validation loss, raw weights",
-    "frechet_distance": "Fréchet distance of samples to held-out images",
-    "frechet_distance_of_training_images": "the same, of as many training images",
-    "frechet_distance_of_two_real_halves": "the same, between two halves of the real images",
-    "training_set_loss": "Loss of raw weights on all training points",
-    "loss": "Training loss, last row of the log",
-}
-_EXACT_KL = "KL(data ‖ model, with the noise of the first timestep) by the known density, bits"
-_POINT_RESULTS = ("kl", "exact_kl", "sliced_wasserstein")
 
 
 def write_model_card(folder: Path, record: dict[str, Any], location: str | None = None) -> None:
@@ -78,7 +67,13 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
 
 
 def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [(name, f"{results[key]:.4g}") for key, name in _METRICS.items() if key in results]
+    """Metrics that are no comparisons with held-out data or a known density."""
+    labels: dict[str, str] = {}
+    for name, metric in METRICS.items():
+        if metric.of != "samples" and f"{name}_standard_error" not in results:
+            labels |= {name: metric.card_label} | {f"{name}_{end}": label for end, label in metric.besides.items()}
+    labels["loss"] = "Training loss, last row of the log"
+    rows = [(label, f"{results[key]:.4g}") for key, label in labels.items() if key in results]
     if "frechet_features" in results:
         rows.append(("Features of the Fréchet distance", results["frechet_features"]))
         rows.append(("Samples for the Fréchet distance", str(results["frechet_num_samples"])))
@@ -86,16 +81,16 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What samples of points score, and what held-out points do in their place: (metric, samples, held-out points)."""
-    rows = []
-    for name, metric in POINT_METRICS.items():
-        if name in results:
+    """What samples score, and what held-out data do in their place: (metric, samples, held-out data)."""
+    rows, with_error = [], []
+    for name, metric in METRICS.items():
+        if name in results and metric.of == "samples":
             floor = results.get(f"{name}_of_held_out_points")
-            rows.append((metric.label, f"{results[name]:.4g}", "–" if floor is None else f"{floor:.4g}"))
-    if "exact_kl" in results:
-        exact = f"{results['exact_kl']:.4g} ± {results['exact_kl_standard_error']:.2g}"
-        rows.append((_EXACT_KL, exact, "–"))
-    return rows
+            rows.append((metric.card_label, f"{results[name]:.4g}", "–" if floor is None else f"{floor:.4g}"))
+        elif f"{name}_standard_error" in results:
+            value = f"{results[name]:.4g} ± {results[f'{name}_standard_error']:.2g}"
+            with_error.append((metric.card_label, value, "–"))
+    return rows + with_error
 
 
 def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
@@ -198,20 +193,18 @@ def _card_data(record: dict[str, Any], title: str) -> Any:
     name = config["dataset_name"] or config["train_data_dir"]
     on_hub, is_about_images = _is_on_hub(config), config["point_column"] is None
     task = "unconditional-image-generation" if is_about_images else "other"
-    metrics = _METRICS | {key: metric.label for key, metric in POINT_METRICS.items()}
-    metrics["exact_kl"] = _EXACT_KL
     evaluations = [
         EvalResult(
             task_type=task,
             dataset_type=name if on_hub else Path(name).name,
             dataset_name=Path(name).name,
-            metric_type=key,
-            metric_name=metrics[key],
-            metric_value=results[key],
+            metric_type=metric.name,
+            metric_name=metric.card_label,
+            metric_value=results[metric.name],
             verified=False,  # nobody but this run has measured it
         )
-        for key in ("validation_loss_ema", "validation_loss", "frechet_distance", *_POINT_RESULTS)
-        if key in results
+        for metric in METRICS.values()
+        if metric.on_hub and metric.name in results
     ]
     return ModelCardData(
         library_name="diffusers",

@@ -1,4 +1,4 @@
-"""What a study is going to do and to take, told before it does it."""
+"""What a study is going to run, and the time and memory it will take."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from ..data.batches import iterate_batches
+from ..forecast.memory import forecast_memory
 from ..optimizers.entries import optimizer_state_bytes
 from ..training.plan import Plan
+from ..training.prepare import make_accelerator
+from ..training.run_folder import RunFolder
 from ..training.run_state import RunState
+from ..training.trainer import Trainer
 from .analysis.summary import chosen_rates
-from .executors.executors import check_stackable, share_out
+from .executors import share_out
 from .run import check_executor, use_all_cores
+from .runs.curves import Curves
 from .runs.measure import measure
 from .runs.precision import products_in
 from .runs.results import StudyFolder
-from .runs.study_data import Bench
+from .runs.study_data import StudyData
 from .spec.expansion import expand, expand_tuning
 from .spec.spec import RunSpec, StudySpec
+from .stacked.fastest_backends import fastest_backends
 from .stacked.member import Member
-from .stacked.probe import fastest_products
-from .stacked.stacks import cut
-from .stacked.worker_threads import Lanes, side_by_side
+from .stacked.stacks import check_stackable, split_into_stacks
+from .stacked.worker_threads import ParallelStacks, worker_threads
 
 _PROBED_UPDATES = 12
 
@@ -50,9 +54,9 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     if out is not None and spec.tune is not None and not folder.missing(tuning):
         runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
     use_all_cores()
-    bench = Bench(folder, stack_size, precision=spec.precision)
+    study = StudyData(folder, stack_size, precision=spec.precision)
     if executor == "stacked":
-        check_stackable([*tuning, *runs], bench)
+        check_stackable([*tuning, *runs], study)
     lines = [
         f"{spec.title}",
         f"  {len(spec.arms)} arms ({', '.join(spec.arms)}; baseline {spec.baseline}) x {len(spec.datasets)} data sets "
@@ -61,13 +65,13 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     if tuning:
         lines.append(f"  before, {len(tuning)} runs to choose learning rates")
     together = _Cost()
-    missing = bench.folder.missing([*tuning, *runs]) if out else [*tuning, *runs]
+    missing = folder.missing([*tuning, *runs]) if out else [*tuning, *runs]
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are done already in {out}")
-    for name, some in share_out(missing, bench, executor):
-        updates = sum(bench.plan(run)[0].num_updates for run in some)
-        with products_in(spec.precision, bench.device):
-            cost = _stacked_cost(some, bench) if name == "stacked" else _local_cost(some, bench)
+    for name, some in share_out(missing, study, executor):
+        updates = sum(study.plan(run)[0].num_updates for run in some)
+        with products_in(spec.precision, study.device):
+            cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
         lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, {cost}")
         together += cost
     lines.append(f"  together {together}")
@@ -76,7 +80,7 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
 
 @dataclass
 class _Cost:
-    """Seconds, and bytes of what is in memory at one time."""
+    """Seconds, and peak memory in bytes."""
 
     training: float = 0.0
     evaluation: float = 0.0
@@ -91,43 +95,43 @@ class _Cost:
         return f"{times}, {math.ceil(self.memory / 2**20)} MiB of memory"
 
 
-def _stacked_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
-    """By some updates, a validation and a measurement of the first of all stacks that are alike."""
+def _stacked_cost(specs: list[RunSpec], study: StudyData) -> _Cost:
+    """Measured by some updates, a validation and an evaluation of the first of each group of equal stacks."""
     total = _Cost()
     probed: dict[Any, _StackProbe] = {}
-    for stack_specs in cut(specs, bench):
-        plan, _ = bench.plan(stack_specs[0])
+    for stack_specs in split_into_stacks(specs, study):
+        plan, _ = study.plan(stack_specs[0])
         key = (repr(plan.model_config), plan.layout.global_batch, len(stack_specs), stack_specs[0].metrics)
         if key not in probed:
-            probed[key] = _probe_stack(stack_specs, bench)
+            probed[key] = _probe_stack(stack_specs, study)
         probe = probed[key]
         # Arms differ in how often they validate: a plateau may look at every update.
-        validations = sum(_num_validations(bench.plan(spec)[0]) for spec in stack_specs)
-        evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_lanes
+        validations = sum(_num_validations(study.plan(spec)[0]) for spec in stack_specs)
+        evaluation = (probe.validation * validations + probe.measurement * len(stack_specs)) / probe.num_threads
         total += _Cost(probe.update * plan.num_updates, evaluation, probe.memory)
     return total
 
 
 class _StackProbe(NamedTuple):
-    """Seconds of an update of a whole stack, and of a validation and a measurement of a member, of which a core does one."""
+    """Seconds of an update of a whole stack, and of a validation and an evaluation of one member on one core."""
 
     update: float
     validation: float
     measurement: float
-    num_lanes: int
+    num_threads: int
     memory: float
 
 
-def _probe_stack(specs: list[RunSpec], bench: Bench) -> _StackProbe:
-    members = [Member(*bench.plan(spec), bench.device) for spec in specs]
+def _probe_stack(specs: list[RunSpec], study: StudyData) -> _StackProbe:
+    members = [Member(*study.plan(spec), study.device) for spec in specs]
     plan = members[0].plan
-    with side_by_side(bench.device, len(specs)) as lanes:
-        ways = fastest_products(members[0].model, plan.layout.global_batch)
-        stacks = Lanes(members, bench.device, ways, lanes)
+    with worker_threads(study.device, len(specs)) as threads:
+        backends = fastest_backends(members[0].model, plan.layout.global_batch)
+        stacks = ParallelStacks(members, study.device, backends, threads)
         memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
         memory += sum(map(_bytes_of, members))  # optimizers have their states now
-        return _StackProbe(seconds, *_validation_and_measurement_seconds(members[0], specs[0]), lanes.num_lanes, memory)
+        return _StackProbe(seconds, *_validation_and_measurement_seconds(members[0], specs[0]), threads.num_threads, memory)
 
 
 def _num_validations(plan: Plan) -> int:
@@ -135,7 +139,7 @@ def _num_validations(plan: Plan) -> int:
 
 
 def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
-    """Of a run: one validation, and the measurement at its end, whose samples are drawn in two steps instead of all."""
+    """One validation, and the evaluation at the end, with samples drawn in two steps instead of all."""
     validation, started = 0.0, time.perf_counter()
     if run.validation is not None:
         run.validation_losses()
@@ -143,14 +147,13 @@ def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[f
     config, num_steps = run.config, run.config.ddpm_num_inference_steps
     run.config = dataclasses.replace(config, ddpm_num_inference_steps=min(2, num_steps))
     started = time.perf_counter()
-    measure(run, spec, {}, {})
+    measure(run, spec, Curves(run.plan.num_updates))
     seconds = time.perf_counter() - started + run.sampling_seconds * (num_steps / min(2, num_steps) - 1)
     run.config = config
     return validation, seconds
 
 
 def _seconds_per_update(do_update: Any, num_updates: int) -> float:
-    """Median of some updates, after the first ones."""
     times = []
     for _ in range(min(_PROBED_UPDATES, num_updates)):
         started = time.perf_counter()
@@ -160,39 +163,29 @@ def _seconds_per_update(do_update: Any, num_updates: int) -> float:
 
 
 def _bytes_of(member: Member) -> float:
-    """What a member has for itself: the weights and gradients are the stack's."""
+    """Memory of a member's own: weights and gradients are the stack's."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in member.model.parameters())
     return weights * (member.ema is not None) + optimizer_state_bytes(member.optimizer)
 
 
-def _local_cost(specs: list[RunSpec], bench: Bench) -> _Cost:
-    """By some updates and one evaluation of a run of each arm on each data set."""
-    from ..data.batches import iterate_batches
-    from ..forecast.memory import forecast_memory
-    from ..training.prepare import make_accelerator
-    from ..training.run_folder import RunFolder
-    from ..training.trainer import Trainer
-
+def _local_cost(specs: list[RunSpec], study: StudyData) -> _Cost:
+    """Measured by some updates and one evaluation of a run of each arm on each data set."""
     probed: dict[Any, _Cost] = {}
     total = _Cost()
     for spec in specs:
         key = (spec.arm, spec.dataset, spec.metrics)
-        plan, data = bench.plan(spec)
+        plan, data = study.plan(spec)
         if key not in probed:
             with tempfile.TemporaryDirectory() as folder:
                 trainer = Trainer(plan, data, make_accelerator(plan.config), RunFolder(Path(folder)))
                 batches = iterate_batches(data, plan.layout, 0, range(plan.num_updates))
-                seconds = _seconds_per_update(partial(_update, trainer, batches), plan.num_updates)
+                seconds = _seconds_per_update(lambda run=trainer, rest=batches: run.do_update(next(rest)), plan.num_updates)
                 validation, measurement = _validation_and_measurement_seconds(trainer, spec)
-                memory = forecast_memory(plan, device=bench.device.type).total
+                memory = forecast_memory(plan, device=study.device.type).total
                 probed[key] = _Cost(seconds, validation * _num_validations(plan) + measurement, memory)
         cost = probed[key]
         total += _Cost(cost.training * plan.num_updates, cost.evaluation, cost.memory)
     return total
-
-
-def _update(trainer: Any, batches: Iterator[torch.Tensor]) -> None:
-    trainer.do_update(next(batches))
 
 
 def _duration(seconds: float) -> str:

@@ -12,13 +12,15 @@ from ..core.environment import available_cores
 from ..core.errors import LabError
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
-from .executors.executors import EXECUTORS, check_stackable, share_out, stops_explained
+from .executors import EXECUTORS, share_out
 from .runs.precision import products_in
 from .runs.results import StudyFolder
-from .runs.study_data import Bench
+from .runs.stops import stops_explained
+from .runs.study_data import StudyData
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import spec_from_dict
 from .spec.spec import RunSpec, StudySpec
+from .stacked.stacks import check_stackable
 
 
 def run_study(
@@ -30,15 +32,15 @@ def run_study(
     quiet: bool = False,
 ) -> Path:
     """
-    Does what is left to do of a study, and writes its summary and report.
+    Runs what a study still lacks, and writes its summary and report.
 
     Args:
         spec ([`StudySpec`]): The study.
-        out (`Path`): Its folder. Results that are there are kept.
-        executor (`str`, *optional*): "stacked" or "local" for all runs; stacks of what can be stacked if not given.
+        out (`Path`): Its folder. Results in it are kept.
+        executor (`str`, *optional*): A name in `EXECUTORS`, for all runs; stacks of what can be stacked if not given.
         stack_size (`int`, *optional*): Runs side by side at most.
         command (`str`, *optional*): For the report.
-        quiet (`bool`, *optional*): No progress.
+        quiet (`bool`, *optional*): Print nothing.
 
     Returns:
         `Path`: of the report.
@@ -52,31 +54,30 @@ def run_study(
     check_executor(executor)
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
-    bench = Bench(folder, stack_size, quiet, spec.precision)
+    study = StudyData(folder, stack_size, quiet, spec.precision)
     for run in {(run.arm, run.dataset): run for run in [*tuning, *first]}.values():
-        bench.plan(run)
+        study.plan(run)
     if executor == "stacked":
-        check_stackable([*tuning, *first], bench)
-    with folder.locked(), stops_explained(folder.path), products_in(spec.precision, bench.device):
+        check_stackable([*tuning, *first], study)
+    with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.write_spec(spec, command)
-        do_missing(tuning, bench, executor, "tune")
+        do_missing(tuning, study, executor, "tune")
         runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
-        if strangers := folder.strangers([*tuning, *runs]):
-            bench.say(f"{len(strangers)} results in {folder.path / 'runs'} are of other studies, and are left alone.")
-        do_missing(runs, bench, executor, "study")
-        # Every run has its result: what is left here is of runs that were changed in between.
-        shutil.rmtree(bench.stacks, ignore_errors=True)
+        if unknown := folder.unknown_files([*tuning, *runs]):
+            study.progress.log(f"{len(unknown)} results in {folder.path / 'runs'} are of other studies, and are left alone.")
+        do_missing(runs, study, executor, "study")
+        # Every run has its result: what is left here belongs to runs that were changed in between.
+        shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
-        return tell(spec, runs, tuning, bench, command)
+        return write_results(spec, runs, tuning, study, command)
 
 
-def tell(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], bench: Bench, command: str) -> Path:
-    """Writes summary and report of the results that are there."""
+def write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyData, command: str) -> Path:
     from .report.report import write_report
 
-    folder = bench.folder
+    folder = study.folder
     results, of_tuning = folder.results(runs), folder.results(tuning)
-    summary = summarise(spec, runs, results, of_tuning, bench, command)
+    summary = summarise(spec, runs, results, of_tuning, study, command)
     write_summary(folder, summary)
     return write_report(folder.path, [*results, *of_tuning], summary)
 
@@ -89,9 +90,9 @@ def report_study(out: Path) -> Path:
         LabError: if there is no study, or no result yet.
     """
     folder = StudyFolder(out)
-    kept, command = folder.read_spec()
-    spec = spec_from_dict(kept, folder.path)
-    bench = Bench(folder)  # whatever the runs were computed in
+    saved, command = folder.read_spec()
+    spec = spec_from_dict(saved, folder.path)
+    study = StudyData(folder)  # whatever the runs were computed in
     tuning = expand_tuning(spec)
     if spec.tune is not None and folder.missing(tuning):
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
@@ -99,32 +100,32 @@ def report_study(out: Path) -> Path:
     if not folder.results(runs):
         raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
     with folder.locked():
-        return tell(spec, runs, tuning, bench, command)
+        return write_results(spec, runs, tuning, study, command)
 
 
-def do_missing(specs: list[RunSpec], bench: Bench, executor: str | None, description: str) -> None:
+def do_missing(specs: list[RunSpec], study: StudyData, executor: str | None, description: str) -> None:
     """Runs that have no result yet."""
-    bench.drop_outdated(specs)
-    missing = {spec.id for spec in bench.folder.missing(specs)}
-    if bench.folder.damaged & missing:
-        bench.say(f"These results were damaged and are done again: {', '.join(sorted(bench.folder.damaged & missing))}.")
+    study.drop_outdated(specs)
+    missing = {spec.id for spec in study.folder.missing(specs)}
+    if study.folder.damaged & missing:
+        study.progress.log(
+            f"These results were damaged and are done again: {', '.join(sorted(study.folder.damaged & missing))}."
+        )
     if not missing:
         return
     if len(missing) < len(specs):
-        bench.say(f"{len(specs) - len(missing)} of {len(specs)} runs are done already.")
-    for name, some in share_out(specs, bench, executor):
-        left = [spec for spec in some if spec.id in missing]
-        if left:
-            bench.start(left, description)
+        study.progress.log(f"{len(specs) - len(missing)} of {len(specs)} runs are done already.")
+    for name, some in share_out(specs, study, executor):
+        if left := [spec for spec in some if spec.id in missing]:
+            study.progress.start(left, description)
             try:
-                # Stacks are cut from all runs, so that they are the same whatever is done already.
-                EXECUTORS[name](some if name == "stacked" else left, bench)
+                EXECUTORS[name](some, study)
             finally:
-                bench.stop()
+                study.progress.stop()
 
 
 def check_executor(executor: str | None) -> None:
-    """Raises a `LabError` for an executor that there is not, and in one of several processes."""
+    """Raises a `LabError` for an unknown executor, and in one of several processes."""
     if executor is not None and executor not in EXECUTORS:
         raise LabError(f"There is no executor {executor!r}. Known: {', '.join(EXECUTORS)}.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -134,7 +135,7 @@ def check_executor(executor: str | None) -> None:
 
 
 def use_all_cores() -> None:
-    """`accelerate launch` leaves a CPU process one thread."""
+    """All cores, though `accelerate launch` leaves a CPU process one thread."""
     if not torch.accelerator.is_available():
         torch.set_num_threads(available_cores())
         keep_freed_memory()

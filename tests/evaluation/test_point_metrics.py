@@ -1,5 +1,6 @@
 """Distances between sets of points, and densities of models, against closed forms and slow twins."""
 
+import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
@@ -25,7 +26,9 @@ from diffusers_lrlab.evaluation.distances import (
 )
 from diffusers_lrlab.evaluation.kl import histogram_kl, knn_kl
 from diffusers_lrlab.evaluation.likelihood import _NoisePrediction, exact_kl, log_likelihood
-from diffusers_lrlab.evaluation.points import POINT_METRICS, point_metrics
+from diffusers_lrlab.evaluation.metrics import METRICS, compare_samples
+
+POINT_METRICS = [name for name, metric in METRICS.items() if metric.of == "samples"]
 
 
 def normal(seed, n, dimension=2):
@@ -1019,7 +1022,7 @@ def test_densities_that_do_not_match_are_told(first, second):
     ],
 )
 def test_metrics_are_those_that_the_numbers_allow(num_real, num_generated, dimension, missing):
-    results = point_metrics(normal(0, num_real, dimension), normal(1, num_generated, dimension))
+    results = compare_samples(normal(0, num_real, dimension), normal(1, num_generated, dimension))
     assert list(results) == [name for name in POINT_METRICS if name not in missing]
     assert np.isfinite([*results.values()]).all()
 
@@ -1030,7 +1033,7 @@ def test_metrics_are_those_that_one_would_compute(num_real, num_generated):
     real, generated = normal(0, num_real), 1 + normal(1, num_generated)
     both = min(num_real, num_generated)
     density, coverage = density_and_coverage(real[:num_generated], generated, 5)
-    assert point_metrics(real, generated) == {
+    assert compare_samples(real, generated) == {
         "kl": knn_kl(real, generated, 5),
         "histogram_kl": histogram_kl(real, generated, 50),
         "energy_distance": energy_distance(real, generated),
@@ -1049,11 +1052,11 @@ def test_metrics_are_given_the_first_points(monkeypatch, num_real, num_generated
         assert (generated[:, 0] == np.arange(len(generated))).all()
         return len(real), len(generated)
 
-    for name, metric in POINT_METRICS.items():
-        monkeypatch.setitem(POINT_METRICS, name, metric._replace(function=first_rows))
+    for name in POINT_METRICS:
+        monkeypatch.setitem(METRICS, name, dataclasses.replace(METRICS[name], function=first_rows))
     real, generated = (np.repeat(np.arange(num, dtype=float)[:, None], 2, axis=1) for num in (num_real, num_generated))
     exact = min(num_real, num_generated, 2000)
-    assert point_metrics(real, generated, progress="figures") == {
+    assert compare_samples(real, generated, progress="figures") == {
         "kl": (num_real, num_generated),
         "histogram_kl": (num_real, num_generated),
         "energy_distance": (min(num_real, 5000), min(num_generated, 5000)),
@@ -1068,7 +1071,7 @@ def test_metrics_are_given_the_first_points(monkeypatch, num_real, num_generated
 def test_generated_points_that_are_all_one_have_figures():
     """A model that collapsed is one to be told apart, not an error."""
     real = normal(0, 100)
-    results, held_out = point_metrics(real, np.zeros((100, 2))), point_metrics(real, normal(1, 100))
+    results, held_out = compare_samples(real, np.zeros((100, 2))), compare_samples(real, normal(1, 100))
     assert np.isfinite([*results.values()]).all()
     for name in ("kl", "histogram_kl", "energy_distance", "squared_mmd", "sliced_wasserstein", "exact_wasserstein"):
         assert results[name] > held_out[name]
@@ -1079,10 +1082,10 @@ def test_real_points_that_are_mostly_one_have_other_figures():
     """Their median distance is 0, so there is no width of a kernel; the rest can be told."""
     real = normal(0, 100)
     real[10:] = 1
-    results = point_metrics(real, normal(1, 100))
+    results = compare_samples(real, normal(1, 100))
     assert {"kl", "energy_distance", "sliced_wasserstein", "coverage"} <= set(results)
 
 
 def test_generated_points_that_are_not_finite_are_told():
     with pytest.raises(ValueError, match="Point 4 of the second set"):
-        point_metrics(normal(0, 20), with_value(normal(1, 20), 4, math.nan))
+        compare_samples(normal(0, 20), with_value(normal(1, 20), 4, math.nan))

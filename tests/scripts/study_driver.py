@@ -7,7 +7,7 @@ import sys
 import time
 
 import diffusers_lrlab.study.report.report
-import diffusers_lrlab.study.runs.study_data as bench
+import diffusers_lrlab.study.stacked.fastest_backends as backends
 import diffusers_lrlab.study.stacked.stacks as stacks
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.study.runs.results import StudyFolder
@@ -22,7 +22,7 @@ def write_and_wait(folder, record):
 
 
 if __name__ == "__main__":
-    bench.fastest_products = lambda *_: STOCK  # which of them is fastest is for the clock to say
+    backends.fastest_backends = lambda *_: STOCK  # which of them is fastest is for the clock to say
     stacks._SAVE_SECONDS = 0.0
     StudyFolder.write = write_and_wait
     diffusers_lrlab.study.report.report.write_report = lambda folder, *_: folder / "report" / "index.html"

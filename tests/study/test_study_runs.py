@@ -32,21 +32,21 @@ from safetensors.torch import load_file
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.evaluation.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.study import forecast
 from diffusers_lrlab.study.analysis.consistency import consistency
-from diffusers_lrlab.study.executors import executors
 from diffusers_lrlab.study.run import run_study
-from diffusers_lrlab.study.runs import study_data as benches
-from diffusers_lrlab.study.runs.landscape import barrier, curvature, losses_between, sharpness
+from diffusers_lrlab.study.runs import measure
 from diffusers_lrlab.study.runs.results import StudyFolder
-from diffusers_lrlab.study.runs.study_data import Bench
+from diffusers_lrlab.study.runs.study_data import StudyData
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names, spec_from_dict
-from diffusers_lrlab.study.stacked import stacks
+from diffusers_lrlab.study.stacked import fastest_backends
 from diffusers_lrlab.study.stacked.matmul_backends import STOCK
 from diffusers_lrlab.study.stacked.stack import Stack
+from diffusers_lrlab.study.stacked.stacks import split_into_stacks
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.trainer import Trainer
 
@@ -82,7 +82,7 @@ def bare():
     """One thread, one way of multiplying, and no pictures where they are not what is tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", lambda _: None)
-        patch.setattr(benches, "fastest_products", lambda *_: STOCK)
+        patch.setattr(fastest_backends, "fastest_backends", lambda *_: STOCK)
         patch.setattr(report, "write_report", lambda folder, *_: folder / "report" / "index.html")
         yield patch
 
@@ -405,7 +405,7 @@ def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
     capsys.readouterr()
     study(home, done, speedup_metric="validation_loss_ema")
     shown = capsys.readouterr().out
-    assert f"The weights of 1 runs are damaged, which are done again: {weights.stem}." in shown
+    assert f"The weights of 1 runs are damaged. These runs are computed again: {weights.stem}." in shown
     assert f"{str(products)!r} is damaged" in shown
     assert shown.count("what was begun there is begun again") == 2
     assert not list((done / "stacks").glob("*"))
@@ -815,7 +815,7 @@ def test_stacks_of_another_size_give_the_same(home, stacked, tmp_path):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_stacks_have_as_many_members_as_was_asked_for_at_most(home, tmp_path, size):
     runs = expand(load_spec(str(write_spec(home))))
-    stacks_of = list(stacks.cut(runs, Bench(StudyFolder(tmp_path), size)))
+    stacks_of = list(split_into_stacks(runs, StudyData(StudyFolder(tmp_path), size)))
     assert max(map(len, stacks_of)) <= size
     assert sorted(run.id for some in stacks_of for run in some) == sorted(run.id for run in runs)
 
@@ -831,7 +831,7 @@ def test_runs_of_data_that_have_changed_are_done_again(home, tmp_path, capsys):
         study(home, tmp_path / "out", datasets={"mine": {"dataset_name": str(own)}}, seeds=1, arms={"constant": {}})
         (record,) = records(tmp_path / "out").values()
         prints.append(record["train"]["data_fingerprint"])
-    assert "The data have changed since 1 runs, which are done again" in capsys.readouterr().out
+    assert "The data of 1 runs have changed. These runs are computed again" in capsys.readouterr().out
     assert prints[0] != prints[1]
 
 
@@ -854,8 +854,7 @@ def test_what_was_begun_with_other_data_is_begun_again(home, tmp_path, monkeypat
         raise LabError("Something came between.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stacks, "finish", fail)
-        patch.setattr(executors, "finish", fail)
+        patch.setattr(measure, "finish", fail)
         assert run(0.0, status=2) == 30
         assert run(0.0, status=2) == 0
     assert run(3.0, status=0) == 30
@@ -951,11 +950,11 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
 
 def test_the_memory_of_a_stack_has_its_optimizers_in_it(home, tmp_path):
     """Of every member, Adam keeps two numbers per weight, and SGD with momentum one."""
-    bench, memory = Bench(StudyFolder(tmp_path), quiet=True), []
+    study_data, memory = StudyData(StudyFolder(tmp_path), quiet=True), []
     for optimizer in ("adamw", "sgd"):
         runs = expand(load_spec(str(write_spec(home, base={**BASE, "optimizer": optimizer}))))
-        memory.append(forecast._probe_stack(runs, bench).memory)
-    plan, _ = bench.plan(runs[0])
+        memory.append(forecast._probe_stack(runs, study_data).memory)
+    plan, _ = study_data.plan(runs[0])
     assert memory[0] - memory[1] >= len(runs) * 4 * plan.num_parameters
 
 
@@ -1010,16 +1009,16 @@ def test_from_python_and_by_the_script(home, done, capsys):
 @pytest.fixture(scope="module")
 def two_seeds(home, stacked):
     """Runs of one arm on one data set with their results, and where they are."""
-    bench = Bench(StudyFolder(stacked), quiet=True)
+    study_data = StudyData(StudyFolder(stacked), quiet=True)
     runs = [run for run in expand(load_spec(str(write_spec(home)))) if (run.arm, run.dataset) == ("constant", "dino")]
-    return runs, bench.folder.results(runs), bench
+    return runs, study_data.folder.results(runs), study_data
 
 
 def test_a_run_and_itself_are_no_distance_apart(two_seeds):
-    runs, (result, _), bench = two_seeds
+    runs, (result, _), study_data = two_seeds
     twin = copy.deepcopy(result)
     twin.record["run"]["seed"] = 1
-    (row,) = consistency(runs, [result, twin], bench)
+    (row,) = consistency(runs, [result, twin], study_data)
     assert row["distance"] == 0 == row["ratio"]
     assert row["distance_of_unrelated_starts"] > 0.5
     assert row["loss_barrier"] == pytest.approx(0, abs=1e-6)
@@ -1027,13 +1026,14 @@ def test_a_run_and_itself_are_no_distance_apart(two_seeds):
 
 
 def test_networks_of_another_size_are_compared_by_seed(two_seeds):
-    runs, results, bench = two_seeds
+    runs, results, study_data = two_seeds
     others = copy.deepcopy(results)
     for result in others:
         result.record["run"]["arm"] = "wide"
         result.record["train"]["num_parameters"] += 1
     rows = {
-        row["between"]: row for row in consistency(runs, results, bench) + consistency(runs, results + others[:1], bench)
+        row["between"]: row
+        for row in consistency(runs, results, study_data) + consistency(runs, results + others[:1], study_data)
     }
     between = rows["constant and wide, by seed"]
     assert (between["pairs"], between["distance"]) == (1, 0)
@@ -1042,10 +1042,10 @@ def test_networks_of_another_size_are_compared_by_seed(two_seeds):
 
 
 def test_runs_that_diverged_are_left_out(two_seeds):
-    runs, results, bench = two_seeds
+    runs, results, study_data = two_seeds
     lost = copy.deepcopy(results[1])
     lost.record["run"]["status"] = "diverged"
-    assert consistency(runs, [results[0], lost], bench) == []
+    assert consistency(runs, [results[0], lost], study_data) == []
 
 
 def test_losses_along_a_line():

@@ -195,14 +195,14 @@ REFUSED = {
         {"metrics": ["exact_kl"], "datasets": ["eight_gaussians"], **with_base(distance_samples=0)},
         ["'exact_kl' needs samples", "distance_samples"],
     ),
-    "Fréchet distance of points": ({"metrics": ["frechet_distance"]}, ["'frechet_distance' needs features", "digits"]),
+    "Fréchet distance of points": ({"metrics": ["frechet_distance"]}, ["'frechet_distance' is for images"]),
     "distance of images": (
         {"metrics": ["kl"], "datasets": ["digits"], "base": {"max_train_steps": 2}},
         ["on 'digits'", "'kl' is for points"],
     ),
     "sharpness of images": (
         {"metrics": ["sharpness"], "datasets": ["digits"], "base": {"max_train_steps": 2}},
-        ["'sharpness' is measured on points"],
+        ["'sharpness' is for points"],
     ),
     "EMA loss without EMA": (with_base(use_ema=False), ["'validation_loss_ema' needs an EMA", "or use validation_loss"]),
     "loss without held-out points": (
@@ -269,7 +269,7 @@ TUNINGS = {
     "metric that is better the larger it is": ({"metric": "density"}, {}, ["'density'", "better the smaller"]),
     "metric that is no merit": ({"metric": "sharpness"}, {}, ["'sharpness'", "better the smaller"]),
     "unknown metric": ({"metric": "kll"}, {}, ["tune: metric: there is no metric 'kll'", "Did you mean 'kl'?"]),
-    "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' needs features"]),
+    "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' is for images"]),
     "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
     "seed twice": ({"seeds": [10, 10]}, {}, ["tune: seeds: 10 is there twice"]),
     "no rates": ({"learning_rates": []}, {}, ["tune: learning_rates: [] is not allowed"]),

@@ -17,12 +17,12 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
 from diffusers_lrlab.study.runs.curves import Curves
-from diffusers_lrlab.study.stacked.matmul_backends import CANDIDATES, KINDS, STOCK, WAYS
+from diffusers_lrlab.study.stacked.fastest_backends import fastest_backends
+from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES, KINDS, STOCK
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.probe import fastest_products
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
-from diffusers_lrlab.study.stacked.worker_threads import Lanes, side_by_side
+from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
@@ -58,7 +58,7 @@ def some_inputs(number, batch, dimension):
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", BACKENDS)
 def test_products(way, kind, add):
     """x W^T, g^T x and g W, of sizes that fill no vector."""
     x, w, g = torch.randn(3, 7, 13), torch.randn(3, 5, 13), torch.randn(3, 7, 5)
@@ -67,7 +67,7 @@ def test_products(way, kind, add):
     expected = torch.einsum(formula, first.double(), second.double())
     before = torch.randn(expected.shape)
     out = before.clone() if add else torch.full(expected.shape, math.nan)
-    WAYS[way](kind)(first, second, out, add)
+    BACKENDS[way](kind)(first, second, out, add)
     torch.testing.assert_close(out.double(), expected + before if add else expected, rtol=1e-5, atol=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_gradients_by_hand_are_those_of_autograd(way, dtype, layers, dimension):
 
 @pytest.fixture
 def one_thread():
-    """What each lane of a study has; tests before this one may have left more."""
+    """What each worker of a study has; tests before this one may have left more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -297,14 +297,14 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_lanes_compute_what_one_stack_does(without_a_stop, threads):
-    """Saved in three lanes, gone on with in two: on another machine, say."""
+def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
+    """Saved by three workers, continued by two: on another machine, say."""
     stopped, members = make_members(), make_members()
     threads(3)
-    with side_by_side(CPU, 20) as lanes:
-        stacks = Lanes(list(stopped.values()), CPU, side_by_side=lanes)
+    with worker_threads(CPU, 20) as workers:
+        stacks = ParallelStacks(list(stopped.values()), CPU, threads=workers)
         assert [len(stack.members) for stack in stacks.stacks] == [
-            len(ARMS) * lane // 3 - len(ARMS) * (lane - 1) // 3 for lane in (1, 2, 3)
+            len(ARMS) * stack // 3 - len(ARMS) * (stack - 1) // 3 for stack in (1, 2, 3)
         ]
         numbers = list(itertools.islice(stacks.updates(), 7))
         assert len(ARMS) >= numbers[0] >= numbers[-1] > 0
@@ -312,8 +312,8 @@ def test_lanes_compute_what_one_stack_does(without_a_stop, threads):
     threads(2)
     for name, state in states.items():
         members[name].update, members[name].error = state["update"], state["error"]
-    with side_by_side(CPU, 20) as lanes:
-        stacks = Lanes(list(members.values()), CPU, side_by_side=lanes)
+    with worker_threads(CPU, 20) as workers:
+        stacks = ParallelStacks(list(members.values()), CPU, threads=workers)
         stacks.load({members[name]: state for name, state in states.items()})
         for _ in stacks.updates():
             assert torch.get_num_threads() == 1
@@ -323,24 +323,24 @@ def test_lanes_compute_what_one_stack_does(without_a_stop, threads):
         assert_same_state(member.state_dict(torch.zeros(3)), without_a_stop[name].state_dict(torch.zeros(3)))
 
 
-def test_lanes_run_at_the_same_time(threads):
+def test_worker_threads_run_at_the_same_time(threads):
     threads(3)
-    with side_by_side(CPU, 20) as lanes:
+    with worker_threads(CPU, 20) as workers:
         meeting = threading.Barrier(3)
-        assert sorted(lanes.map(lambda value: (value, meeting.wait(10))[0], [2, 0, 1])) == [0, 1, 2]
-        assert lanes.map(lambda _: torch.get_num_threads(), range(3)) == [1, 1, 1]
+        assert sorted(workers.map(lambda value: (value, meeting.wait(10))[0], [2, 0, 1])) == [0, 1, 2]
+        assert workers.map(lambda _: torch.get_num_threads(), range(3)) == [1, 1, 1]
 
 
 def test_a_single_member_has_all_threads(threads):
     threads(3)
-    with side_by_side(CPU, 1) as lanes:
-        assert (lanes.num_lanes, torch.get_num_threads()) == (1, 3)
+    with worker_threads(CPU, 1) as workers:
+        assert (workers.num_threads, torch.get_num_threads()) == (1, 3)
 
 
-def test_an_error_in_a_lane_is_everyones(threads):
+def test_an_error_in_a_worker_is_everyones(threads):
     threads(2)
-    with pytest.raises(ZeroDivisionError), side_by_side(CPU, 20) as lanes:
-        lanes.map(lambda value: 1 / value, [1, 0, 1])
+    with pytest.raises(ZeroDivisionError), worker_threads(CPU, 20) as workers:
+        workers.map(lambda value: 1 / value, [1, 0, 1])
     assert torch.get_num_threads() == 2
 
 
@@ -403,7 +403,7 @@ def test_a_stack_goes_on_from_where_it_was_left():
 def test_the_probe_changes_nothing():
     (model,) = networks(1)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    found = fastest_products(model, 16)
+    found = fastest_backends(model, 16)
     assert found in CANDIDATES.values()
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
@@ -411,7 +411,7 @@ def test_the_probe_changes_nothing():
 
 
 def test_the_probe_knows_what_only_torch_computes():
-    assert fastest_products(networks(1, dtype=torch.float64)[0], 16) == STOCK
+    assert fastest_backends(networks(1, dtype=torch.float64)[0], 16) == STOCK
 
 
 @pytest.mark.parametrize("num_updates", [1, 7, 200, 201, 999, 10_000])

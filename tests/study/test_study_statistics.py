@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.study.analysis import statistics
 from diffusers_lrlab.study.analysis.controls import against_controls
 from diffusers_lrlab.study.analysis.findings import findings, number, p_value, signed, speedup_findings
 from diffusers_lrlab.study.analysis.ranks import nemenyi_difference, rank_groups, ranks
 from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
 from diffusers_lrlab.study.analysis.statistics import (
-    LARGER_IS_BETTER,
     add_holm,
     bootstrap_interval,
     compare,
@@ -30,8 +30,10 @@ from diffusers_lrlab.study.analysis.statistics import (
     seeds_needed,
     t_interval,
 )
-from diffusers_lrlab.study.analysis.summary import _speedups_told
+from diffusers_lrlab.study.analysis.summary import _compare_speed
 from diffusers_lrlab.study.spec.reading import read_spec
+
+LARGER_IS_BETTER = [name for name, metric in METRICS.items() if metric.better == "larger"]
 
 KEYS = (
     "arm dataset metric n pairs mean std ci_low ci_high boot_low boot_high diff diff_low diff_high p p_adjusted effect_size "
@@ -559,7 +561,7 @@ def test_sentences(figures, baseline, counts, text):
     assert sentence(figures, baseline, **counts) == text
 
 
-@pytest.mark.parametrize("metric", ["kl", "energy_distance", "validation_loss", *sorted(LARGER_IS_BETTER)])
+@pytest.mark.parametrize("metric", ["kl", "energy_distance", "validation_loss", *LARGER_IS_BETTER])
 def test_better_follows_the_direction_of_the_metric(metric):
     word = "worse" if metric in LARGER_IS_BETTER else "better"
     assert sentence(FIGURES, BASELINE, metric).startswith(f"cosine is {word} than constant on dino in {metric}: 0.34")
@@ -860,7 +862,7 @@ def test_an_arm_that_was_fast_until_it_diverged_is_not_called_fast(evaluated):
                 curves={"quality": quality if evaluated or not diverged else {}}, record={"train": {"num_updates": 1000}},
             )
         )  # fmt: skip
-    rows, of_controls, sentences = _speedups_told(spec, results)
+    rows, of_controls, sentences = _compare_speed(spec, results)
     for row in (row_of(rows, "hot"), row_of(of_controls, "hot")):
         assert (row["n"], row["censored"], row["ends_worse"], row["diverged"], row["ci_low"]) == (5, 4, 4, 4, None)
     told = "4 of 5 runs of hot never got there, 4 of them because they diverged."
@@ -868,7 +870,7 @@ def test_an_arm_that_was_fast_until_it_diverged_is_not_called_fast(evaluated):
     assert not any(sentence.startswith("hot is faster") for sentence in sentences)
     for result in results:
         result.status = "diverged" if result.arm == "control" and result.seed < 2 else result.status
-    _, of_controls, sentences = _speedups_told(spec, results)
+    _, of_controls, sentences = _compare_speed(spec, results)
     assert row_of(of_controls, "hot")["n"] == 3
     assert sentences[-1].endswith("2 of 5 runs of control diverged.")
 

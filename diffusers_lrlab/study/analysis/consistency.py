@@ -7,55 +7,52 @@ smooth loss; both are measured here.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...evaluation.landscape import barrier, curvature, losses_between
 from ...evaluation.validation_loss import ValidationLoss
 from ...objective.objective import make_noise_scheduler
-from ..runs.landscape import barrier, curvature, losses_between
 from ..runs.results import RunResult
-from ..runs.study_data import Bench
+from ..runs.study_data import StudyData
 from ..spec.spec import RunSpec
 
 _POINTS = 2000
 _MOST_SEEDS = 10  # of which all pairs are compared
 
 
-def consistency(runs: list[RunSpec], results: list[RunResult], bench: Bench) -> list[dict[str, Any]]:
+def consistency(runs: list[RunSpec], results: list[RunResult], study: StudyData) -> list[dict[str, Any]]:
     """
     Distances between the samples that two runs make from the same noise, beside those of unrelated noise.
 
     Args:
         runs (`list` of [`RunSpec`]): Of the comparison.
         results (`list` of [`RunResult`]): Theirs; those without samples from the fixed start are left out.
-        bench ([`Bench`]): Has the data, and the folder with weights.
+        study ([`StudyData`]): Has the data, and the folder with weights.
 
     Returns:
         `list` of `dict`: a row for the seeds of each arm on each data set, and one for each two arms on it whose
             architectures differ.
     """
-    usable = [result for result in results if result.status == "finished" and "fixed_start" in result.record]
     by_place: dict[tuple[str, str], list[RunResult]] = {}
-    for result in usable:
-        by_place.setdefault((result.dataset, result.arm), []).append(result)
+    for result in results:
+        if result.status == "finished" and "fixed_start" in result.record:
+            by_place.setdefault((result.dataset, result.arm), []).append(result)
     specs = {run.id: run for run in runs}
     rows = []
     for (dataset, arm), some in sorted(by_place.items()):
-        neighbours = list(itertools.pairwise(some))
-        if neighbours:
+        if neighbours := list(itertools.pairwise(some)):
             pairs = list(itertools.combinations(some[:_MOST_SEEDS], 2))
             row = {"dataset": dataset, "between": f"seeds of {arm}", **_distances(pairs)}
-            rows.append(row | _landscape(neighbours[:_MOST_SEEDS], specs, bench))
+            rows.append(row | _landscape(neighbours[:_MOST_SEEDS], specs, study))
     for (dataset, arm), some in sorted(by_place.items()):
         for other in sorted({place[1] for place in by_place if place[0] == dataset and place[1] > arm}):
             others = {result.seed: result for result in by_place[dataset, other]}
-            if _architecture(some[0]) == _architecture(by_place[dataset, other][0]):
-                continue
             pairs = [(result, others[result.seed]) for result in some if result.seed in others]
-            if pairs:
+            if pairs and _architecture(some[0]) != _architecture(by_place[dataset, other][0]):
                 rows.append({"dataset": dataset, "between": f"{arm} and {other}, by seed", **_distances(pairs)})
     return rows
 
@@ -65,42 +62,29 @@ def _architecture(result: RunResult) -> Any:
 
 
 def _distances(pairs: Iterable[tuple[RunResult, RunResult]]) -> dict[str, Any]:
-    """Mean distances of points with the same start, and of points that were shuffled."""
+    """Mean distances of samples from the same noise, and of samples that were shuffled."""
     same, unrelated = [], []
     for first, second in pairs:
         x, y = (np.array(result.record["fixed_start"]["points"]) for result in (first, second))
         same.append(np.linalg.norm(x - y, axis=1).mean())
         unrelated.append(np.linalg.norm(x - np.roll(y, len(y) // 2, axis=0), axis=1).mean())
-    return {
-        "pairs": len(same),
-        "distance": float(np.mean(same)),
-        "distance_of_unrelated_starts": float(np.mean(unrelated)),
-        "ratio": float(np.mean(same) / np.mean(unrelated)),
-    }
+    distances = {"distance": float(np.mean(same)), "distance_of_unrelated_starts": float(np.mean(unrelated))}
+    return {"pairs": len(same), **distances, "ratio": float(np.mean(same) / np.mean(unrelated))}
 
 
 def _landscape(
-    pairs: Iterable[tuple[RunResult, RunResult]], specs: dict[str, RunSpec], bench: Bench
+    pairs: Iterable[tuple[RunResult, RunResult]], specs: dict[str, RunSpec], study: StudyData
 ) -> dict[str, float | None]:
     """The held-out loss along the lines between neighbouring seeds' weights."""
-    barriers, curvatures = [], []
+    curves = []
     for first, second in pairs:
-        if not first.config["num_validation_images"]:
-            continue
-        one, other = bench.weights(first.id), bench.weights(second.id)
-        if one is None or other is None:
-            continue
-        model, loss = _model_and_loss(specs[first.id], bench)
-        losses = losses_between(model, one, other, loss)
-        barriers.append(barrier(losses))
-        curvatures.append(curvature(losses))
-    if not barriers:
+        one, other = study.folder.read_weights(first.id), study.folder.read_weights(second.id)
+        if first.config["num_validation_images"] and one is not None and other is not None:
+            plan, data = study.plan(specs[first.id])
+            scheduler, model = make_noise_scheduler(plan.config), plan.kind.model_class()(**plan.model_config)
+            loss = ValidationLoss(data.held_out[:_POINTS], scheduler, _POINTS, torch.device("cpu"))
+            curves.append(losses_between(model, one, other, lambda model, loss=loss: loss(model).mean()))
+    if not curves:
         return {"loss_barrier": None, "curvature_of_the_loss": None}
+    barriers, curvatures = list(map(barrier, curves)), list(map(curvature, curves))
     return {"loss_barrier": float(np.mean(barriers)), "curvature_of_the_loss": float(np.mean(curvatures))}
-
-
-def _model_and_loss(spec: RunSpec, bench: Bench) -> tuple[Any, Callable[[Any], float]]:
-    plan, data = bench.plan(spec)
-    scheduler = make_noise_scheduler(plan.config)
-    validation = ValidationLoss(data.held_out[:_POINTS], scheduler, _POINTS, torch.device("cpu"))
-    return plan.kind.model_class()(**plan.model_config), lambda model: float(validation(model).mean())

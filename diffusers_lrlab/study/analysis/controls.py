@@ -11,7 +11,7 @@ Rows = list[dict[str, Any]]
 
 
 def against_controls(
-    pairs: Iterable[tuple[str, str]], compared: Callable[[str, str], Rows], told: Callable[[Rows, str], list[str]]
+    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], describe: Callable[[Rows, str], list[str]]
 ) -> tuple[Rows, list[str]]:
     """
     One measure of arms, each beside its control instead of the baseline.
@@ -21,14 +21,14 @@ def against_controls(
 
     Args:
         pairs (`list` of `tuple`): Arms, each with a control.
-        compared (`Callable`): From an arm and its control to the rows of both, as `compare` and `speedups` make them with
+        compare (`Callable`): From an arm and its control to the rows of both, as `compare` and `speedups` make them with
             the control as the baseline.
-        told (`Callable`): From the rows of a pair and the control to sentences.
+        describe (`Callable`): From the rows of a pair and the control to sentences.
 
     Returns:
         `tuple`: the rows of the arms, with the key "control", and the sentences.
     """
-    found = [(control, compared(arm, control)) for arm, control in pairs]
+    found = [(control, compare(arm, control)) for arm, control in pairs]
     rows = []
     for control, of_pair in found:
         for row in of_pair:
@@ -36,4 +36,4 @@ def against_controls(
                 row["control"] = control
                 rows.append(row)
     add_holm(rows)
-    return rows, [sentence for control, of_pair in found for sentence in told(of_pair, control)]
+    return rows, [sentence for control, of_pair in found for sentence in describe(of_pair, control)]

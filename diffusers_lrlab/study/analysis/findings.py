@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .statistics import LEVEL, word_for
+from ...evaluation.metrics import word_for
+from .statistics import LEVEL
 
 Row = Mapping[str, Any]
 SPEEDUP = "speedup"  # what sentences about it are kept under, beside those of metrics
@@ -56,38 +57,33 @@ def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality
 
 
 def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
-    arm, dataset, pairs = row["arm"], row["dataset"], row["pairs"]
+    arm, dataset, pairs, diff = row["arm"], row["dataset"], row["pairs"], row["diff"]
     for name, of_arm in ((arm, row), (baseline, reference)):
         if not of_arm.get("n"):
             return f"{name} has no {label} on {dataset}, so {arm} cannot be compared with {baseline} there."
     if not pairs:
         return f"{arm} and {baseline} share no seed on {dataset}, so they cannot be compared there."
-    diff = row["diff"]
+    unknown = f"Whether {arm} differs from {baseline} on {dataset} cannot be told from {counted(pairs, 'seed')} (difference "
     if row["p"] is None:
-        return (
-            f"Whether {arm} differs from {baseline} on {dataset} cannot be told from {_seeds(pairs)} (difference "
-            f"{signed(diff)}); a test takes two seeds at least."
-        )
+        return f"{unknown}{signed(diff)}); a test takes two seeds at least."
     if diff == 0 and row["diff_low"] is None:
-        return f"{arm} and {baseline} have the same {label} on {dataset} with {_every(pairs)}."
+        every = "both seeds" if pairs == 2 else f"all {pairs} seeds"
+        return f"{arm} and {baseline} have the same {label} on {dataset} with {every}."
     interval = "the same each time"
     if row["diff_low"] is not None:
-        interval = f"95 % interval {_range(row, 'diff_low', 'diff_high')}"
-    if row["p_adjusted"] < LEVEL:
-        word = word_for(diff, row["metric"])
-        return (
-            f"{arm} is {word} than {baseline} on {dataset} in {label}: {number(row['mean'])} instead of "
-            f"{number(reference['mean'])} ({_difference_of(row, reference)} {signed(diff)}, {interval}, adjusted "
-            f"{p_value(row['p_adjusted'])}, {_seeds(pairs)})."
-        )
+        interval = f"95 % interval {signed(row['diff_low'])} to {signed(row['diff_high'])}"
+    figures = f"{signed(diff)}, {interval}, adjusted {p_value(row['p_adjusted'])}"
+    if row["p_adjusted"] >= LEVEL:
+        return f"{unknown}{figures}){_hint(row)}."
+    # Means over all seeds and differences over shared ones may disagree: then the words say which is which.
+    shared = "" if pairs == row["n"] == reference["n"] else " over shared seeds"
     return (
-        f"Whether {arm} differs from {baseline} on {dataset} cannot be told from {_seeds(pairs)} (difference "
-        f"{signed(diff)}, {interval}, adjusted {p_value(row['p_adjusted'])}){_hint(row)}."
+        f"{arm} is {word_for(diff, row['metric'])} than {baseline} on {dataset} in {label}: {number(row['mean'])} instead "
+        f"of {number(reference['mean'])} (difference{shared} {figures}, {counted(pairs, 'seed')})."
     )
 
 
 def _hint(row: Row) -> str:
-    """The smallest difference that these seeds would have shown, and how many the next smaller one takes."""
     needed = {int(percent): seeds for percent, seeds in row["seeds_needed"].items() if seeds}
     seen = [percent for percent, seeds in needed.items() if seeds <= row["pairs"]]
     unseen = [percent for percent, seeds in needed.items() if seeds > row["pairs"]]
@@ -95,7 +91,7 @@ def _hint(row: Row) -> str:
     if seen:
         hints.append(f"one of {min(seen)} % would probably have been seen in a single test")
     if unseen:
-        hints.append(f"about {_seeds(needed[max(unseen)])} would show one of {max(unseen)} %")
+        hints.append(f"about {counted(needed[max(unseen)], 'seed')} would show one of {max(unseen)} %")
     return f"; {', '.join(hints)}" if hints else ""
 
 
@@ -104,67 +100,48 @@ def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str
     if not n:
         return f"{arm} and {baseline} have no runs on {dataset} that could be compared by the updates they need."
     if censored == n:
-        return f"{arm} never reached the final {quality} of {baseline} on {dataset}, in {_runs(n)}."
+        return f"{arm} never reached the final {quality} of {baseline} on {dataset}, in {counted(n, 'run')}."
     figures = f"{'at most ' if censored else ''}{number(row['speedup'])} times as fast"
     if row["ci_low"] is not None:
-        figures += f", 95 % interval {_range(row, 'ci_low', 'ci_high', form=number)}"
+        figures += f", 95 % interval {number(row['ci_low'])} to {number(row['ci_high'])}"
     if row["p_adjusted"] is not None:
         figures += f", adjusted {p_value(row['p_adjusted'])}"
     significant = row["p_adjusted"] is not None and row["p_adjusted"] < LEVEL
     word = "slower" if significant and row["speedup"] < 1 else "faster"
     claim = f"{arm} is {word} than {baseline} to {target} on {dataset}"
     if significant:
-        text = f"{claim} ({figures}, {_seeds(n)})."
+        text = f"{claim} ({figures}, {counted(n, 'seed')})."
         if word == "faster" and row.get("ends_worse"):
             text += f" It ends worse with {row['ends_worse']} of them."
     else:
-        text = f"Whether {claim} cannot be told from {_seeds(n)} ({figures})."
-    untold = f" {censored} of {_runs(n)} of {arm} never got there"
+        text = f"Whether {claim} cannot be told from {counted(n, 'seed')} ({figures})."
+    untold = f" {censored} of {counted(n, 'run')} of {arm} never got there"
     diverged = min(row.get("diverged") or 0, censored)
     untold += f", {diverged} of them because they diverged" if diverged else ""
     return text + (f"{untold}." if censored else "")
 
 
 def number(value: float) -> str:
-    """Three significant digits."""
     return f"{value:.3g}"
 
 
 def signed(value: float) -> str:
-    """Three significant digits, with the sign."""
     return f"{value:+.3g}" if value else "0"
 
 
 def p_value(p: float) -> str:
-    """Such as "p = 0.003", which never reads 0.05 for what is below."""
+    """Such as "p = 0.003"; a value below 0.05 never reads as 0.05."""
     if p < 0.0001:
         return "p < 0.0001"
     texts = (f"{p:.{digits}g}" for digits in range(2, 18))
     return "p = " + next(text for text in texts if (p < LEVEL) == (float(text) < LEVEL))
 
 
-def _range(row: Row, low: str, high: str, form: Any = signed) -> str:
-    return f"{form(row[low])} to {form(row[high])}"
-
-
-def _difference_of(row: Row, reference: Row) -> str:
-    """Means over all seeds and differences over shared ones may disagree: then the words say which is which."""
-    return "difference" if row["pairs"] == row["n"] == reference["n"] else "difference over shared seeds"
-
-
-def _seeds(count: int) -> str:
-    return f"{count:,} seed" if count == 1 else f"{count:,} seeds"
-
-
-def _runs(count: int) -> str:
-    return f"{count} run" if count == 1 else f"{count} runs"
-
-
-def _every(count: int) -> str:
-    return "both seeds" if count == 2 else f"all {count} seeds"
+def counted(num: int, thing: str) -> str:
+    return f"{num:,} {thing}" if num == 1 else f"{num:,} {thing}s"
 
 
 def _diverged(row: Row) -> str:
-    """How many runs are in none of the figures, an empty string for none."""
+    """A sentence on runs that diverged, which are in none of the figures; empty if none did."""
     diverged = row.get("diverged")
-    return f" {diverged} of {_runs(diverged + row['n'])} of {row['arm']} diverged." if diverged else ""
+    return f" {diverged} of {counted(diverged + row['n'], 'run')} of {row['arm']} diverged." if diverged else ""

@@ -54,38 +54,17 @@ ARM_LABELS = {
 # Which arm of ours stands beside a row of the paper, where the names differ.
 OURS = {"paper_baseline": "cosine"}
 
-# arm -> a row of data sets, in the order of DATASETS -> figures, in the order of QUANTITIES
-_ROWS: dict[str, tuple[tuple[float, float, float, float], ...]] = {
-    "paper_baseline": (
-        (127.74, 0.438, 0.89, 0.343),
-        (128.44, 0.663, 0.92, 1.063),
-        (129.12, 0.807, 0.67, 0.168),
-        (129.21, 0.613, 1.03, 0.088),
-    ),
-    "step": (
-        (109.53, 0.804, 0.85, 6.034),
-        (109.80, 0.892, 1.05, 7.142),
-        (111.87, 0.842, 0.84, 0.422),
-        (108.61, 0.825, 0.88, 2.624),
-    ),
-    "exponential": (
-        (109.07, 0.574, 0.64, 2.569),
-        (107.92, 0.800, 0.57, 6.570),
-        (111.73, 0.820, 0.62, 0.269),
-        (107.13, 0.710, 0.60, 1.530),
-    ),
-    "plateau": (
-        (114.61, 0.763, 0.88, 5.571),
-        (112.58, 0.885, 0.70, 7.116),
-        (114.36, 0.902, 0.81, 0.704),
-        (114.42, 0.789, 0.71, 2.434),
-    ),
-    "cosine": (
-        (111.48, 0.449, 0.53, 0.333),
-        (109.98, 0.681, 0.76, 1.636),
-        (110.18, 0.807, 0.99, 0.172),
-        (109.36, 0.624, 0.80, 0.098),
-    ),
+# A row for each arm; data sets in the order of DATASETS, and of each the figures in the order of QUANTITIES.
+_TABLE = """
+paper_baseline 127.74 0.438 0.89 0.343  128.44 0.663 0.92 1.063  129.12 0.807 0.67 0.168  129.21 0.613 1.03 0.088
+step           109.53 0.804 0.85 6.034  109.80 0.892 1.05 7.142  111.87 0.842 0.84 0.422  108.61 0.825 0.88 2.624
+exponential    109.07 0.574 0.64 2.569  107.92 0.800 0.57 6.570  111.73 0.820 0.62 0.269  107.13 0.710 0.60 1.530
+plateau        114.61 0.763 0.88 5.571  112.58 0.885 0.70 7.116  114.36 0.902 0.81 0.704  114.42 0.789 0.71 2.434
+cosine         111.48 0.449 0.53 0.333  109.98 0.681 0.76 1.636  110.18 0.807 0.99 0.172  109.36 0.624 0.80 0.098
+"""
+_ROWS = {
+    arm: np.array(figures, float).reshape(len(DATASETS), len(QUANTITIES)).tolist()
+    for arm, *figures in map(str.split, _TABLE.strip().splitlines())
 }
 
 
@@ -120,8 +99,6 @@ def nearest_arms(results: Iterable[RunResult]) -> list[dict[str, Any]]:
     return rows
 
 
-def reported(arm: str, dataset: str) -> tuple[float, float, float, float] | None:
+def reported(arm: str, dataset: str) -> list[float] | None:
     """The paper's figures, in the order of `QUANTITIES`; `None` where the paper has none."""
-    if arm not in _ROWS or dataset not in DATASETS:
-        return None
-    return _ROWS[arm][DATASETS.index(dataset)]
+    return _ROWS[arm][DATASETS.index(dataset)] if arm in _ROWS and dataset in DATASETS else None

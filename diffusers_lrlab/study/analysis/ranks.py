@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .statistics import LARGER_IS_BETTER, LEVEL, Values, check_values, datasets_of
+from ...evaluation.metrics import better_of
+from .statistics import LEVEL, Values, check_values, datasets_of, sorted_values
 
 
 def ranks(values: Values, metric: str) -> dict[str, Any]:
@@ -34,24 +35,19 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
     Raises:
         `LabError`: for values that are not finite.
     """
+    from scipy import stats
+
     check_values(values, None, metric)
     arms, every = sorted(values), datasets_of(values)
     used = sorted(dataset for dataset in every if all(values[arm].get(dataset) for arm in arms))
-    result: dict[str, Any] = {
-        "metric": metric,
-        "mean_ranks": {},
-        "datasets": [dataset for dataset in every if dataset in used],
-        "left_out": [dataset for dataset in every if dataset not in used],
-        "statistic": None,
-        "p": None,
-        "critical_difference": None,
-        "groups": None,
-        "reason": None,
-    }
+    result: dict[str, Any] = {"metric": metric, "mean_ranks": {}}
+    result["datasets"] = [dataset for dataset in every if dataset in used]
+    result["left_out"] = [dataset for dataset in every if dataset not in used]
+    result |= dict.fromkeys(("statistic", "p", "critical_difference", "groups", "reason"))
     if used and arms:
         # Arms and sets are sorted so that the order in which runs were read changes no last digit.
-        means = np.array([[_mean_over_seeds(values[arm][dataset]) for arm in arms] for dataset in used])
-        order = _rank_rows(-means if metric in LARGER_IS_BETTER else means)
+        means = np.array([[sorted_values(values[arm][dataset]).mean() for arm in arms] for dataset in used])
+        order = stats.rankdata(-means if better_of(metric) == "larger" else means, axis=1)
         mean_ranks = dict(zip(arms, order.mean(axis=0).tolist(), strict=True))
         result["mean_ranks"] = dict(sorted(mean_ranks.items(), key=lambda item: item[1]))
     if len(arms) < 3 or len(used) < 2:
@@ -90,16 +86,6 @@ def rank_groups(mean_ranks: dict[str, float], critical_difference: float) -> lis
             groups.append([arm for arm, _ in ordered[start:end]])
             last_end = end
     return groups
-
-
-def _mean_over_seeds(of_set: Any) -> float:
-    return float(np.mean([of_set[seed] for seed in sorted(of_set)]))
-
-
-def _rank_rows(figures: np.ndarray) -> np.ndarray:
-    from scipy import stats
-
-    return stats.rankdata(figures, axis=1)
 
 
 def _friedman(order: np.ndarray) -> tuple[float, float]:

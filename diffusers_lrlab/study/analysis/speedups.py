@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...core.errors import LabError, did_you_mean
-from .statistics import add_holm, datasets_of, paired
+from ...core.errors import LabError
+from .statistics import add_holm, datasets_of, paired, unknown_baseline
 
 Runs = Mapping[int, tuple[ArrayLike, ArrayLike]]  # seed -> updates, quality
 Curves = Mapping[str, Mapping[str, Runs]]  # arm -> data set -> runs
@@ -59,9 +59,7 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
         `LabError`: for a baseline that is no arm, and arrays that are no curve.
     """
     if baseline not in curves:
-        raise LabError(
-            f"The baseline {baseline!r} is none of the arms {', '.join(map(repr, curves))}.{did_you_mean(baseline, curves)}"
-        )
+        raise unknown_baseline(baseline, curves)
     rows = []
     for arm, of_arm in curves.items():
         for dataset in datasets_of(curves):
@@ -143,7 +141,6 @@ def _noise(values: np.ndarray) -> float:
 
 
 def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
-    """A row's figures, from the curves of an arm and of the baseline by seed."""
     needed, logs, reference_logs, ends_worse = [], [], [], 0
     for seed in sorted(runs.keys() & references.keys()):
         own, other = _course(*runs[seed]), _course(*references[seed])

@@ -14,8 +14,6 @@ from ...core.errors import LabError, did_you_mean
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # arm -> data set -> seed -> figure
 
-LARGER_IS_BETTER = frozenset({"density", "coverage", "speedup"})
-NEITHER_IS_BETTER = frozenset({"sharpness"})
 LEVEL = 0.05  # of every test, and one minus the confidence of every interval
 POWER = 0.8
 PERCENTS = (1, 5, 10)
@@ -25,15 +23,8 @@ _SURE_WITH_THREE = 3.5  # d_z from which three seeds have the power; statsmodels
 _HOPELESS = 1e-6  # d_z that would take 10^13 seeds, where the solver fails too
 
 
-def word_for(diff: float, metric: str) -> str:
-    """What a difference that is one is called: "better" or "worse", "higher" or "lower" where that is no merit."""
-    if metric in NEITHER_IS_BETTER:
-        return "higher" if diff > 0 else "lower"
-    return "better" if (diff > 0) == (metric in LARGER_IS_BETTER) else "worse"
-
-
 class Paired(NamedTuple):
-    """What pairs tell of a difference; `None` for what cannot be told. `std` is that of the differences."""
+    """What is known of a difference; `None` for what cannot be computed. `std` is that of the differences."""
 
     diff: float | None = None
     low: float | None = None
@@ -71,44 +62,25 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
     for arm, of_arm in values.items():
         for dataset in datasets_of(values):
             own, other = of_arm.get(dataset, {}), values[baseline].get(dataset, {})
-            sample, reference = _sorted_values(own), _sorted_values(other)
+            sample, reference = sorted_values(own), sorted_values(other)
             shared = sorted(own.keys() & other.keys()) if arm != baseline else []
             pairs = paired([own[seed] for seed in shared], [other[seed] for seed in shared])
             low, high = t_interval(sample)
             boot_low, boot_high = bootstrap_interval(sample, num_resamples)
-            rows.append(
-                {
-                    "arm": arm,
-                    "dataset": dataset,
-                    "metric": metric,
-                    "n": len(sample),
-                    "pairs": len(shared),
-                    "mean": float(sample.mean()) if len(sample) else None,
-                    "std": _spread(sample),
-                    "ci_low": low,
-                    "ci_high": high,
-                    "boot_low": boot_low,
-                    "boot_high": boot_high,
-                    "diff": pairs.diff,
-                    "diff_low": pairs.low,
-                    "diff_high": pairs.high,
-                    "p": pairs.p,
-                    "effect_size": pairs.effect_size,
-                    "seeds_needed": {
-                        str(percent): _seeds_for_percent(percent, reference, pairs.std) for percent in PERCENTS
-                    },
-                }
-            )
+            needed = {str(percent): _seeds_for_percent(percent, reference, pairs.std) for percent in PERCENTS}
+            mean = float(sample.mean()) if len(sample) else None
+            row = {"arm": arm, "dataset": dataset, "metric": metric, "n": len(sample), "pairs": len(shared), "mean": mean}
+            row |= {"std": _spread(sample), "ci_low": low, "ci_high": high, "boot_low": boot_low, "boot_high": boot_high}
+            row |= {"diff": pairs.diff, "diff_low": pairs.low, "diff_high": pairs.high, "p": pairs.p}
+            rows.append(row | {"effect_size": pairs.effect_size, "seeds_needed": needed})
     add_holm(rows)
     return rows
 
 
 def check_values(values: Values, baseline: str | None, metric: str) -> None:
-    """Refuses, by a `LabError`, a baseline that is no arm and figures that are no finite numbers."""
+    """Raises a `LabError` for a baseline that is no arm, and for figures that are not finite."""
     if baseline is not None and baseline not in values:
-        raise LabError(
-            f"The baseline {baseline!r} is none of the arms {', '.join(map(repr, values))}.{did_you_mean(baseline, values)}"
-        )
+        raise unknown_baseline(baseline, values)
     for arm, of_arm in values.items():
         for dataset, of_set in of_arm.items():
             for seed, value in of_set.items():
@@ -117,6 +89,13 @@ def check_values(values: Values, baseline: str | None, metric: str) -> None:
                         f"{metric} of arm {arm!r} on {dataset!r} with seed {seed} is {value!r}. Statistics take finite "
                         "numbers: leave runs that diverged out, and tell their number beside the figures."
                     )
+
+
+def unknown_baseline(baseline: str, arms: Iterable[str]) -> LabError:
+    known = list(arms)
+    return LabError(
+        f"The baseline {baseline!r} is none of the arms {', '.join(map(repr, known))}.{did_you_mean(baseline, known)}"
+    )
 
 
 def datasets_of(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -218,7 +197,7 @@ def add_holm(rows: list[dict[str, Any]]) -> None:
             row["p_adjusted"] = float(p)
 
 
-def _sorted_values(of_set: Mapping[int, float]) -> np.ndarray:
+def sorted_values(of_set: Mapping[int, float]) -> np.ndarray:
     """By seed, so that sums do not depend on the order in which runs were read."""
     return np.array([of_set[seed] for seed in sorted(of_set)], dtype=float)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -12,9 +14,9 @@ import numpy as np
 
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
+from ...evaluation.metrics import better_of, metric_label
 from ..runs.results import RunResult, StudyFolder, finite
-from ..runs.study_data import Bench
-from ..spec.metrics import DEFAULT_METRICS, metric_label, metric_labels
+from ..runs.study_data import StudyData
 from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
 from .controls import against_controls
@@ -22,7 +24,7 @@ from .findings import SPEEDUP, findings, speedup_findings
 from .paper import nearest_arms
 from .ranks import ranks
 from .speedups import speedups
-from .statistics import NEITHER_IS_BETTER, compare
+from .statistics import compare
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
@@ -38,14 +40,14 @@ def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
     return values
 
 
-def _measured(results: list[RunResult]) -> list[str]:
-    """Metrics that any of the runs has, sample quality first."""
-    known = dict.fromkeys([*DEFAULT_METRICS, *metric_labels()])
-    return [name for name in known if any(name in result.results for result in results)]
+def _measured(runs: list[RunSpec], results: list[RunResult]) -> list[str]:
+    """Metrics that any of the runs has, the primary one first."""
+    asked = dict.fromkeys(name for run in runs for name in run.metrics)
+    return [name for name in asked if any(name in result.results for result in results)]
 
 
 def summarise(
-    spec: StudySpec, runs: list[RunSpec], results: list[RunResult], tuning: list[RunResult], bench: Bench, command: str
+    spec: StudySpec, runs: list[RunSpec], results: list[RunResult], tuning: list[RunResult], study: StudyData, command: str
 ) -> dict[str, Any]:
     """
     Everything that the report and the card say, as data.
@@ -55,51 +57,51 @@ def summarise(
         runs (`list` of [`RunSpec`]): Of the comparison.
         results (`list` of [`RunResult`]): Theirs.
         tuning (`list` of [`RunResult`]): Of the runs that learning rates were chosen by.
-        bench ([`Bench`]): Has data and weights.
+        study ([`StudyData`]): Has data and weights.
         command (`str`): How the study was started.
     """
     rows: Rows = []
-    told, ranked, controls = {}, {}, {}
-    for metric in spec.metrics or _measured(results):
+    sentences, ranked, controls = {}, {}, {}
+    metrics = list(spec.metrics) or _measured(runs, results)
+    for metric in metrics:
         values = values_of(spec, results, metric)
-        tell = partial(_tell, metric)
         of_metric = _compare(results, metric, values, spec.baseline)
         rows += of_metric
-        told[metric] = tell(of_metric, spec.baseline)
         beside = partial(_beside_control, results, metric, values)
-        controls[metric], sentences = against_controls(controlled(spec.arms), beside, tell)
-        told[metric] += sentences
-        if metric not in NEITHER_IS_BETTER:
+        controls[metric], of_controls = against_controls(controlled(spec.arms), beside, partial(_sentences, metric))
+        sentences[metric] = _sentences(metric, of_metric, spec.baseline) + of_controls
+        if better_of(metric) != "neither":
             ranked[metric] = ranks(values, metric)
     summary: dict[str, Any] = {
-        "study": _study(spec, results, tuning, command),
+        "study": _study(spec, metrics, results, tuning, command),
         "rows": rows,
         "ranks": ranked,
-        "findings": told,
+        "findings": sentences,
     }
     if spec.speedup_metric:
-        summary["speedups"], controls[SPEEDUP], told[SPEEDUP] = _speedups_told(spec, results)
+        summary["speedups"], controls[SPEEDUP], sentences[SPEEDUP] = _compare_speed(spec, results)
     if controlled(spec.arms):
         summary["controls"] = controls
     if spec.tune:
         summary["tuning"] = _tuning_rows(spec, results, tuning)
     if spec.paper == "nearest":
         summary["search"] = nearest_arms(results)
-    if between := consistency(runs, results, bench):
+    if between := consistency(runs, results, study):
         summary["consistency"] = between
     return finite(summary)
 
 
-def _tell(metric: str, rows: Rows, reference: str) -> list[str]:
+def _sentences(metric: str, rows: Rows, reference: str) -> list[str]:
     return findings(rows, metric, reference, metric_label(metric))
 
 
 def _compare(results: list[RunResult], metric: str, values: Values, reference: str, num_resamples: int = 9999) -> Rows:
-    """Rows of a metric, with what is known of the runs besides."""
+    """Rows of a metric, with the runs that diverged, and what held-out points or training images score in their place."""
     rows = compare(values, reference, metric, num_resamples)
-    for row in rows:
-        row["diverged"] = _num_diverged(results, row["arm"], row["dataset"])
-        row["floor"] = _floor(results, row["arm"], row["dataset"], metric)
+    floors = (f"{metric}_of_held_out_points", f"{metric}_of_training_images")
+    for row in _with_diverged(rows, results):
+        of_arm = [result.results for result in results if (result.arm, result.dataset) == (row["arm"], row["dataset"])]
+        row["floor"] = next((found[key] for key in floors for found in of_arm if key in found), None)
     return rows
 
 
@@ -108,23 +110,27 @@ def _beside_control(results: list[RunResult], metric: str, values: Values, arm: 
     return _compare(results, metric, {control: values[control], arm: values[arm]}, control, num_resamples=0)
 
 
-def _speedups_told(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Rows, list[str]]:
+def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
+    diverged = Counter((result.arm, result.dataset) for result in results if result.status == "diverged")
+    for row in rows:
+        row["diverged"] = diverged[row["arm"], row["dataset"]]
+    return rows
+
+
+def _compare_speed(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Rows, list[str]]:
     """Rows of arms over the baseline, of arms over their controls, and sentences about both."""
     label = metric_label(spec.speedup_metric or "")
-    tell = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
+    sentences_of = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
 
     def compare_to(reference: str, arms: Iterable[str], common: bool = False) -> Rows:
-        rows = speedups(_quality(spec, results, arms, reference), reference, common)
-        for row in rows:
-            row["diverged"] = _num_diverged(results, row["arm"], row["dataset"])
-        return rows
+        return _with_diverged(speedups(_quality(spec, results, arms, reference), reference, common), results)
 
     def beside(arm: str, control: str) -> Rows:
         return compare_to(control, (control, arm), common=True)
 
     rows = compare_to(spec.baseline, spec.arms)
-    of_controls, sentences = against_controls(controlled(spec.arms), beside, partial(tell, common=True))
-    return rows, of_controls, tell(rows, spec.baseline) + sentences
+    of_controls, sentences = against_controls(controlled(spec.arms), beside, partial(sentences_of, common=True))
+    return rows, of_controls, sentences_of(rows, spec.baseline) + sentences
 
 
 def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], reference: str) -> dict[str, Any]:
@@ -146,17 +152,14 @@ def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], ref
 
 
 def _tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResult]) -> Rows:
-    """The scores that learning rates were chosen by."""
-    assert spec.tune is not None
     chosen = {(result.arm, result.dataset): result.learning_rate for result in results}
     rows = []
-    for arm in spec.arms:
-        for dataset in spec.datasets:
-            scores = tuning_scores(spec, tuning, arm, dataset)
-            for rate, score in scores.items():
-                is_chosen = chosen.get((arm, dataset)) == rate
-                row = {"arm": arm, "dataset": dataset, "learning_rate": rate, "score": score, "chosen": is_chosen}
-                rows.append({**row, "at_edge": is_chosen and rate in (min(scores), max(scores))})
+    for arm, dataset in itertools.product(spec.arms, spec.datasets):
+        scores = _tuning_scores(spec, tuning, arm, dataset)
+        for rate, score in scores.items():
+            is_chosen = chosen.get((arm, dataset)) == rate
+            row = {"arm": arm, "dataset": dataset, "learning_rate": rate, "score": score, "chosen": is_chosen}
+            rows.append({**row, "at_edge": is_chosen and rate in (min(scores), max(scores))})
     return rows
 
 
@@ -164,19 +167,18 @@ def chosen_rates(spec: StudySpec, results: list[RunResult]) -> dict[tuple[str, s
     """
     The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out.
 
-    The lowest one where there is no other: what the arm comes to with it belongs into the comparison too.
+    The lowest one where there is no other: the comparison shows how the arm fares with it.
     """
     if spec.tune is None:
         return None
     chosen = {}
-    for arm in spec.arms:
-        for dataset in spec.datasets:
-            scores = tuning_scores(spec, results, arm, dataset)
-            chosen[arm, dataset] = min(scores, key=lambda rate: (scores[rate], rate))
+    for arm, dataset in itertools.product(spec.arms, spec.datasets):
+        scores = _tuning_scores(spec, results, arm, dataset)
+        chosen[arm, dataset] = min(scores, key=lambda rate: (scores[rate], rate))
     return chosen
 
 
-def tuning_scores(spec: StudySpec, results: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
+def _tuning_scores(spec: StudySpec, results: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
     """From learning rates to the mean of the metric over the seeds for tuning; infinite if one of them diverged."""
     assert spec.tune is not None
     scores = {}
@@ -187,21 +189,7 @@ def tuning_scores(spec: StudySpec, results: list[RunResult], arm: str, dataset: 
     return scores
 
 
-def _num_diverged(results: list[RunResult], arm: str, dataset: str) -> int:
-    return sum((result.arm, result.dataset, result.status) == (arm, dataset, "diverged") for result in results)
-
-
-def _floor(results: list[RunResult], arm: str, dataset: str, metric: str) -> float | None:
-    """What held-out points, or training images, score in the place of samples; as many as the arm holds out."""
-    for key in (f"{metric}_of_held_out_points", f"{metric}_of_training_images"):
-        for result in results:
-            if (result.arm, result.dataset) == (arm, dataset) and key in result.results:
-                return result.results[key]
-    return None
-
-
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
-    """`summary.json`, and its rows as `summary.parquet`."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -211,12 +199,11 @@ def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
         parquet.write_table(pa.Table.from_pylist(flat), path)
 
 
-def _study(spec: StudySpec, results: list[RunResult], tuning: list[RunResult], command: str) -> dict[str, Any]:
-    everything = [*results, *tuning]
-    seconds = {
-        part: sum(result.record["train"][f"{part}_seconds"] for result in everything)
-        for part in ("training", "sampling", "evaluation")
-    }
+def _study(
+    spec: StudySpec, metrics: list[str], results: list[RunResult], tuning: list[RunResult], command: str
+) -> dict[str, Any]:
+    everything, parts = [*results, *tuning], ("training", "sampling", "evaluation")
+    seconds = {part: sum(result.record["train"][f"{part}_seconds"] for result in everything) for part in parts}
     return {
         "name": spec.name,
         "title": spec.title,
@@ -225,14 +212,11 @@ def _study(spec: StudySpec, results: list[RunResult], tuning: list[RunResult], c
         "arms": spec.arms,
         "datasets": list(spec.datasets),
         "seeds": list(spec.seeds),
-        "metrics": list(spec.metrics or _measured(results)),
-        "primary_metric": spec.primary_metric or next(iter(_measured(results)), ""),
+        "metrics": metrics,
+        "primary_metric": spec.primary_metric or next(iter(metrics), ""),
         "command": command,
         "seconds": seconds,
         "hours": sum(seconds.values()) / 3600,
-        "runs": {
-            "finished": sum(result.status == "finished" for result in everything),
-            "diverged": sum(result.status == "diverged" for result in everything),
-        },
+        "runs": {status: sum(result.status == status for result in everything) for status in ("finished", "diverged")},
         "meta": describe_environment(),
     }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...evaluation.metrics import metric_label
 from ..analysis.findings import SPEEDUP
-from ..spec.metrics import metric_label
 from .table_formats import NONE, Table, interval, number, probability
 from .tables import verdict
 
@@ -17,6 +17,23 @@ if TYPE_CHECKING:
     from ..runs.results import RunResult
 
 _NEAREST = 3
+
+
+def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
+    """All of these for which there are data."""
+    made = {"speedups": speedup_table, "tuning": tuning_table, "consistency": consistency_table, "search": search_table}
+    found = {name: make(summary[name]) for name, make in made.items() if summary.get(name)}
+    first = [found.pop("speedups")] if "speedups" in found else []
+    divergences = divergence_table(results)
+    tables = [*first, *control_tables(summary), *found.values(), *([divergences] if divergences else [])]
+    return [*tables, cost_table(summary["study"], results)]
+
+
+_SPEEDUP_COLUMNS = [
+    *("data set", "arm", "seeds", "never reached it", "ended worse", "updates needed"),
+    *("speed-up", "95 % interval", "adjusted p"),
+]
+_BOUNDS = "Where some runs never got there, it is an upper bound and has no interval; where none did, there is no speed-up."
 
 
 def speedup_table(rows: list[dict[str, Any]]) -> Table:
@@ -35,19 +52,20 @@ def speedup_table(rows: list[dict[str, Any]]) -> Table:
     return Table("speedups", "Speed-ups", _SPEEDUP_COLUMNS, cells, note, labels=2)
 
 
-_SPEEDUP_COLUMNS = [
-    *("data set", "arm", "seeds", "never reached it", "ended worse", "updates needed"),
-    *("speed-up", "95 % interval", "adjusted p"),
-]
-_BOUNDS = "Where some runs never got there, it is an upper bound and has no interval; where none did, there is no speed-up."
+def _speedup_cells(row: dict[str, Any]) -> list[str]:
+    """Speed-up, interval and p; runs that never got there make the first a bound and leave no interval."""
+    p = probability(row["p_adjusted"])
+    if not row["censored"] or row["speedup"] is None:
+        return [number(row["speedup"]), interval(row["ci_low"], row["ci_high"]), p]
+    return [NONE if row["censored"] == row["n"] else f"≤ {number(row['speedup'])}", NONE, p]
 
 
 def control_tables(summary: dict[str, Any]) -> list[Table]:
     """Differences and speed-ups of arms beside their controls; none where no arm has one."""
-    controls = summary.get("controls") or {}
-    by_metric = {metric: rows for metric, rows in controls.items() if metric != SPEEDUP and rows}
-    tables = [_control_table(by_metric)] if by_metric else []
-    if faster := controls.get(SPEEDUP):
+    controls = dict(summary.get("controls") or {})
+    faster = controls.pop(SPEEDUP, None)
+    tables = [_control_table([row for rows in controls.values() for row in rows])] if any(controls.values()) else []
+    if faster:
         table = speedup_table(faster)
         cells = [[*row[:2], of_row["control"], *row[2:]] for row, of_row in zip(table.rows, faster, strict=True)]
         columns = [*table.columns[:2], "control", *table.columns[2:]]
@@ -60,31 +78,22 @@ def control_tables(summary: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def _control_table(by_metric: dict[str, list[dict[str, Any]]]) -> Table:
-    rows: list[list[str]] = []
-    strong = set()
-    for row in (row for of_metric in by_metric.values() for row in of_metric):
-        said = verdict(row, None)
-        if said not in ("cannot tell", NONE):
-            strong.add((len(rows), 4))
-        rows.append([
+def _control_table(rows: list[dict[str, Any]]) -> Table:
+    verdicts = [verdict(row, None) for row in rows]
+    cells = [
+        [
             *(row["dataset"], row["arm"], row["control"], metric_label(row["metric"]), said, f"{row['pairs']}"),
             *(number(row["diff"]), interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"])),
-        ])  # fmt: skip
+        ]
+        for row, said in zip(rows, verdicts, strict=True)
+    ]
+    strong = frozenset((place, 4) for place, said in enumerate(verdicts) if said not in ("cannot tell", NONE))
     columns = ["data set", "arm", "control", "in", "beside the control", "seeds", "difference", "its 95 % interval"]
     note = (
         "Differences of an arm to its control, paired by seed; p is adjusted by Holm over all of these comparisons of a "
         "metric."
     )
-    return Table("controls", "Beside controls", [*columns, "adjusted p"], rows, note, labels=5, strong=frozenset(strong))
-
-
-def _speedup_cells(row: dict[str, Any]) -> list[str]:
-    """Speed-up, interval and p; runs that never got there make a bound of the first and leave nothing of the second."""
-    p = probability(row["p_adjusted"])
-    if not row["censored"] or row["speedup"] is None:
-        return [number(row["speedup"]), interval(row["ci_low"], row["ci_high"]), p]
-    return [NONE if row["censored"] == row["n"] else f"≤ {number(row['speedup'])}", NONE, p]
+    return Table("controls", "Beside controls", [*columns, "adjusted p"], cells, note, labels=5, strong=strong)
 
 
 def tuning_table(rows: list[dict[str, Any]]) -> Table:
@@ -100,7 +109,6 @@ def tuning_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def consistency_table(rows: list[dict[str, Any]]) -> Table:
-    """See [`~study.consistency.consistency`]."""
     note = (
         "Means over pairs of runs. Distance: between the points that both make of the same noise by DDIM, beside that of "
         "points from unrelated noise; the smaller the ratio, the more the runs agree. Loss barrier: how far the held-out "
@@ -122,7 +130,7 @@ def search_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _any_table(name: str, title: str, rows: list[dict[str, Any]], note: str) -> Table:
-    """Rows with whatever keys they have, as columns in the order in which they first appear."""
+    """Rows with any keys, as columns in the order in which they first appear."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     texts = [key for key in columns if any(isinstance(row.get(key), str) for row in rows)]
     ordered = texts + [key for key in columns if key not in texts]
@@ -141,7 +149,7 @@ def _any_text(value: Any) -> str:
 
 
 def divergence_table(results: Iterable[RunResult]) -> Table | None:
-    """Every run that diverged, with when and why; `None` if none did."""
+    """Every run that diverged, when and why; `None` if none did."""
     rows = [
         [
             *(result.dataset, result.arm, "tuning" if result.stage == "tune" else "comparison"),
@@ -163,7 +171,7 @@ _SECONDS = ("training_seconds", "sampling_seconds", "evaluation_seconds")
 
 
 def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
-    """Runs and seconds of each arm, tuning and diverged runs among them, and the whole in hours."""
+    """Runs and seconds of each arm, tuning and diverged runs included, and the total in hours."""
     rows, total = [], np.zeros(4)
     for arm in study["arms"]:
         trains = [result.record.get("train") or {} for result in results if result.arm == arm]
@@ -172,15 +180,8 @@ def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
         rows.append([arm, *_costs(seconds)])
     rows.append(["all", *_costs(total)])
     columns = ["arm", "runs", "training, s", "sampling, s", "evaluation, s", "hours"]
-    last = frozenset((len(rows) - 1, column) for column in range(len(columns)))
-    return Table(
-        "cost",
-        "Cost",
-        columns,
-        rows,
-        "Tuning runs and diverged runs among them. What a stack computes for all of its runs at once is shared equally.",
-        strong=last,
-    )
+    note = "Tuning runs and diverged runs among them. What a stack computes for all of its runs at once is shared equally."
+    return Table("cost", "Cost", columns, rows, note, strong=frozenset((len(rows) - 1, place) for place in range(6)))
 
 
 def _costs(seconds: np.ndarray) -> list[str]:

@@ -1,5 +1,5 @@
 """
-The plots of a report that answer to a reader: hover, arms that come and go in all plots at once, a logarithmic scale.
+The interactive plots of a report: hover, arms that are shown or hidden in all plots at once, a logarithmic scale.
 
 The figures are plotly's; arrays stay arrays, which plotly writes as short binary text. Traces carry the number of their arm
 in their `meta`, by which the page's own buttons find them, and single seeds are marked there too.
@@ -13,20 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from .plots import Place, spread
-from .report_data import Course, Family, Look
+from .plots import spread
+from .report_data import Course, Family, Look, Place, shown_datasets
 
 _GRID, _INK = "#e3e3e3", "#222222"
 
 
 class Panel(NamedTuple):
-    """
-    One plot of the page.
-
-    Args:
-        title (`str`): What it shows: mostly a data set.
-        figure (`go.Figure`): Without a title of its own.
-    """
+    """One plot of the page: what it shows, mostly a data set, and a figure without a title of its own."""
 
     title: str
     figure: go.Figure
@@ -40,29 +34,29 @@ def literal(text: str, most: int = 80) -> str:
 
 def _figure(traces: list[Any], x_axis: dict[str, Any], y_axis: dict[str, Any]) -> go.Figure:
     lines = {"gridcolor": _GRID, "zeroline": False, "linecolor": _INK, "automargin": True}
+    axes = {"xaxis": {**lines, "showgrid": True, **x_axis}, "yaxis": {**lines, "exponentformat": "power", **y_axis}}
+    look = {"template": None, "showlegend": False, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff"}
+    font = {"color": _INK, "size": 12, "family": "system-ui, sans-serif"}
     return go.Figure(
-        traces,
-        {
-            "template": None,
-            "xaxis": {**lines, "showgrid": True, **x_axis},
-            "yaxis": {**lines, "exponentformat": "power", **y_axis},
-            "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
-            "showlegend": False,
-            "hovermode": "closest",
-            "font": {"color": _INK, "size": 12, "family": "system-ui, sans-serif"},
-            "paper_bgcolor": "#ffffff",
-            "plot_bgcolor": "#ffffff",
-        },
+        traces, {**axes, **look, "margin": {"l": 8, "r": 8, "t": 28, "b": 8}, "hovermode": "closest", "font": font}
     )
 
 
-def _short(values: np.ndarray) -> np.ndarray:
+def _trace(number: int, x: Any, y: Any, look: Look | None = None, **about: Any) -> go.Scatter:
+    """A line of the arm of this number, or of no arm (-1)."""
+    line = {"color": look.color} if look else {}
+    about = {"mode": "lines", "hoverinfo": None if "hovertemplate" in about else "skip"} | about
+    about |= {"line": line | about.get("line", {}), "meta": {"arm": number, **about.pop("meta", {})}}
+    return go.Scatter(x=_short(x), y=y, **about)
+
+
+def _short(values: Any) -> np.ndarray:
     return np.asarray(values, dtype=np.float32)
 
 
 def course_panels(shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family) -> list[Panel]:
     """A plot of curves for each data set; one for all of them where they do not differ, as learning rates mostly do not."""
-    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in shown)]
+    datasets = shown_datasets(datasets, shown)
     title = None
     if len(datasets) > 1 and (common := _common(shown)):
         shown, title = {(arm, datasets[0]): course for arm, course in common.items()}, "all data sets"
@@ -95,67 +89,42 @@ def _common(shown: dict[Place, Course]) -> dict[str, Course]:
 
 
 def _band(number: int, look: Look, course: Course) -> go.Scatter:
-    return go.Scatter(
-        x=_short(np.concatenate([course.updates, course.updates[::-1]])),
-        y=_short(np.concatenate([course.high, course.low[::-1]])),
-        fill="toself",
-        fillcolor=look.color,
-        opacity=0.15,
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        meta={"arm": number},
-    )
+    x = np.concatenate([course.updates, course.updates[::-1]])
+    y = _short(np.concatenate([course.high, course.low[::-1]]))
+    return _trace(number, x, y, fill="toself", fillcolor=look.color, opacity=0.15, line={"width": 0})
 
 
 def _single_seeds(number: int, look: Look, course: Course) -> go.Scatter:
     """All single seeds of an arm as one trace with gaps, which draws much faster than one for each."""
     gap = [np.nan]
-    return go.Scatter(
-        x=_short(np.concatenate([part for _ in course.seeds for part in (course.seed_updates, gap)])),
-        y=_short(np.concatenate([part for seed in course.seeds for part in (seed, gap)])),
-        mode="lines",
-        line={"color": look.color, "width": 0.6},
-        opacity=0.45,
-        hoverinfo="skip",
-        connectgaps=False,
-        meta={"arm": number, "seeds": True},
-    )
+    x = np.concatenate([part for _ in course.seeds for part in (course.seed_updates, gap)])
+    y = _short(np.concatenate([part for seed in course.seeds for part in (seed, gap)]))
+    return _trace(number, x, y, look, line={"width": 0.6}, opacity=0.45, connectgaps=False, meta={"seeds": True})
 
 
 def _mean(number: int, look: Look, arm: str, course: Course) -> go.Scatter:
     of = f"mean of {course.num_runs} runs" if course.num_runs > 1 else "1 run"
-    return go.Scatter(
-        x=_short(course.updates),
-        y=_short(course.mean),
-        name=literal(arm),
-        mode="lines",
-        line={"color": look.color, "width": 2, "dash": look.plotly_line},
-        hovertemplate=f"<b>%{{fullData.name}}</b><br>update %{{x:,.0f}}: %{{y:.4g}}<br>{of}<extra></extra>",
-        meta={"arm": number},
-    )
+    text = f"<b>%{{fullData.name}}</b><br>update %{{x:,.0f}}: %{{y:.4g}}<br>{of}<extra></extra>"
+    line = {"width": 2, "dash": look.plotly_line}
+    return _trace(number, course.updates, _short(course.mean), look, line=line, name=literal(arm), hovertemplate=text)
 
 
 def seed_panels(
-    values: dict[Place, list[tuple[int, float]]],
-    rows: list[dict[str, Any]],
-    datasets: list[str],
-    looks: dict[str, Look],
+    values: dict[Place, list[tuple[int, float]]], rows: list[dict[str, Any]], datasets: list[str], looks: dict[str, Look]
 ) -> list[Panel]:
     """Seeds as points over means with their 95 % intervals, a plot for each data set."""
     panels = []
     of_place = {(row["arm"], row["dataset"]): row for row in rows}
     arms = [arm for arm in looks if any(place[0] == arm for place in values)]
-    for dataset in datasets:
-        places = [(place, arm) for place, arm in enumerate(arms) if values.get((arm, dataset))]
+    for dataset in shown_datasets(datasets, values):
         traces: list[Any] = []
-        for place, arm in places:
+        for place, arm in enumerate(arms):
+            if (arm, dataset) not in values:
+                continue
             number, look, row = list(looks).index(arm), looks[arm], of_place.get((arm, dataset), {})
             traces.append(_points(number, look, place, arm, values[arm, dataset]))
             if row.get("mean") is not None:
                 traces.append(_interval(number, look, place, arm, row))
-        if not places:
-            continue
         ticks = {"tickvals": list(range(len(arms))), "ticktext": [literal(arm, 20) for arm in arms]}
         figure = _figure(traces, {**ticks, "range": [-0.6, len(arms) - 0.4], "showgrid": False}, {})
         floor = next((row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None), None)
@@ -167,43 +136,31 @@ def seed_panels(
 
 def _floor(value: float, num_arms: int) -> go.Scatter:
     """What held-out points score, as a line that belongs to no arm."""
-    return go.Scatter(
-        x=np.linspace(-0.6, num_arms - 0.4, 9, dtype=np.float32),
-        y=[value] * 9,
-        mode="lines",
-        line={"color": "#767676", "width": 1.2, "dash": "dot"},
-        hovertemplate="held-out points: %{y:.4g}<extra></extra>",
-        meta={"arm": -1},
-    )
+    line = {"color": "#767676", "width": 1.2, "dash": "dot"}
+    x = np.linspace(-0.6, num_arms - 0.4, 9)
+    return _trace(-1, x, [value] * 9, line=line, hovertemplate="held-out points: %{y:.4g}<extra></extra>")
 
 
 def _points(number: int, look: Look, place: int, arm: str, found: list[tuple[int, float]]) -> go.Scatter:
-    return go.Scatter(
-        x=_short(place + spread(len(found))),
-        y=[value for _, value in found],
-        customdata=[seed for seed, _ in found],
-        name=literal(arm),
-        mode="markers",
-        marker={"color": look.color, "size": 6, "opacity": 0.6, "symbol": look.plotly_marker},
-        hovertemplate="<b>%{fullData.name}</b><br>seed %{customdata}: %{y:.4g}<extra></extra>",
-        meta={"arm": number},
-    )
+    seeds, values = zip(*found, strict=True)
+    marker = {"color": look.color, "size": 6, "opacity": 0.6, "symbol": look.plotly_marker}
+    text = "<b>%{fullData.name}</b><br>seed %{customdata}: %{y:.4g}<extra></extra>"
+    about: dict[str, Any] = {
+        "mode": "markers",
+        "marker": marker,
+        "customdata": seeds,
+        "name": literal(arm),
+        "hovertemplate": text,
+    }
+    return _trace(number, place + spread(len(found)), values, **about)
 
 
 def _interval(number: int, look: Look, place: int, arm: str, row: dict[str, Any]) -> go.Scatter:
-    """The mean as a bar, and what is told of it."""
     mean, low, high = row["mean"], row["ci_low"], row["ci_high"]
-    told = f"mean of {row['n']}: %{{y:.4g}}" + ("" if low is None else f"<br>95 % interval {low:.4g} to {high:.4g}")
-    return go.Scatter(
-        x=[place - 0.33, place, place + 0.33],
-        y=[mean] * 3,
-        error_y=None if low is None else {
-            "array": [None, high - mean, None], "arrayminus": [None, mean - low, None],
-            "color": look.color, "thickness": 1.5, "width": 4,
-        },
-        name=literal(arm),
-        mode="lines",
-        line={"color": look.color, "width": 2},
-        hovertemplate=f"<b>%{{fullData.name}}</b><br>{told}<extra></extra>",
-        meta={"arm": number},
-    )  # fmt: skip
+    text = f"mean of {row['n']}: %{{y:.4g}}" + ("" if low is None else f"<br>95 % interval {low:.4g} to {high:.4g}")
+    about: dict[str, Any] = {"name": literal(arm), "line": {"width": 2}}
+    about["hovertemplate"] = f"<b>%{{fullData.name}}</b><br>{text}<extra></extra>"
+    if low is not None:
+        bars = {"array": [None, high - mean, None], "arrayminus": [None, mean - low, None]}
+        about["error_y"] = {**bars, "color": look.color, "thickness": 1.5, "width": 4}
+    return _trace(number, [place - 0.33, place, place + 0.33], [mean] * 3, look, **about)

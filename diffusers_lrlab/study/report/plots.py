@@ -16,7 +16,7 @@ from matplotlib.ticker import LogFormatter
 from ...core.files import atomic_file
 from ...core.plotting import DARK, GREY, new_figure, plain_axes
 from ...training.plots.points import draw_points
-from .report_data import Course, Family, Look, compared
+from .report_data import Course, Family, Look, Place, compared, shown_datasets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..runs.results import RunResult
 
 _MOST_COLUMNS_OF_SAMPLES = 24  # a picture is at most some thousand pixels wide
-Place = tuple[str, str]  # arm and data set
 
 
 def plain(text: str, most: int = 40) -> str:
@@ -53,17 +52,8 @@ def _panels(count: int, height: float) -> tuple[Any, list[Axes]]:
     return figure, axes[:count]
 
 
-def _legend(figure: Any, axes: Axes, looks: dict[str, Look], arms: set[str]) -> None:
-    handles = [
-        axes.plot([], [], color=look.color, linestyle=look.line, label=plain(arm))[0]
-        for arm, look in looks.items()
-        if arm in arms
-    ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False, fontsize=8)
-
-
 class _PlainLogFormatter(LogFormatter):
-    """Numbers as one writes them: 0.75, not 8e-01."""
+    """Plain decimals: 0.75, not 8e-01."""
 
     def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
         return f"{x:.3g}"
@@ -73,7 +63,7 @@ def plot_courses(
     shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family, path: Path
 ) -> None:
     """Mean curves with their bands, a panel for each data set; losses on a logarithmic scale where they have one."""
-    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in shown)]
+    datasets = shown_datasets(datasets, shown)
     figure, panels = _panels(len(datasets), 2.4)
     for axes, dataset in zip(panels, datasets, strict=True):
         axes.set_title(plain(dataset), fontsize=9)
@@ -91,7 +81,11 @@ def plot_courses(
             axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
             axes.tick_params(axis="y", which="minor", labelsize=6)
     panels[0].set_ylabel(family.axis, fontsize=8)
-    _legend(figure, panels[0], looks, {arm for arm, _ in shown})
+    arms = {arm: look for arm, look in looks.items() if any(place[0] == arm for place in shown)}
+    handles = [
+        panels[0].plot([], [], color=look.color, linestyle=look.line, label=plain(arm))[0] for arm, look in arms.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False, fontsize=8)
     _save(figure, path)
 
 
@@ -99,7 +93,7 @@ def plot_seeds(
     values: dict[Place, list[tuple[int, float]]], datasets: list[str], looks: dict[str, Look], label: str, path: Path
 ) -> None:
     """Every seed as a point over its arm, with the mean as a bar, a panel for each data set."""
-    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in values)]
+    datasets = shown_datasets(datasets, values)
     arms = [arm for arm in looks if any(place[0] == arm for place in values)]
     figure, panels = _panels(len(datasets), 2.6)
     for axes, dataset in zip(panels, datasets, strict=True):
@@ -118,7 +112,7 @@ def plot_seeds(
 
 
 def spread(count: int) -> np.ndarray:
-    """Where to put `count` points side by side, within a quarter of the middle: `(count,)`, the same at every call."""
+    """Offsets `(count,)` of points side by side, within a quarter of the middle; the same at every call."""
     return np.linspace(-0.25, 0.25, count) if count > 1 else np.zeros(count)
 
 
@@ -173,11 +167,10 @@ def _rank_label(axes: Axes, arm: str, rank: float, color: str, place: int, count
 
 
 def sample_grid_of(results: list[RunResult]) -> dict[Place, RunResult]:
-    """Of every arm and data set, the finished run of the lowest seed that has samples."""
+    """For every arm and data set, the finished run of the lowest seed that has samples."""
     chosen: dict[Place, RunResult] = {}
-    for result in sorted(compared(results), key=lambda result: result.seed):
-        samples = result.samples or {}
-        if samples.get("points") or samples.get("png"):
+    for result in compared(results):
+        if result.samples.get("points") or result.samples.get("png"):
             chosen.setdefault((result.arm, result.dataset), result)
     return chosen
 
@@ -186,7 +179,7 @@ def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks:
     """Samples of one seed: a row for each data set, a column for each arm, one scale in a row."""
     every = [arm for arm in looks if any(place[0] == arm for place in chosen)]
     arms = every[:_MOST_COLUMNS_OF_SAMPLES]
-    datasets = [dataset for dataset in datasets if any(place[1] == dataset for place in chosen)]
+    datasets = shown_datasets(datasets, chosen)
     figure = new_figure(1.5 * len(arms) + 0.4, 1.5 * len(datasets) + 0.4, dpi=130)
     panels = figure.subplots(len(datasets), len(arms), squeeze=False)
     for row, dataset in zip(panels, datasets, strict=True):
@@ -208,7 +201,7 @@ def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks:
 
 
 def _drawer(of_row: list[dict[str, Any]]) -> Callable[[Axes, dict[str, Any], str], None]:
-    """What draws samples of one data set, points on the scale of the whole row."""
+    """A function that draws samples of one data set, points on the scale of the whole row."""
     every = [np.asarray(samples["points"], dtype=float) for samples in of_row if samples.get("points")]
     limits = (np.zeros(2), np.ones(2))
     if every:

@@ -15,11 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...core.files import atomic_folder, write_text
-from ..analysis.findings import SPEEDUP
+from ..analysis.findings import SPEEDUP, counted
 from ..spec.spec import ARM_NOTES, controlled
 from . import extra_tables, interactive, plots, tables
 from .report_data import FAMILIES, compared, courses, final_values, lines_left_out, looks, spans_decades
-from .table_formats import Table, markdown_text, probability, to_html, to_latex, to_markdown
+from .table_formats import Table, markdown_text, probability, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from ..runs.results import RunResult
@@ -55,7 +55,7 @@ def _file_name(name: str) -> str:
 
 
 class _Report:
-    """What the page and the Markdown have in common, made once."""
+    """The parts that page and Markdown have in common, made once."""
 
     def __init__(self, results: list[RunResult], summary: dict[str, Any]):
         self.results, self.summary, self.study = results, summary, summary["study"]
@@ -64,7 +64,6 @@ class _Report:
         self.looks = looks(self.study["arms"], self.study["baseline"])
         present = dict.fromkeys(row["metric"] for row in summary["rows"])
         first = self.study.get("primary_metric") or "kl"
-        # A study that names no metrics has all that its runs have.
         names = dict.fromkeys([*self.study["metrics"], *present])
         self.metrics = sorted((name for name in names if name in present), key=lambda name: name != first)
         self.courses = {family.name: courses(results, family) for family in FAMILIES}
@@ -72,21 +71,8 @@ class _Report:
         self.values = {metric: final_values(results, metric) for metric in self.metrics}
         self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
         self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None
-        self.others = self._other_tables()
+        self.others = extra_tables.other_tables(results, summary)
         self.pictures: dict[str, str] = {}  # file name -> what it shows
-
-    def _other_tables(self) -> list[Table]:
-        summary = self.summary
-        found = [
-            extra_tables.speedup_table(summary["speedups"]) if summary.get("speedups") else None,
-            *extra_tables.control_tables(summary),
-            extra_tables.tuning_table(summary["tuning"]) if summary.get("tuning") else None,
-            extra_tables.consistency_table(summary["consistency"]) if summary.get("consistency") else None,
-            extra_tables.search_table(summary["search"]) if summary.get("search") else None,
-            extra_tables.divergence_table(self.results),
-            extra_tables.cost_table(self.study, self.results),
-        ]
-        return [table for table in found if table is not None]
 
     def all_tables(self) -> list[Table]:
         return [*([self.paper] if self.paper else []), *self.summaries.values(), *self.others]
@@ -97,16 +83,16 @@ class _Report:
         study, runs = self.study, self.study["runs"]
         diverged = f", {runs['diverged']} of them diverged" if runs.get("diverged") else ""
         also = ", and some with controls of their own" if self.controlled else ""
-        made = _count(runs["finished"] + runs.get("diverged", 0), "run")
+        made = counted(runs["finished"] + runs.get("diverged", 0), "run")
         return (
-            f"{_count(len(study['arms']), 'arm')} on {_count(len(self.datasets), 'data set')} with "
-            f"{_count(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs "
+            f"{counted(len(study['arms']), 'arm')} on {counted(len(self.datasets), 'data set')} with "
+            f"{counted(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs "
             f"at one time on different cores count each). Every arm is compared with {study['baseline']}{also}, seed by "
             "seed, and words such as “better” stand only where the adjusted test says so."
         )
 
     def findings(self, metric: str) -> tuple[list[str], list[str]]:
-        """Sentences that a test carries, and the rest."""
+        """Sentences that a test supports, and the rest."""
         pairs = [*((arm, self.study["baseline"]) for arm in self.study["arms"]), *self.controlled]
         starts = tuple(f"{arm} is {word} than {other}" for arm, other in pairs for word in _VERDICTS)
         starts += tuple(f"{arm} never reached" for arm in self.study["arms"])
@@ -115,7 +101,7 @@ class _Report:
         return told, [sentence for sentence in sentences if not sentence.startswith(starts)]
 
     def nothing_told(self, metric: str) -> str:
-        """What stands where no difference is told."""
+        """The text for a metric without significant differences."""
         rows = self.summary["speedups"] if metric == SPEEDUP else tables.rows_of(self.summary, metric)
         rows = [*rows, *self.summary.get("controls", {}).get(metric, ())]
         if all(row["p_adjusted"] is None for row in rows):
@@ -124,7 +110,6 @@ class _Report:
         return f"No difference to {self.study['baseline']}{controls} passed the adjusted test."
 
     def friedman(self, metric: str) -> str:
-        """Whether ranks differ at all."""
         ranks = self.summary["ranks"][metric]
         if ranks["p"] is None:
             return ranks["reason"] or ""
@@ -133,16 +118,15 @@ class _Report:
         return f"Friedman's test that all arms are alike: p {p if p.startswith('<') else f'= {p}'}{few}."
 
     def findings_by_label(self) -> list[tuple[str, str, list[str], list[str]]]:
-        """Of every metric that has sentences, with its name, the ones without rows (speed-ups, say) last."""
+        """Name, label and sentences of every metric that has some; those without rows, such as speed-ups, last."""
         names = [*self.metrics, *(name for name in self.summary["findings"] if name not in self.metrics)]
         found = [name for name in names if self.summary["findings"].get(name)]
         labels = {SPEEDUP: "Speed-ups"}
         return [(name, labels.get(name) or tables.metric_label(name), *self.findings(name)) for name in found]
 
     def facts(self) -> list[tuple[str, str]]:
-        """Versions, hardware, and how the runs were executed."""
         executors = Counter(_executor(result) for result in self.results)
-        facts = [("executor", ", ".join(f"{name} ({_count(num, 'run')})" for name, num in executors.items()))]
+        facts = [("executor", ", ".join(f"{name} ({counted(num, 'run')})" for name, num in executors.items()))]
         for key, value in (self.summary.get("meta") or self.study.get("meta") or {}).items():
             if isinstance(value, dict):
                 value = ", ".join(f"{name} {inner}" for name, inner in value.items())
@@ -151,7 +135,7 @@ class _Report:
         return facts
 
     def common_config(self) -> list[tuple[str, str]]:
-        """Fields of the configuration that all compared runs share; folders are nobody's business."""
+        """Fields of the configuration that all compared runs share; paths are not published."""
         configs = [result.config for result in compared(self.results)]
         if not configs:
             return []
@@ -160,21 +144,18 @@ class _Report:
         return [(key, str(value)) for key, value in same.items() if value is not None and not str(value).startswith("/")]
 
     def arms(self) -> list[dict[str, Any]]:
-        """Name, description, fields and look of every arm."""
         described = []
         for arm, spec in self.study["arms"].items():
             fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
             fields += [("compared with", ", ".join(controls)) for controls in [spec.get("controls")] if controls]
-            described.append({
-                "name": arm, "description": spec.get("description") or "", "fields": fields, "look": self.looks[arm],
-                "is_baseline": arm == self.study["baseline"],
-            })  # fmt: skip
+            arm_texts = {"name": arm, "description": spec.get("description") or "", "fields": fields}
+            described.append({**arm_texts, "look": self.looks[arm], "is_baseline": arm == self.study["baseline"]})
         return described
 
     # --- pictures --------------------------------------------------------------------------------
 
     def draw(self, out: Path) -> None:
-        """All PNGs; what there are no data for is left out."""
+        """All PNGs for which there are data."""
         for family in self.families:
             plots.plot_courses(
                 self.courses[family.name], self.datasets, self.looks, family, self._picture(out, family.name, family.title)
@@ -211,15 +192,11 @@ class _Report:
 
     def logarithmic(self) -> list[str]:
         """Rows of plots that begin with a logarithmic scale."""
-        shown = {
-            family.name: {place: course.mean for place, course in self.courses[family.name].items()}
-            for family in self.families
-            if family.is_loss
-        }
+        losses = [family.name for family in self.families if family.is_loss]
+        shown = {name: {place: course.mean for place, course in self.courses[name].items()} for name in losses}
         for metric in self.metrics:
-            shown[f"seeds-{metric}"] = {
-                place: np.array([value for _, value in found]) for place, found in self.values[metric].items()
-            }
+            values = self.values[metric].items()
+            shown[f"seeds-{metric}"] = {place: np.array([value for _, value in found]) for place, found in values}
         return [row for row, values in shown.items() if spans_decades(values)]
 
     # --- documents -------------------------------------------------------------------------------
@@ -233,21 +210,19 @@ class _Report:
         for name, panels in self.rows_of_plots().items():
             rows[name] = [(len(drawn) + place, panel.title) for place, panel in enumerate(panels)]
             drawn += [{"row": name, **json.loads(panel.figure.to_json())} for panel in panels]
-        logarithmic = self.logarithmic()
-        data = {"plots": drawn, "logarithmic": logarithmic}
+        data = {"plots": drawn, "logarithmic": self.logarithmic()}
         # Only these scripts may run, and nothing may be loaded, whatever a name in the study contains.
         nonce = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:32]
         environment = Environment(
             loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
         )  # fmt: skip
-        environment.filters["table"] = to_html
         return environment.get_template("report.html").render(
             report=self,
             study=self.study,
             rows=rows,
             with_seeds={name for name, shown in self.courses.items() if any(course.seeds for course in shown.values())},
-            logarithmic=logarithmic,
+            logarithmic=data["logarithmic"],
             notes={family.name: lines_left_out(self.courses[family.name]) for family in self.families},
             labels={metric: tables.metric_label(metric) for metric in self.metrics},
             embedded={file: base64.b64encode((out / file).read_bytes()).decode() for file in self.pictures},
@@ -275,13 +250,11 @@ class _Report:
 
 
 def _executor(result: RunResult) -> str:
-    """How a run was done, in words."""
     executor = result.record["run"]["executor"]
     if "members" not in executor:
         return executor["name"]
-    return (
-        f"{executor['name']}, up to {executor['members']} side by side, products {'/'.join(executor['products'].values())}"
-    )
+    products = "/".join(executor["products"].values())
+    return f"{executor['name']}, up to {executor['members']} side by side, products {products}"
 
 
 def _duration(hours: float) -> str:
@@ -290,7 +263,3 @@ def _duration(hours: float) -> str:
 
 def _bullets(sentences: list[str]) -> str:
     return "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
-
-
-def _count(num: int, thing: str) -> str:
-    return f"{num:,} {thing}" + ("" if num == 1 else "s")

@@ -23,8 +23,11 @@ _MOST_SEED_LINES = 200  # of one data set, shared by the arms
 _MOST_LINES_OF_AN_ARM = 20
 
 
+Place = tuple[str, str]  # arm and data set
+
+
 class Look(NamedTuple):
-    """How an arm is drawn, everywhere: a colour, and a line and a marker in the words of plotly, matplotlib and SVG."""
+    """How an arm is drawn in all plots: colour, line and marker in the words of plotly, matplotlib and SVG."""
 
     color: str
     plotly_line: str
@@ -86,29 +89,29 @@ class Course(NamedTuple):
 
 
 def looks(arms: Iterable[str], baseline: str | None) -> dict[str, Look]:
-    """The look of every arm, by its place."""
-    chosen: dict[str, Look] = {}
-    place = 0
-    for arm in arms:
-        if arm == baseline:
-            chosen[arm] = Look(_BASELINE, *_LINES[0], *_MARKERS[0])
-            continue
-        turn = place // len(_COLORS)
-        line, marker = _LINES[turn % len(_LINES)], _MARKERS[(turn + 1) % len(_MARKERS)]
-        chosen[arm] = Look(_COLORS[place % len(_COLORS)], *line, *marker)
-        place += 1
+    arms = list(arms)
+    chosen = {arm: Look(_BASELINE, *_LINES[0], *_MARKERS[0]) for arm in arms}
+    for place, arm in enumerate(arm for arm in arms if arm != baseline):
+        turn, color = divmod(place, len(_COLORS))
+        chosen[arm] = Look(_COLORS[color], *_LINES[turn % len(_LINES)], *_MARKERS[(turn + 1) % len(_MARKERS)])
     return chosen
 
 
 def compared(results: Iterable[RunResult]) -> list[RunResult]:
-    """The finished runs that the comparison is of: none that only chose a learning rate, none that diverged."""
-    return [result for result in results if result.stage == "compare" and result.status == "finished"]
+    """The finished runs of the comparison, by seed: none that only chose a learning rate, none that diverged."""
+    finished = [result for result in results if result.stage == "compare" and result.status == "finished"]
+    return sorted(finished, key=lambda result: result.seed)
 
 
-def courses(results: Iterable[RunResult], family: Family) -> dict[tuple[str, str], Course]:
+def shown_datasets(datasets: list[str], shown: Iterable[Place]) -> list[str]:
+    present = {dataset for _, dataset in shown}
+    return [dataset for dataset in datasets if dataset in present]
+
+
+def courses(results: Iterable[RunResult], family: Family) -> dict[Place, Course]:
     """Curves of one kind, by arm and data set, of finished runs; runs without one are left out."""
-    found: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
-    for result in sorted(compared(results), key=lambda result: result.seed):
+    found: dict[Place, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for result in compared(results):
         curve = _curve(result.curves or {}, family)
         if curve is not None:
             found.setdefault((result.arm, result.dataset), []).append(curve)
@@ -150,7 +153,7 @@ def _course(curves: list[tuple[np.ndarray, np.ndarray]], most_lines: int) -> Cou
     return Course(grid, mean, np.maximum(mean - std, lowest), np.minimum(mean + std, highest), seeds, coarse, len(curves))
 
 
-def spans_decades(values: dict[tuple[str, str], np.ndarray]) -> bool:
+def spans_decades(values: dict[Place, np.ndarray]) -> bool:
     """Whether a linear scale would hide what is small: all values are positive, and one data set spans a factor of 20."""
     sets: dict[str, list[np.ndarray]] = {}
     for (_, dataset), found in values.items():
@@ -159,8 +162,8 @@ def spans_decades(values: dict[tuple[str, str], np.ndarray]) -> bool:
     return all(low > 0 for low, _ in spans) and any(bool(high > 20 * low) for low, high in spans)
 
 
-def lines_left_out(shown: dict[tuple[str, str], Course]) -> str:
-    """Says how many seeds are drawn as lines of their own where not all are, else nothing."""
+def lines_left_out(shown: dict[Place, Course]) -> str:
+    """A note on how many seeds are drawn as single lines; empty where all are."""
     crowded = [course for course in shown.values() if len(course.seeds) not in (0, course.num_runs)]
     if not crowded:
         return ""
@@ -168,10 +171,10 @@ def lines_left_out(shown: dict[tuple[str, str], Course]) -> str:
     return f"Of up to {most} seeds an arm, the first {drawn} are drawn as lines; means and bands are of all."
 
 
-def final_values(results: Iterable[RunResult], metric: str) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """Of every arm and data set, (seed, value) of the finished runs that have this metric, by seed."""
-    values: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for result in sorted(compared(results), key=lambda result: result.seed):
+def final_values(results: Iterable[RunResult], metric: str) -> dict[Place, list[tuple[int, float]]]:
+    """For every arm and data set, (seed, value) of the finished runs that have this metric, by seed."""
+    values: dict[Place, list[tuple[int, float]]] = {}
+    for result in compared(results):
         value = result.results.get(metric)
         if value is not None and np.isfinite(value):
             values.setdefault((result.arm, result.dataset), []).append((result.seed, float(value)))

@@ -1,4 +1,4 @@
-"""One table, three forms: Markdown, LaTeX (with booktabs) and HTML. Every text is escaped."""
+"""Tables of texts, and their forms in Markdown and LaTeX (with booktabs); HTML is in `report.html`. Texts are escaped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
-
 from ..analysis.statistics import LEVEL
 
 NONE = "–"
-_LONG = 30
-_CELL = Markup("<td>{}</td>")
 
 
 class Table(NamedTuple):
@@ -42,7 +38,7 @@ class Table(NamedTuple):
 
 
 def without_empty(table: Table) -> Table:
-    """The table without the columns of figures in which no row has one. It has no groups, and only names are strong."""
+    """The table without empty columns of figures; for tables without groups, in which only names are strong."""
     kept = [
         column
         for column in range(len(table.columns))
@@ -56,12 +52,11 @@ def without_empty(table: Table) -> Table:
 
 
 def number(value: float | None) -> str:
-    """Four significant digits."""
     return NONE if value is None or not math.isfinite(value) else f"{value:.4g}".replace("-", "−")
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Both ends, to two digits of the width where that is readable; or nothing."""
+    """Both ends, to two digits of the width where that is readable."""
     if low is None or high is None:
         return NONE
     decimals = _decimals(max(abs(low), abs(high)), high - low)
@@ -91,7 +86,7 @@ def plus_minus(mean: float | None, std: float | None) -> str:
 
 
 def probability(value: float | None) -> str:
-    """A p-value, which never reads as the level of the tests if it is below it."""
+    """A p-value; below the level of the tests it never reads as the level."""
     if value is None:
         return NONE
     text = f"{value:.3f}"
@@ -104,7 +99,7 @@ def probability(value: float | None) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A GitHub table; headings over headings are put before the headings themselves."""
+    """A GitHub table; group headings are put before the headings of columns."""
     over = [text for text, width in table.groups for _ in range(width)] or [""] * len(table.columns)
     heads = [f"{group} {column}".strip() for group, column in zip(over, table.columns, strict=True)]
     marks = ["---" if column < table.labels else "---:" for column in range(len(table.columns))]
@@ -130,38 +125,6 @@ def to_latex(table: Table) -> str:
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [f"% {_one_line(table.note)}"] if table.note else []
     return "\n".join(lines) + "\n"
-
-
-def to_html(table: Table, caption: bool = True) -> Markup:
-    """A table in a box that scrolls by itself, so that a narrow page does not; its title is heard even if it is not seen."""
-    heads = Markup("").join(
-        Markup("<th scope=col{}>{}</th>").format(Markup(" class=label") if column < table.labels else "", text)
-        for column, text in enumerate(table.columns)
-    )
-    over = Markup("").join(Markup("<th colspan={} scope=colgroup>{}</th>").format(n, text) for text, n in table.groups)
-    body = Markup("").join(_html_row(table, place) for place in range(len(table.rows)))
-    above = Markup("<caption>{}</caption>").format(table.title) if caption else ""
-    note = Markup("<p class=note>{}</p>").format(table.note) if table.note else ""
-    return Markup(
-        '<div class=scroll tabindex=0 role=region aria-label="{}"><table>{}<thead>{}<tr>{}</tr></thead>'
-        "<tbody>{}</tbody></table></div>{}"
-    ).format(table.title, above, Markup("<tr>{}</tr>").format(over) if over else "", heads, body, note)
-
-
-def _html_row(table: Table, place: int) -> Markup:
-    cells = []
-    for column, text in enumerate(table.rows[place]):
-        inner = Markup("<strong>{}</strong>").format(text) if (place, column) in table.strong else escape(text)
-        # A long name is cut by the style, and read by pointing at it; a sentence has lines.
-        title = Markup(' title="{}"').format(text) if len(text) > _LONG else ""
-        title = Markup(" class=sentence") if len(text) > 2 * _LONG else title
-        cells.append(
-            Markup("<th scope=row{}>{}</th>").format(title, inner) if column < table.labels else _CELL.format(inner)
-        )
-    # A line above each row that begins something new.
-    before = table.rows[place - 1][0] if place else None
-    starts = Markup(" class=start") if table.rows[place][0] not in (before, "") else ""
-    return Markup("<tr{}>{}</tr>").format(starts, Markup("").join(cells))
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...evaluation.metrics import better_of, metric_label, word_for
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
-from ..analysis.statistics import LARGER_IS_BETTER, LEVEL, NEITHER_IS_BETTER, PERCENTS, word_for
-from ..spec.metrics import metric_label
+from ..analysis.statistics import LEVEL, PERCENTS
 from .report_data import compared
 from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
 
@@ -20,7 +20,7 @@ _SHARES = tuple(map(str, PERCENTS))
 
 
 def verdict(row: dict[str, Any], baseline: str | None) -> str:
-    """What may be said of an arm on a data set: nothing but what the adjusted test says."""
+    """The verdict on an arm on a data set: only what the adjusted test supports."""
     if row["arm"] == baseline:
         return "baseline"
     if row["mean"] is None and row.get("diverged"):
@@ -42,7 +42,6 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
 
 
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
-    """Everything the statistics say of a metric."""
     baseline = summary["study"]["baseline"]
     rows, strong = [], set()
     for place, row in enumerate(rows_of(summary, metric)):
@@ -59,23 +58,14 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
             *(seeds if any(needed.get(share) is not None for share in _SHARES) else NONE, number(row.get("floor"))),
         ])  # fmt: skip
     columns = [
-        *("data set", "arm", "beside the baseline", "runs", "mean ± std", "95 % interval", "by bootstrap"),
-        *(
-            "difference",
-            "its 95 % interval",
-            "adjusted p",
-            "effect size",
-            f"seeds to see {' / '.join(_SHARES)} %",
-            "held-out points",
-        ),
+        *("data set", "arm", "beside the baseline", "runs", "mean ± std", "95 % interval", "by bootstrap", "difference"),
+        *("its 95 % interval", "adjusted p", "effect size", f"seeds to see {' / '.join(_SHARES)} %", "held-out points"),
     ]
-    better = (
-        "" if metric in NEITHER_IS_BETTER else "Larger is better. " if metric in LARGER_IS_BETTER else "Smaller is better. "
-    )
+    better = {"neither": "", "larger": "Larger is better. ", "smaller": "Smaller is better. "}[better_of(metric)]
     note = (
-        f"{better}Differences are to {baseline}, paired by seed; p is adjusted by Holm over all "
-        f"arms and data sets of this metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the "
-        "paired differences over their standard deviation, with Hedges' correction for few seeds."
+        f"{better}Differences are to {baseline}, paired by seed; p is adjusted by Holm over all arms and data sets of this "
+        f"metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the paired differences over their "
+        "standard deviation, with Hedges' correction for few seeds."
     )
     table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=frozenset(strong))
     return without_empty(table)
@@ -85,7 +75,7 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
 
 
 def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table:
-    """Schedule x data set with the paper's four figures in each, the paper's own beside ours."""
+    """Schedules by data sets, with the paper's four figures beside ours."""
     study, finished = summary["study"], compared(results)
     datasets = [name for name in DATASETS if name in study["datasets"]]
     rows: list[list[str]] = []
@@ -114,8 +104,8 @@ def _ours(summary: dict[str, Any], finished: list[RunResult], arm: str, dataset:
         if row is not None and row["mean"] is None and row.get("diverged"):
             return "diverged"
         return plus_minus(row["mean"], row["std"]) if row else NONE
-    runs = [result.record["train"] for result in finished if (result.arm, result.dataset) == (arm, dataset)]
-    seconds = [train[quantity.seconds] for train in runs if train.get(quantity.seconds) is not None]
+    trains = [result.record["train"] for result in finished if (result.arm, result.dataset) == (arm, dataset)]
+    seconds = [train[quantity.seconds] for train in trains if train.get(quantity.seconds) is not None]
     if not seconds:
         return NONE
     return plus_minus(float(np.mean(seconds)), float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None)

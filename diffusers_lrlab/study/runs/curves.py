@@ -28,16 +28,14 @@ class Curves:
         self._losses.append((update, loss, lr, beta1))
 
     def add_quality(self, update: int, losses: dict[str, float]) -> None:
-        """Validation losses after `update` updates."""
         self._quality.append({"update": update, **losses})
 
     @property
     def last_quality(self) -> dict[str, float]:
-        """The last validation losses."""
         return {key: value for key, value in (self._quality or [{}])[-1].items() if key != "update"}
 
     def to_dict(self) -> dict[str, dict[str, list[Any]]]:
-        """For the file of the run: losses as means over equal parts of the run, and quality at some points; 200 at most."""
+        """For the record: losses as means over equal parts of the run, and quality at some points; 200 points at most."""
         parts: dict[int, list[tuple[int, float, float, float | None]]] = {}
         for row in self._losses:
             parts.setdefault(row[0] * _MOST_POINTS // max(self.num_updates, 1), []).append(row)
@@ -55,10 +53,8 @@ class Curves:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All rows."""
         return {"losses": [list(row) for row in self._losses], "quality": self._quality}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to these rows."""
         self._losses = [tuple(row) for row in state["losses"]]
         self._quality = list(state["quality"])

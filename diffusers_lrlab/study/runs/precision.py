@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Precision(NamedTuple):
-    """What it is, and the type of device that has it; `None` for all."""
+    """A precision, and the type of device that has it (`None` for all)."""
 
     description: str
     device: str | None
@@ -27,7 +27,7 @@ PRECISIONS = {
 
 
 def check_precision(name: str, device: torch.device) -> None:
-    """Raises a `LabError` for a precision that there is not, or that this device does not have."""
+    """Raises a `LabError` for a precision that is unknown, or that this device lacks."""
     if name not in PRECISIONS:
         raise LabError(f"There is no precision {name!r}. Known: {', '.join(PRECISIONS)}.")
     needed = PRECISIONS[name].device

@@ -1,4 +1,4 @@
-"""The folder of a study: one file for each run, that is there whole or not at all."""
+"""The folder of a study: one file for each run, which is either complete or absent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ..spec.spec import PRESETS, RunSpec, StudySpec
 _ENDED = ("finished", "diverged")
 
 
-@dataclass(frozen=True)
 class RunResult:
     """
     What came out of a run.
@@ -32,67 +30,24 @@ class RunResult:
         record (`dict`): The file of the run: sections `run`, `train`, `curves`, `samples`, `config`, `meta`.
     """
 
-    record: dict[str, Any]
-
-    @property
-    def id(self) -> str:
-        """The name of its file."""
-        return self.record["run"]["id"]
-
-    @property
-    def arm(self) -> str:
-        """Its arm."""
-        return self.record["run"]["arm"]
-
-    @property
-    def dataset(self) -> str:
-        """Its data set."""
-        return self.record["run"]["dataset"]
-
-    @property
-    def seed(self) -> int:
-        """Its seed."""
-        return self.record["run"]["seed"]
-
-    @property
-    def stage(self) -> str:
-        """What it is for: "tune" if it only served to choose a learning rate, else "compare"."""
-        return self.record["run"]["stage"]
-
-    @property
-    def status(self) -> str:
-        """How it ended: "finished" or "diverged"."""
-        return self.record["run"]["status"]
-
-    @property
-    def learning_rate(self) -> float:
-        """The peak."""
-        return self.record["run"]["learning_rate"]
-
-    @property
-    def results(self) -> dict[str, float]:
-        """From metrics to figures; empty if it diverged."""
-        return self.record["train"]["results"]
-
-    @property
-    def curves(self) -> dict[str, dict[str, list[float]]]:
-        """Losses, and quality at the evaluation points."""
-        return self.record["curves"]
-
-    @property
-    def samples(self) -> dict[str, Any]:
-        """Some, for pictures."""
-        return self.record.get("samples") or {}
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Every field of the training configuration."""
-        return self.record["config"]
+    def __init__(self, record: dict[str, Any]):
+        self.record, run = record, record["run"]
+        self.id: str = run["id"]
+        self.arm: str = run["arm"]
+        self.dataset: str = run["dataset"]
+        self.seed: int = run["seed"]
+        self.stage: str = run["stage"]  # "tune" if it only served to choose a learning rate, else "compare"
+        self.status: str = run["status"]  # "finished" or "diverged"
+        self.learning_rate: float = run["learning_rate"]  # the peak
+        self.results: dict[str, float] = record["train"]["results"]  # from metrics to figures; empty if it diverged
+        self.curves: dict[str, dict[str, list[float]]] = record["curves"]
+        self.samples: dict[str, Any] = record.get("samples") or {}
+        self.config: dict[str, Any] = record["config"]
 
 
 class StudyFolder:
     """
-    Paths of a study, and who may write there.
+    The folder of a study: its paths, its lock, and the results in it.
 
     Args:
         path (`Path`): `--out`.
@@ -103,20 +58,22 @@ class StudyFolder:
         self.damaged: set[str] = set()  # runs whose files were found and could not be read
 
     def run_file(self, run_id: str) -> Path:
-        """Where the result of a run is."""
         return self.path / "runs" / f"{run_id}.json"
 
     def weights_file(self, run_id: str) -> Path:
-        """Where the averaged weights of a run are."""
         return self.path / "weights" / f"{run_id}.safetensors"
+
+    @property
+    def stacks(self) -> Path:
+        return self.path / "stacks"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """
-        Nobody else writes into the folder inside this block.
+        No other process writes into the folder inside this block.
 
         Raises:
-            LabError: if somebody does; it says who.
+            LabError: if another one does; it says which.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -142,13 +99,13 @@ class StudyFolder:
             lock.release()
 
     def _remove_leftovers(self) -> None:
-        """Files that a process which was killed had not written to their end."""
+        """Unfinished files of a process that was killed."""
         for pattern in (".tmp-*", "runs/.tmp-*", "weights/.tmp-*", "stacks/.tmp-*"):
             for file in self.path.glob(pattern):
                 shutil.rmtree(file) if file.is_dir() else file.unlink()
 
     def check_is_study(self, name: str) -> None:
-        """Raises a `LabError` if the folder holds something else than a study of this name."""
+        """Raises a `LabError` if the folder holds anything but a study of this name."""
         if self.path.is_file():
             raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
         if self.path.is_dir() and not (self.path / "spec.yaml").exists():
@@ -157,30 +114,28 @@ class StudyFolder:
                     f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or "
                     "empty folder; nothing is ever overwritten unasked."
                 )
-        if (self.path / "spec.yaml").exists() and (kept := self.read_spec()[0]["name"]) != name:
+        if (self.path / "spec.yaml").exists() and (other := self.read_spec()[0]["name"]) != name:
             raise LabError(
-                f"--out {str(self.path)!r} holds the study {kept!r}, and this is {name!r}, whose report would take the "
-                "place of the other's. Give another folder."
+                f"--out {str(self.path)!r} holds the study {other!r}; the report of {name!r} would replace its report. Give "
+                "another folder."
             )
 
     def write_spec(self, spec: StudySpec, command: str) -> None:
-        """Keeps what was asked for, and how."""
-        kept = json.loads(json.dumps(spec.to_dict()))
-        if spec.folder != PRESETS:  # relative, so that both can be moved together, and nobody reads where they are
-            kept["folder"] = os.path.relpath(spec.folder, self.path.resolve())
-        text = yaml.safe_dump({"command": command, "spec": kept}, sort_keys=False)
-        write_text(self.path / "spec.yaml", text)
+        saved = json.loads(json.dumps(spec.to_dict()))
+        if spec.folder != PRESETS:  # relative, so that both can be moved together, and no path of this machine is published
+            saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
+        write_text(self.path / "spec.yaml", yaml.safe_dump({"command": command, "spec": saved}, sort_keys=False))
 
     def read_spec(self) -> tuple[dict[str, Any], str]:
-        """What was asked for last, and how."""
+        """The specification that was run last, as data, and the command."""
         file = self.path / "spec.yaml"
         if not file.exists():
             raise LabError(f"There is no study in {str(self.path)!r}. Make one by `lrlab study run SPEC --out DIR`.")
-        kept = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return kept["spec"], kept["command"]
+        saved = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return saved["spec"], saved["command"]
 
     def read(self, run_id: str) -> RunResult | None:
-        """The result of a run; `None` if there is none, or half of one, which is noted."""
+        """The result of a run; `None` if there is none, or a damaged one, which is noted."""
         file = self.run_file(run_id)
         if not file.exists():
             return None
@@ -194,16 +149,14 @@ class StudyFolder:
         return None
 
     def results(self, specs: Iterable[RunSpec]) -> list[RunResult]:
-        """Those that are there, in the order of the runs."""
         found = (self.read(spec.id) for spec in specs)
         return [result for result in found if result is not None]
 
     def missing(self, specs: Iterable[RunSpec]) -> list[RunSpec]:
-        """Runs without a result."""
         return [spec for spec in specs if self.read(spec.id) is None]
 
-    def strangers(self, specs: Iterable[RunSpec]) -> list[str]:
-        """Files of runs that are not, or no longer, part of the study."""
+    def unknown_files(self, specs: Iterable[RunSpec]) -> list[str]:
+        """Results of runs that are not, or no longer, part of the study."""
         known = {spec.id for spec in specs}
         return sorted(file.stem for file in (self.path / "runs").glob("*.json") if file.stem not in known)
 
@@ -213,15 +166,20 @@ class StudyFolder:
         write_text(self.run_file(record["run"]["id"]), text)
 
     def write_weights(self, run_id: str, tensors: dict[str, Any]) -> None:
-        """Keeps weights of a run, for what is measured between runs."""
         from safetensors.torch import save_file
 
         with atomic_file(self.weights_file(run_id)) as path:
             save_file(tensors, path)
 
+    def read_weights(self, run_id: str) -> dict[str, Any] | None:
+        from safetensors.torch import load_file
+
+        file = self.weights_file(run_id)
+        return load_file(file) if file.exists() else None
+
 
 def finite(value: Any) -> Any:
-    """The same data with `None` in the place of numbers that JSON does not know."""
+    """The same data with `None` in place of numbers that JSON does not know."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

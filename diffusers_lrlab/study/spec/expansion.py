@@ -11,13 +11,14 @@ from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
 from ...data.options import EMBEDDED_DATASETS
 from ...data.toy2d_entries import TOY_DATASETS
+from ...evaluation.metrics import METRICS
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.select import kind_of
 from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
-from .metrics import check_metrics, default_metrics, sample_metrics
+from .metrics import check_metrics, default_metrics
 from .spec import ARM_NOTES, PRESETS, RunSpec, StudySpec
 
 
@@ -51,7 +52,6 @@ def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) 
 
 
 def expand_tuning(spec: StudySpec) -> list[RunSpec]:
-    """All runs that learning rates are chosen by."""
     if spec.tune is None:
         return []
     runs = []
@@ -93,14 +93,14 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[ResolvedConfig, dic
 
 
 def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], ResolvedConfig]) -> None:
-    """Raises a `LabError` if a loss or a distance is to be compared between arms for which it means different things."""
+    """Raises a `LabError` if arms are compared by a loss or a distance that differs in meaning between them."""
     for dataset in spec.datasets:
         _check_training_data(dataset, [configs[arm, dataset] for arm in spec.arms])
         _check_samples(spec, dataset, [configs[arm, dataset] for arm in spec.arms])
     asked = {*spec.metrics, spec.speedup_metric or ""}
-    losses = sorted(asked & {"validation_loss", "validation_loss_ema", "training_set_loss"})
+    losses = sorted(name for name in asked if name in METRICS and METRICS[name].is_loss)
     for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
-        if name == "num_validation_images" and losses == ["training_set_loss"]:
+        if name == "num_validation_images" and not any("held_out" in METRICS[loss].needs for loss in losses):
             continue
         for dataset in spec.datasets:
             values = {getattr(configs[arm, dataset], name) for arm in spec.arms}
@@ -113,7 +113,7 @@ def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], ResolvedCo
 
 
 def _check_training_data(dataset: str, configs: list[ResolvedConfig]) -> None:
-    """Raises a `LabError` if arms would learn from different data: what is held out of a data set is not trained on."""
+    """Raises a `LabError` if arms would train on different data: held-out data are taken from them."""
     if configs[0].dataset_name in TOY_DATASETS:  # which hold out points of their own
         return
     numbers = {config.num_validation_images for config in configs}
@@ -125,13 +125,13 @@ def _check_training_data(dataset: str, configs: list[ResolvedConfig]) -> None:
 
 
 def _check_samples(spec: StudySpec, dataset: str, configs: list[ResolvedConfig]) -> None:
-    """Raises a `LabError` if distances are to be compared that different numbers of samples make larger or smaller."""
-    of_samples = sorted(sample_metrics() & {*(spec.metrics or default_metrics(configs[0]))})
-    numbers = {config.distance_samples or config.num_validation_images for config in configs}
-    if of_samples and configs[0].point_column is not None and len(numbers) > 1:
+    """Raises a `LabError` if distances between different numbers of samples are compared: the number changes them."""
+    of_samples = sorted(name for name in spec.metrics or default_metrics(configs[0]) if METRICS[name].of == "samples")
+    numbers = {kind_of(config).num_compared_samples(config) for config in configs}
+    if of_samples and len(numbers) > 1:
         raise LabError(
             f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
-            f"({', '.join(map(str, sorted(numbers)))} on {dataset!r}). Give all arms the same distance_samples."
+            f"({', '.join(sorted(map(str, numbers)))} on {dataset!r}). Give all arms the same distance_samples."
         )
 
 
@@ -141,7 +141,7 @@ def _paths() -> list[str]:
 
 
 def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Options with whole paths where they mean files beside that of the study."""
+    """Options with absolute paths where they name files beside that of the study."""
     where = Path(str(importlib.resources.files(__package__) / "presets")) if folder == PRESETS else Path(folder)
     located = dict(options)
     for name in _paths():

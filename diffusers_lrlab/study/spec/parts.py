@@ -8,22 +8,22 @@ from typing import Any
 
 from ...core.errors import LabError, did_you_mean
 from ...core.options import names_where, options_of
+from ...evaluation.metrics import better_of
 from ...training.config import TrainingConfig
-from ..analysis.statistics import LARGER_IS_BETTER, NEITHER_IS_BETTER
 from .spec import ARM_NOTES, Tuning, controlled
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
 
 def check_keys(options: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
-    """Raises a `LabError` for a key that there is not."""
+    """Raises a `LabError` for an unknown key."""
     for key in options:
         if key not in keys:
             raise LabError(f"There is no {key!r} in {where}.{did_you_mean(str(key), keys)} Known: {', '.join(keys)}.")
 
 
 def list_of(value: Any, what: str) -> list[Any]:
-    """A list, or the one thing that was given as a list; a `LabError` for what is in it twice."""
+    """The value as a list; raises a `LabError` for duplicates."""
     values = value if isinstance(value, list) else [value]
     for one in values:
         if values.count(one) > 1:
@@ -32,7 +32,6 @@ def list_of(value: Any, what: str) -> list[Any]:
 
 
 def read_seeds(value: Any, what: str) -> tuple[int, ...]:
-    """A number of seeds, or which ones."""
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else list_of(value, what)
     if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
         raise LabError(f"{what}: {value!r} is not allowed; give a number of seeds, or a list such as [0, 1, 2].")
@@ -52,7 +51,7 @@ def _numbers(value: Any, what: str) -> tuple[float, ...]:
 
 
 def read_fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Fields of the training configuration, as they are written."""
+    """Fields of the training configuration, as they are written; raises a `LabError` for unknown ones."""
     if not isinstance(fields, dict):
         raise LabError(f"{where} must be a mapping of options to values, such as 'lr_scheduler: cosine'.")
     known = [*options_of(TrainingConfig), *also]
@@ -82,7 +81,7 @@ def _named(value: Any, what: str) -> dict[str, Any]:
 
 
 def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Arms by name, one for each learning rate where there are several, and how the names of these end."""
+    """Arms by name, one for each learning rate, and the ending of each name that its rate gave it."""
     if not isinstance(value, dict):
         raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
     arms: dict[str, dict[str, Any]] = {}
@@ -113,7 +112,7 @@ def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[s
 
 
 def settle_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str], baseline: str) -> None:
-    """Makes the controls of arms lists of whole names; raises a `LabError` for what cannot be one."""
+    """Replaces the controls of arms by lists of full names; raises a `LabError` for what cannot be a control."""
     for arm, fields in arms.items():
         if "controls" in fields:
             controls = _controls(arm, fields.pop("controls"), arms, endings.get(arm, ""), baseline)
@@ -127,7 +126,7 @@ def settle_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str],
 
 
 def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseline: str) -> list[str]:
-    """The arms of these names; of arms with several learning rates, those of the arm's own."""
+    """The full names of controls; of arms with several learning rates, the ones at the arm's own rate."""
     names = given if isinstance(given, list) else [given]
     if not names or not all(isinstance(name, str) for name in names):
         raise LabError(f"controls of {arm!r}: {given!r} is not allowed; give the names of arms, such as [cosine], or none.")
@@ -153,7 +152,6 @@ def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseli
 
 
 def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
-    """Data sets by name."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list):
@@ -167,12 +165,12 @@ def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def _with_source(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a data set; it is the one of this name unless they say otherwise."""
+    """Fields of a data set, which is the one of this name unless they give another source."""
     return fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
 
 
 def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
-    """How learning rates are chosen, on other seeds than those of the comparison."""
+    """How learning rates are chosen: on other seeds than those of the comparison."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -189,6 +187,6 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
         _numbers(value[name], f"tune: {name}") if name in value else () for name in ("learning_rates", "factors")
     )
     metric = str(value.get("metric", "kl"))
-    if metric in (*LARGER_IS_BETTER, *NEITHER_IS_BETTER):
+    if better_of(metric) != "smaller":
         raise LabError(f"tune: metric {metric!r} is not better the smaller it is. Choose by one that is.")
     return Tuning(rates, factors, own, metric)

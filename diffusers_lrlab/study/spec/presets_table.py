@@ -8,12 +8,10 @@ from .spec import StudySpec
 
 
 def num_runs(spec: StudySpec) -> int:
-    """Of the comparison and of the choice of learning rates."""
     return len(expand(spec)) + len(expand_tuning(spec))
 
 
 def presets_table() -> str:
-    """A row for each preset, in Markdown."""
     rows = ["| preset | what it is about | runs |", "|---|---|---|"]
     for name in preset_names():
         spec = load_spec(name)
@@ -22,7 +20,6 @@ def presets_table() -> str:
 
 
 def presets_text() -> str:
-    """The same for a terminal."""
     specs = [load_spec(name) for name in preset_names()]
     width = max(len(spec.name) for spec in specs)
     return "\n".join(f"  {spec.name:<{width}}  {num_runs(spec):>4} runs  {spec.title}" for spec in specs)

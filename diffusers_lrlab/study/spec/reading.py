@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, did_you_mean
+from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
 from .parts import check_keys, list_of, read_arms, read_datasets, read_fields, read_seeds, read_tuning, settle_controls
 from .spec import PRESETS, StudySpec
 
 
 def preset_names() -> list[str]:
-    """Studies that come with the package."""
     folder = importlib.resources.files(__package__) / "presets"
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -112,6 +112,7 @@ def spec_from_dict(kept: dict[str, Any], where: Path) -> StudySpec:
 
 
 def _speedup_metric(value: Any) -> str | None:
-    if value not in (None, "validation_loss", "validation_loss_ema"):
-        raise LabError(f"speedup_metric: {value!r} has no course over a run. Use validation_loss_ema or validation_loss.")
+    logged = [name for name, metric in METRICS.items() if metric.of == "log"]
+    if value not in (None, *logged):
+        raise LabError(f"speedup_metric: {value!r} has no course over a run. Use {' or '.join(logged)}.")
     return value

@@ -20,7 +20,7 @@ _FORMAT = 1  # of result files; part of the identity of a run
 
 
 def controlled(arms: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """Every arm that has controls, with each of them."""
+    """Pairs of an arm and a control."""
     return [(arm, control) for arm, fields in arms.items() for control in fields.get("controls", ())]
 
 
@@ -42,7 +42,6 @@ class Tuning:
     metric: str
 
     def rates_for(self, config: ResolvedConfig) -> list[float]:
-        """To choose from, for an arm."""
         return list(self.learning_rates) or [config.learning_rate * factor for factor in self.factors]
 
 
@@ -88,7 +87,6 @@ class StudySpec:
     paper: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As data."""
         return dataclasses.asdict(self)
 
 
@@ -122,7 +120,7 @@ class RunSpec:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Every field of the configuration that others may know, with paths as they were given."""
+        """Every field of the configuration that may be published, with paths as they were given."""
         return {key: value for key, value in (self.config.to_dict() | self.given).items() if key != "output_dir"}
 
     @cached_property
@@ -142,5 +140,4 @@ class RunSpec:
 
     @property
     def id(self) -> str:
-        """The name of its file."""
         return f"{self.arm}--{self.dataset}--{self.seed}--{self.digest}"

@@ -21,7 +21,7 @@ Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class Inputs(NamedTuple):
-    """What a stack learns from in an update: `(members, batch, ...)` each; `weights` of the losses only if there are any."""
+    """What a stack trains on in an update: `(members, batch, ...)` each; `weights` of the losses only if there are any."""
 
     points: torch.Tensor
     timesteps: torch.Tensor
@@ -69,7 +69,7 @@ class CapturedUpdate:
         self._replay = record(work)
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
-        """Does an update, at the rates that the members noted; the losses are valid until the next one."""
+        """Does an update at the rates that the members noted; the losses are valid until the next one."""
         for place, part in zip(self._inputs, inputs, strict=True):
             if place is not None and part is not None:
                 place.copy_(part)
@@ -81,7 +81,7 @@ class CapturedUpdate:
 
 
 def can_be_captured(member: Member) -> bool:
-    """Whether the step of its optimizer reads all that a schedule changes from the device. The others step by themselves."""
+    """Whether the optimizer's step reads from the device whatever a schedule changes. Others step outside the graph."""
     kind = type(member.optimizer)
     if member.plan.schedule.sets_momentum:
         return kind in (torch.optim.Adam, torch.optim.AdamW)

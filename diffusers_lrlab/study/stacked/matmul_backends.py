@@ -1,6 +1,6 @@
-"""The matrix products of a stack, in several ways. All multiply and add in the precision of what they are given.
+"""The matrix products of a stack, by several backends. All multiply and add in the precision of their operands.
 
-Which way is fastest depends on the processor, and is measured (`study/stacked/probe.py`).
+Which one is fastest depends on the processor, and is measured (`study/stacked/fastest_backends.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
 
 
 def operands(kind: str, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a product multiplies, as views: of `(first, second)` as a layer has them, left and right factor."""
+    """The left and right factor of a product, as views of `(first, second)` as a layer has them."""
     if kind == "forward":
         return first, second.transpose(1, 2)
     return (first.transpose(1, 2) if kind == "weight_gradient" else first), second
@@ -57,7 +57,7 @@ def _onednn(kind: str) -> Product:
     return product
 
 
-WAYS: dict[str, Callable[[str], Product]] = {"stock": _stock, "onednn": _onednn}
+BACKENDS: dict[str, Callable[[str], Product]] = {"stock": _stock, "onednn": _onednn}
 STOCK = dict.fromkeys(KINDS, "stock")
 # Gradients of weights have both of their operands transposed, which oneDNN copies first.
 CANDIDATES: dict[str, dict[str, str]] = {

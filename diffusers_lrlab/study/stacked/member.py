@@ -36,23 +36,22 @@ class Member(RunState):
         self.last_momentum: float | None = None
 
     def start(self, objective: Objective, device: torch.device) -> None:
-        """Makes the rest, once the network is in its stack."""
+        """Makes optimizer, schedules and averages, once the network is in its stack."""
         self.objective = objective
         self.make_parts(device)
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to its end, whichever that is."""
         return self.error is not None or self.update == self.plan.num_updates
 
     def note_rates(self) -> None:
-        """Notes, and compares with what was promised, the learning rate and the momentum that the next step is done at."""
+        """Notes the learning rate and the momentum of the next step, and compares them with the expected ones."""
         with scaled_lr(self.optimizer, self.lr_factor):
             self.check_schedules()
             self.last_lr, self.last_momentum = self.current_lr, self.current_momentum
 
     def take_step(self, stepped: bool) -> None:
-        """The optimizer's step with the gradients that are there, if it is not done yet, and one tick of the clock."""
+        """The optimizer's step with the present gradients, unless it is done already, and one tick of the clock."""
         started = time.perf_counter()
         if not stepped:
             with scaled_lr(self.optimizer, self.lr_factor):
@@ -61,7 +60,7 @@ class Member(RunState):
         self.training_seconds += time.perf_counter() - started
 
     def state_dict(self, sums: torch.Tensor) -> dict[str, Any]:
-        """Everything that an exact continuation needs; `sums` are what the stack holds for it."""
+        """Everything that an exact continuation needs; the stack has the `sums`."""
         return {
             "data_fingerprint": self.data.fingerprint,
             "update": self.update,
@@ -78,7 +77,7 @@ class Member(RunState):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to a state; the network stays in its stack."""
+        """Restores a state; the network stays in its stack."""
         self.update, self.error = state["update"], state["error"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -93,11 +92,10 @@ class Member(RunState):
         self.training_seconds, self.evaluation_seconds = state["seconds"]
 
     def diverge(self) -> None:
-        """Notes that the loss is no longer finite."""
         self.error = f"The loss was not finite at update {self.update}, at learning rate {self.current_lr:.3g}."
 
     def validate(self) -> None:
-        """Adds validation losses to the curves, and shows them to a schedule that follows them."""
+        """Adds validation losses to the curves, and passes them to a schedule that follows them."""
         losses = {name: float(values.mean()) for name, values in self.validation_losses().items()}
         if not all(map(math.isfinite, losses.values())):
             self.diverge()

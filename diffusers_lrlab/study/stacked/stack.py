@@ -22,7 +22,7 @@ from .stacked_mlp import StackedMLP, take_out
 
 
 class _Draws:
-    """What members with the same draws learn from at each update."""
+    """What members with the same draws train on at each update."""
 
     def __init__(self, member: Member, updates: range, device: torch.device):
         plan, data, self.device = member.plan, member.data, device
@@ -32,7 +32,6 @@ class _Draws:
         self.batches = iterate_batches(data, plan.layout, member.config.seed, updates)
 
     def draw(self, update: int) -> Inputs:
-        """Of one member."""
         points = to_device(next(self.batches), self.device)
         timesteps = self.objective.draw(update)
         noise = torch.cat(list(self.objective.noise(update, points)))
@@ -47,7 +46,7 @@ class Stack:
         members (`list` of [`Member`]): Of one architecture, batch size and diffusion process; those that are not done, at
             one update.
         device (`torch.device`): Where.
-        ways (`dict`, *optional*): See [`StackedMLP`].
+        backends (`dict`, *optional*): See [`StackedMLP`].
         recorder (`Callable`, *optional*): How the device's part of an update is recorded, see [`CapturedUpdate`]; as a CUDA
             graph on a GPU if not given, and elsewhere not at all.
     """
@@ -56,10 +55,10 @@ class Stack:
         self,
         members: list[Member],
         device: torch.device,
-        ways: dict[str, str] | None = None,
+        backends: dict[str, str] | None = None,
         recorder: Recorder | None = None,
     ):
-        self.device, self.ways = device, ways
+        self.device, self.backends = device, backends
         self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
         self.update = next((member.update for member in members if not member.is_done), members[0].update)
         self.sums = torch.zeros(3, len(members), device=device)
@@ -75,7 +74,7 @@ class Stack:
             member.start(inputs.objective, device)
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
-        """Puts members back into states that were saved, and lets those go that are done."""
+        """Restores saved states of members, and drops members that are done."""
         for member, state in states.items():
             member.load_state_dict(state)
             self.sums[:, self.members.index(member)] = state["sums"].to(self.device)
@@ -88,7 +87,7 @@ class Stack:
         return self.sums[:, self.members.index(member)].cpu()
 
     def _let_go(self) -> None:
-        """The stack goes on without the members that are done."""
+        """Takes members that are done out of the stack."""
         members = [member for member in self.members if not member.is_done]
         if len(members) == len(self.members):
             return
@@ -100,19 +99,17 @@ class Stack:
         self._gather(members)
 
     def _gather(self, members: list[Member]) -> None:
-        """Puts the networks of these members, and of no others, into the stack."""
         self.members = members
         if not members:
             return
         layout = members[0].plan.layout
-        self.mlp = StackedMLP([member.model for member in members], layout.global_batch, self.ways)
+        self.mlp = StackedMLP([member.model for member in members], layout.global_batch, self.backends)
         self._captured: CapturedUpdate | None = None
         self._can_record = False
         norms = [member.config.max_grad_norm or math.inf for member in members]
         self.max_norms = torch.tensor(norms, device=self.device, dtype=self.mlp.weights[0].dtype)
 
     def do_update(self) -> None:
-        """One update of all members."""
         members, inputs = self.members, self._draw()
         for member in members:
             member.note_rates()
@@ -135,7 +132,6 @@ class Stack:
             self.recorder = None
 
     def _draw(self) -> Inputs:
-        """What this update learns from."""
         sources = [self._draws_of[id(member)] for member in self.members]
         drawn = {source: source.draw(self.update) for source in dict.fromkeys(sources)}
         points, timesteps, noise = (
@@ -149,7 +145,7 @@ class Stack:
         return Inputs(points, timesteps, noise, torch.stack([ones if weight is None else weight for weight in weights]))
 
     def _compute(self, inputs: Inputs) -> torch.Tensor:
-        """The losses, unweighted, of shape `(members, batch)`; the gradients of their weighted means are left clipped."""
+        """The unweighted losses `(members, batch)`; leaves the clipped gradients of their weighted means."""
         points, timesteps, noise, weights = inputs
         scheduler, flat = self.members[0].noise_scheduler, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = scheduler.add_noise(*flat).view_as(points)
@@ -181,7 +177,7 @@ class Stack:
             yield num_advanced
 
     def _read_sums(self) -> None:
-        """Losses into the curves at logging points, which is also when divergence is noticed."""
+        """Adds losses to the curves at logging points, where divergence is noticed too."""
         due = [index for index, member in enumerate(self.members) if _is_due(member, self.update)]
         if not due:
             return
@@ -208,6 +204,5 @@ def _is_due(member: Member, update: int) -> bool:
 
 
 def _draws_key(member: Member) -> Any:
-    """Equal for members with the same draws."""
     drawn_by = tuple(repr(getattr(member.config, name)) for name in names_where(TrainingConfig, decides_draws=True))
     return (id(member.data), member.plan.num_updates, *drawn_by)

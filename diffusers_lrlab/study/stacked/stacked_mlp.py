@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .matmul_backends import STOCK, WAYS, Product
+from .matmul_backends import BACKENDS, STOCK, Product
 
 
 class StackedMLP:
@@ -16,15 +16,16 @@ class StackedMLP:
     The parameters of each network become views of these, and so do their gradients: what an optimizer does to a network
     happens in the stack. Nothing is computed across networks, so that none can disturb another: where `hidden_size` is a
     multiple of 4, no bit of a network depends on which others there are, and elsewhere only rounding does (MKL's depends on
-    addresses modulo 16). This is so in a single thread, such as a lane has; several share products out by their number.
+    addresses modulo 16). This holds in a single thread, such as a worker has; several threads share products out by their
+    number.
 
     Args:
         models (`list` of [`MLPDenoiser`]): Of one configuration, device and dtype. They stay usable by themselves.
         batch (`int`): Points of each network in an update.
-        ways (`dict`, *optional*): From the kinds of products to names in `WAYS`; torch's own if not given.
+        backends (`dict`, *optional*): From the kinds of products to names in `BACKENDS`; torch's own if not given.
     """
 
-    def __init__(self, models: list[Any], batch: int, ways: dict[str, str] | None = None):
+    def __init__(self, models: list[Any], batch: int, backends: dict[str, str] | None = None):
         self.models, self.batch = models, batch
         linears = [[model.input, *model.blocks, model.output] for model in models]
         self.weights: list[torch.Tensor] = []
@@ -43,9 +44,9 @@ class StackedMLP:
                     parameter.data, parameter.grad = its_value, its_grad
                 values.append(value)
                 grads.append(grad)
-        self._product = {kind: WAYS[way](kind) for kind, way in (ways or STOCK).items()}
+        self._product = {kind: BACKENDS[name](kind) for kind, name in (backends or STOCK).items()}
         # Too narrow for anything but torch's.
-        self._output_product = {kind: WAYS[way](kind) for kind, way in STOCK.items()}
+        self._output_product = {kind: BACKENDS[name](kind) for kind, name in STOCK.items()}
         like, size = self.weights[0], (len(models), batch, models[0].config.hidden_size)
         self._hidden = [like.new_empty(size) for _ in self.weights[1:]]
         self._active = [like.new_empty(size) for _ in self.weights[1:]]
@@ -55,12 +56,12 @@ class StackedMLP:
 
     @property
     def gradients(self) -> list[torch.Tensor]:
-        """Of all parameters, `(members, ...)` each, in the order of a network's parameters."""
+        """`(members, ...)` each, in the order of a network's parameters."""
         return [grad for pair in zip(self.weight_grads, self.bias_grads, strict=True) for grad in pair]
 
     @property
     def num_bytes(self) -> int:
-        """Of weights, gradients and what a pass has in memory."""
+        """Of weights, gradients and buffers of a pass."""
         rows = (*self.weights, *self.biases, *self._hidden, *self._active, self._gradient, self._through, self._output)
         embedding = self.batch * len(self.models) * self.weights[0].shape[2] * self.weights[0].element_size()
         return sum(tensor.nbytes for tensor in (*rows, *self.gradients)) + embedding

@@ -32,6 +32,10 @@ class DataKind(ABC):
         is_bounded (`bool`): Whether values lie in [-1, 1], where samples are kept too.
         has_neighbours (`bool`): Whether values have neighbours, as pixels do, that noise may be correlated over.
         default_length (`dict`): The length of a run, as options.
+        form (`str`): Of the data, which decides what metrics there are: "images", "points", or one that has none.
+        default_metrics (`tuple` of `str`): What a study measures if nobody says, the primary one first.
+        is_compared_between_runs (`bool`): Studies save weights and samples from common noise, and say how far runs agree.
+        not_stackable (`str` or `None`): Why runs cannot be stacked, if they cannot.
     """
 
     name: ClassVar[str]
@@ -41,6 +45,10 @@ class DataKind(ABC):
     is_bounded: ClassVar[bool]
     has_neighbours: ClassVar[bool]
     default_length: ClassVar[dict[str, int]]
+    form: ClassVar[str] = ""
+    default_metrics: ClassVar[tuple[str, ...]] = ("validation_loss_ema", "validation_loss")
+    is_compared_between_runs: ClassVar[bool] = False
+    not_stackable: ClassVar[str | None] = "stacks are of MLPDenoisers on points"
 
     # --- options -----------------------------------------------------------------------------------------------------
 
@@ -115,3 +123,17 @@ class DataKind(ABC):
     def preview(self, samples: np.ndarray) -> np.ndarray:
         """What is kept of the samples of one moment of training."""
         return samples
+
+    # --- studies -----------------------------------------------------------------------------------------------------
+
+    def data_depend_on_seed(self, config: ResolvedConfig) -> bool:
+        """Whether runs of other seeds cannot share the loaded data."""
+        return True
+
+    def lacks_samples(self, config: ResolvedConfig) -> str | None:
+        """Why there are no samples to compare with data at the end of a run; `None` if there are."""
+        return None
+
+    def num_compared_samples(self, config: ResolvedConfig) -> int | None:
+        """How many samples are compared with data, if runs that differ in it cannot be compared."""
+        return None

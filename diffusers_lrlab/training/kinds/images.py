@@ -50,6 +50,9 @@ class Images(DataKind):
     is_bounded = True
     has_neighbours = True
     default_length = {"num_epochs": 100}
+    form = "images"
+    default_metrics = ("frechet_distance", "validation_loss_ema", "validation_loss")
+    not_stackable = "stacks are of MLPDenoisers on points, and this is a UNet on images"
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         return _DEFAULTS | (_DIGITS if config.dataset_name == "digits" else {})
@@ -133,6 +136,11 @@ class Images(DataKind):
 
     def preview(self, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
+
+    def lacks_samples(self, config: ResolvedConfig) -> str | None:
+        if config.frechet_samples:
+            return None
+        return "needs features that suit the data, which exist for digits, and frechet_samples above 0"
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:

@@ -41,6 +41,10 @@ class Points(DataKind):
     is_bounded = False
     has_neighbours = False
     default_length = {"max_train_steps": 10_000}
+    form = "points"
+    default_metrics = ("kl", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss")
+    is_compared_between_runs = True
+    not_stackable = None
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         return _DEFAULTS
@@ -112,3 +116,12 @@ class Points(DataKind):
 
     def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
         return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points
+
+    def data_depend_on_seed(self, config: ResolvedConfig) -> bool:
+        return config.streaming
+
+    def lacks_samples(self, config: ResolvedConfig) -> str | None:
+        return "needs samples: give distance_samples above 0" if config.distance_samples == 0 else None
+
+    def num_compared_samples(self, config: ResolvedConfig) -> int | None:
+        return config.distance_samples or config.num_validation_images

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ...core.registry import Registry
+from ...evaluation.metrics import evaluate
 from ..run_state import RunState
 
 RESULTS = Registry("kind of results")
@@ -17,7 +18,14 @@ RESULTS = Registry("kind of results")
 
 
 class Results(ABC):
-    """Samples, figures and pictures of runs on one kind of data."""
+    """
+    Samples, figures and pictures of runs on one kind of data.
+
+    Attributes:
+        num_recorded (`int`): Samples in the record of a study's run at most.
+    """
+
+    num_recorded: ClassVar[int] = 16
 
     @abstractmethod
     def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
@@ -27,7 +35,6 @@ class Results(ABC):
     def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
         """Samples of the averaged weights, for the distances at the end of a run; `None` if there are to be none."""
 
-    @abstractmethod
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """
         Results of a finished run besides the losses in its log.
@@ -35,8 +42,13 @@ class Results(ABC):
         Args:
             run ([`RunState`]): The run.
             samples (`np.ndarray` or `None`): Of [`samples_to_evaluate`].
-            metrics (`Collection[str]`, *optional*): Names of results to compute; all of them if not given.
+            metrics (`Collection[str]`, *optional*): Names of metrics to compute; those of every run if not given.
         """
+        return evaluate(run, samples, metrics)
+
+    def recorded(self, samples: np.ndarray) -> dict[str, Any]:
+        """Samples for the record of a study's run: "points" or a "png", or nothing."""
+        return {}
 
     @abstractmethod
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:

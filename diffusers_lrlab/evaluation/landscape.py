@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.streams import stream_generator
-from ...objective.loss import denoising_losses
-from ...training.run_state import RunState
+from ..core.streams import stream_generator
+from ..objective.loss import denoising_losses
 
 _POINTS = 2000
 _ITERATIONS = 30
 _TOLERANCE = 1e-3
 
 
-def _mean_loss(run: RunState, model: Any) -> torch.Tensor:
+def _mean_loss(run: Any, model: Any) -> torch.Tensor:
     """Of the first held-out points, with the timesteps and noise of validation."""
     validation = run.validation
     assert validation is not None  # the metric was refused otherwise
@@ -26,7 +25,7 @@ def _mean_loss(run: RunState, model: Any) -> torch.Tensor:
     ).mean()
 
 
-def sharpness(run: RunState) -> float:
+def sharpness(run: Any) -> float:
     """
     The eigenvalue of largest magnitude of the Hessian of the held-out loss at the weights that the model carries.
 

@@ -1,0 +1,288 @@
+"""All metrics, and their values for a run: a metric is one decorated function here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from ..data.toy2d_entries import LOG_PROBS
+from . import distances, kl
+from .frechet import digit_features, frechet_distance
+from .landscape import sharpness
+from .likelihood import exact_kl, log_likelihood
+from .registry import ALL, METRICS, Metric, better_of, metric_label, metrics_table, register_metric, word_for
+from .validation_loss import ValidationLoss
+
+__all__ = [
+    "METRICS",
+    "Evaluation",
+    "Metric",
+    "better_of",
+    "compare_samples",
+    "evaluate",
+    "metric_label",
+    "metrics_table",
+    "register_metric",
+    "word_for",
+]
+
+NEIGHBOUR = 5  # k of the nearest-neighbour estimates, as in the study
+_LIKELIHOOD_POINTS = 1000
+_LOSS_BATCH = 10_000
+_LOSS_DRAWS = 5  # a single draw of noise for each point varies too much
+_MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, to compare with
+
+
+class Evaluation:
+    """
+    What metrics are computed from.
+
+    Args:
+        run: A trained [`RunState`].
+        samples (`np.ndarray` or `None`): Of its averaged weights, if any were drawn.
+    """
+
+    def __init__(self, run: Any, samples: np.ndarray | None):
+        self.run, self.samples = run, samples
+
+    @cached_property
+    def real(self) -> torch.Tensor:
+        """Training data in random order, so that any first part of them is a fair sample."""
+        points = self.run.data.all_in_memory(_MOST_REAL)
+        return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))]
+
+    @property
+    def held_out(self) -> np.ndarray:
+        return self.run.data.held_out.numpy()
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """The samples, for metrics that need them."""
+        assert self.samples is not None
+        return self.samples
+
+
+# --- what validation logs ---------------------------------------------------------------------------------------------
+
+_LOGGED: dict[str, Any] = {"of": "log", "is_loss": True, "on_hub": True}
+register_metric(
+    "validation_loss_ema",
+    "Loss of the EMA weights on held-out data",
+    card_title="Validation loss, EMA weights (the ones saved)",
+    needs=("held_out", "ema"),
+    **_LOGGED,
+)(None)
+register_metric(
+    "validation_loss",
+    "Loss of the raw weights on held-out data",
+    card_title="Validation loss, raw weights",
+    needs=("held_out",),
+    **_LOGGED,
+)(None)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@register_metric(
+    "frechet_distance",
+    "Fréchet distance to held-out images",
+    card_title="Fréchet distance of samples to held-out images",
+    besides={
+        "of_training_images": "the same, of as many training images",
+        "of_two_real_halves": "the same, between two halves of the real images",
+    },
+    of="run",
+    form="images",
+    needs=("samples",),
+    on_hub=True,
+)
+def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
+    """With what real images score in the place of samples."""
+    features, data, num = digit_features(), evaluation.run.data, len(evaluation.drawn)
+    # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
+    samples = features(torch.from_numpy(evaluation.drawn).permute(0, 3, 1, 2) * 2 - 1)
+    held_out, training = features(data.held_out), features(data.all_in_memory())
+    # In a random order: neighbours in the data set were written by the same people.
+    training = training[np.random.default_rng(0).permutation(len(training))]
+    real = np.concatenate([training, held_out])
+    real = real[np.random.default_rng(0).permutation(len(real))]
+    return {
+        "frechet_distance": frechet_distance(samples, held_out),
+        "frechet_distance_of_training_images": frechet_distance(training[:num], held_out),
+        "frechet_distance_of_two_real_halves": frechet_distance(real[: len(real) // 2], real[len(real) // 2 :]),
+        "frechet_num_samples": num,
+        "frechet_features": "32 penultimate units of scikit-learn's MLPClassifier((64, 32), random_state=0) on digits",
+    }
+
+
+# --- points -----------------------------------------------------------------------------------------------------------
+
+
+@register_metric(
+    "training_set_loss",
+    'Loss of the raw weights on all training points (the paper\'s "evaluation loss")',
+    card_title="Loss of raw weights on all training points",
+    of="run",
+    form="points",
+    is_loss=True,
+)
+def _training_set_loss(evaluation: Evaluation) -> float:
+    """Of fixed draws of noise."""
+    run = evaluation.run
+    model, data = run.bare_model, evaluation.real
+    with run.raw_weights():
+        losses = [
+            ValidationLoss(data, run.noise_scheduler, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)
+        ]
+    return float(np.mean(losses))
+
+
+def _of_points(name: str, title: str, **about: Any) -> Any:
+    return register_metric(name, title, form="points", **about)
+
+
+_of_points("kl", "KL(data ‖ samples) by 5th neighbours", unit="bits", num_real=ALL, on_hub=True)(kl.knn_kl)
+
+
+@_of_points(
+    "exact_kl",
+    "KL(data ‖ model) by the known density",
+    card_title="KL(data ‖ model, with the noise of the first timestep) by the known density, bits",
+    of="run",
+    unit="bits",
+    needs=("samples", "density"),
+    on_hub=True,
+)
+def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
+    """With its standard error; nothing where the density of the data is not known."""
+    run, points = evaluation.run, evaluation.held_out[:_LIKELIHOOD_POINTS]
+    log_prob = LOG_PROBS.get(run.config.dataset_name or "")
+    if log_prob is None or len(points) < 2 or run.config.ddpm_num_steps < 2:
+        return {}  # the path of the ODE is from the first timestep to the last
+    with run.averaged_weights():
+        of_model = log_likelihood(run.bare_model, run.noise_scheduler, torch.from_numpy(points).to(run.bare_model.device))
+    mean, error = exact_kl(log_prob(points), of_model.cpu().numpy())
+    return {"exact_kl": mean, "exact_kl_standard_error": error}
+
+
+_of_points(
+    "histogram_kl",
+    "KL(data ‖ samples) of histograms of 50 cells along each axis",
+    unit="bits",
+    num_real=ALL,
+    most_dimensions=2,  # the cells of more axes are mostly empty
+)(kl.histogram_kl)
+_of_points("energy_distance", "Energy distance, of 5,000 points at most", num_real=5000, num_generated=5000)(
+    distances.energy_distance
+)
+_of_points(
+    "squared_mmd",
+    "Squared MMD, Gaussian kernel of the median distance, of 5,000 points at most",
+    num_real=5000,
+    num_generated=5000,
+)(distances.squared_mmd)
+_of_points("sliced_wasserstein", "Sliced 2-Wasserstein distance", num_real=ALL, on_hub=True)(distances.sliced_wasserstein)
+_of_points(
+    "exact_wasserstein",
+    "2-Wasserstein distance, of 2,000 points at most",
+    num_real=2000,
+    num_generated=2000,
+    equal_sizes=True,
+)(distances.exact_wasserstein)
+
+
+@_of_points("density", "Density", better="larger")
+def _density(real: np.ndarray, generated: np.ndarray) -> float:
+    return distances.density_and_coverage(real, generated, NEIGHBOUR)[0]
+
+
+@_of_points("coverage", "Coverage", better="larger")
+def _coverage(real: np.ndarray, generated: np.ndarray) -> float:
+    return distances.density_and_coverage(real, generated, NEIGHBOUR)[1]
+
+
+@_of_points(
+    "sharpness",
+    "Largest eigenvalue of the Hessian of the held-out loss at the averaged weights",
+    of="run",
+    better="neither",
+    needs=("held_out",),
+    on_request=True,
+)
+def _sharpness(evaluation: Evaluation) -> float:
+    with evaluation.run.averaged_weights():
+        return sharpness(evaluation.run)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None = None) -> dict[str, Any]:
+    """
+    The metrics of a trained run, besides those in its log.
+
+    Args:
+        run: A [`RunState`]; the `form` of its kind decides which metrics it has.
+        samples (`np.ndarray` or `None`): Of its averaged weights; without them, metrics that need some are left out.
+        names (`Collection[str]`, *optional*): Only these; else all but those that are computed on request.
+    """
+    evaluation = Evaluation(run, samples)
+    results: dict[str, Any] = {}
+    chosen = [metric for metric in METRICS.values() if metric.form in (None, run.kind.form) and metric.function]
+    chosen = [metric for metric in chosen if (not metric.on_request if names is None else metric.name in names)]
+    for metric in chosen:
+        if metric.of == "run" and metric.function and (samples is not None or "samples" not in metric.needs):
+            value = metric.function(evaluation)
+            results |= value if isinstance(value, dict) else {metric.name: value}
+    if samples is None or not any(metric.of == "samples" for metric in chosen):
+        return results
+    real = evaluation.real.numpy()
+    results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
+    # What held-out data score in the place of samples is the same for all runs on these data.
+    known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
+    if key not in known:
+        held_out = evaluation.held_out[: len(samples)]
+        known[key] = compare_samples(real, held_out, "of held-out points", names, run.kind.form)
+    return results | {f"{name}_of_held_out_points": value for name, value in known[key].items()}
+
+
+def compare_samples(
+    real: np.ndarray,
+    generated: np.ndarray,
+    progress: str | None = None,
+    names: Collection[str] | None = None,
+    form: str = "points",
+) -> dict[str, float]:
+    """
+    Every comparison of samples with data that their numbers and dimensions allow.
+
+    Args:
+        real (`np.ndarray`): `(num_real, dimension)`, in random order.
+        generated (`np.ndarray`): `(num_generated, dimension)`, likewise.
+        progress (`str`, *optional*): The text of a progress bar in a terminal.
+        names (`Collection[str]`, *optional*): Only the metrics of these names.
+        form (`str`): Of the data.
+
+    Returns:
+        `dict`: from names of metrics to figures.
+    """
+    results: dict[str, float] = {}
+    if min(len(real), len(generated)) <= NEIGHBOUR:
+        return results
+    metrics = [metric for metric in METRICS.values() if metric.of == "samples" and metric.form in (None, form)]
+    chosen = [metric for metric in metrics if metric.name in (names if names is not None else METRICS)]
+    for metric in tqdm(chosen, desc=progress, leave=False, disable=None if progress else True):
+        if metric.function is None or (metric.most_dimensions or real.shape[1]) < real.shape[1]:
+            continue
+        samples = generated[: metric.num_generated or len(generated)]
+        reference = real[: metric.num_real or len(samples)]
+        if metric.equal_sizes:
+            samples, reference = samples[: len(reference)], reference[: len(samples)]
+        results[metric.name] = metric.function(reference, samples)
+    return results

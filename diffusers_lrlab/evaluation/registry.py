@@ -1,0 +1,120 @@
+"""The registry of metrics: what each is called, how to read it, what it needs, and the function that computes it.
+
+Runs, studies, cards and the README take all they know about a metric from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..core.errors import LabError
+
+Of = Literal["samples", "run", "log"]
+Better = Literal["smaller", "larger", "neither"]
+ALL = 10**12
+
+
+@dataclass(frozen=True)
+class Metric:
+    """
+    A figure for a run at its end.
+
+    Args:
+        name (`str`): Its name in files and options.
+        title (`str`): What it is, for people.
+        function (`Callable` or `None`): For `of="samples"`, from real and generated samples, both `(num, ...)`, to a number.
+            For `of="run"`, from an [`Evaluation`] to a number, or to several by name. `None` for `of="log"`.
+        of (`str`): "samples" for a comparison of samples with data, which is made for held-out data in their place too;
+            "run" for what needs the model, or more of the data; "log" for what validation logs over training.
+        unit (`str`): Empty for none, or that of the data.
+        better (`str`): "smaller", "larger", or "neither" where a difference is no merit.
+        form (`str`, *optional*): The form of data that has it (`form` of a kind); any form if not given.
+        needs (`tuple` of `str`): Some of "samples", "held_out", "ema", "density".
+        is_loss (`bool`): It depends on target, noise schedule and data: runs that differ in these cannot be compared by it.
+        on_request (`bool`): Computed only for those who name it, as it takes long.
+        on_hub (`bool`): Part of the results that a model card declares to the Hub.
+        card_title (`str`, *optional*): What cards call it, if not by its label.
+        besides (`dict`): Other figures that the function gives, by the end of their name, and what cards call them.
+        num_real (`int`, *optional*): Real samples that the function gets at most; as many as generated ones if not given.
+        num_generated (`int`, *optional*): Generated samples likewise; all if not given.
+        equal_sizes (`bool`): The function gets equally many of both.
+        most_dimensions (`int`, *optional*): Of samples, if the function is for few.
+    """
+
+    name: str
+    title: str
+    function: Callable[..., Any] | None
+    of: Of = "samples"
+    unit: str = ""
+    better: Better = "smaller"
+    form: str | None = None
+    needs: tuple[str, ...] = ()
+    is_loss: bool = False
+    on_request: bool = False
+    on_hub: bool = False
+    card_title: str | None = None
+    besides: Mapping[str, str] = field(default_factory=dict)
+    num_real: int | None = None
+    num_generated: int | None = None
+    equal_sizes: bool = False
+    most_dimensions: int | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+    @property
+    def card_label(self) -> str:
+        return self.card_title or self.label
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def register_metric(name: str, title: str, *, needs: tuple[str, ...] = (), **about: Any) -> Callable[[Any], Any]:
+    """
+    A decorator that registers a function as a metric; the arguments are those of [`Metric`].
+
+    ```python
+    @register_metric("spread", "Largest standard deviation of a coordinate", form="points", better="neither")
+    def spread(real, generated):
+        return float(generated.std(axis=0).max())
+    ```
+    """
+
+    def decorator(function: Any) -> Any:
+        if name in METRICS:
+            raise LabError(f"The metric {name!r} is already registered; choose another name.")
+        samples = ("samples",) if about.get("of", "samples") == "samples" and "samples" not in needs else ()
+        METRICS[name] = Metric(name, title, function, needs=(*samples, *needs), **about)
+        return function
+
+    return decorator
+
+
+def metric_label(name: str) -> str:
+    """A metric for people."""
+    return METRICS[name].label if name in METRICS else name.replace("_", " ")
+
+
+def better_of(name: str) -> Better:
+    """Which values of a metric are better; smaller ones unless it is registered otherwise."""
+    return METRICS[name].better if name in METRICS else "smaller"
+
+
+def word_for(diff: float, metric: str) -> str:
+    """A difference in a word: "better" or "worse", "higher" or "lower" where it is no merit."""
+    better = better_of(metric)
+    if better == "neither":
+        return "higher" if diff > 0 else "lower"
+    return "better" if (diff > 0) == (better == "larger") else "worse"
+
+
+def metrics_table() -> str:
+    """All metrics as a markdown table."""
+    rows = ["| metric | what it is | better | of |", "|---|---|---|---|"]
+    for metric in METRICS.values():
+        rows.append(f"| `{metric.name}` | {metric.label} | {metric.better} | {metric.form or 'all data'} |")
+    return "\n".join(rows)

@@ -1,0 +1,70 @@
+"""The executor for runs one after the other, each by the ordinary trainer."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from accelerate.state import AcceleratorState, GradientState
+
+from ...core.errors import Diverged
+from ...core.files import write_text
+from ...training.prepare import make_accelerator
+from ...training.run_folder import RunFolder
+from ...training.trainer import Trainer
+from ..runs.curves import Curves
+from ..runs.measure import record_run
+from ..runs.study_data import StudyData
+from ..spec.spec import RunSpec
+
+
+def run_local(specs: list[RunSpec], study: StudyData) -> None:
+    """
+    Each run by itself, by the trainer of `train_ddpm.py`, with its checkpoints; a run that was interrupted goes on.
+
+    Raises:
+        Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
+    """
+    for spec in study.folder.missing(specs):
+        # accelerate keeps one precision for the whole process.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        path = study.folder.path / "local" / spec.id
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        plan, data = study.plan(spec, str(path))
+        folder = _folder_for(path, data.fingerprint)
+        trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
+        if checkpoints := folder.checkpoints():
+            trainer.resume(checkpoints[-1])
+        study.progress.advance(trainer.update)
+        error = None
+        try:
+            for _ in trainer.updates(show_progress=False):
+                study.progress.advance(1)
+        except Diverged as reason:
+            error = str(reason).partition(":")[0] + "."
+            study.progress.advance(plan.num_updates - trainer.update)
+        record_run(study, spec, trainer, _curves_of(folder, plan.num_updates), error, {"name": "local"}, started)
+        trainer.accelerator.free_memory()
+        shutil.rmtree(path, ignore_errors=True)  # a run that diverges at once has none
+
+
+def _folder_for(path: Path, data_fingerprint: str) -> RunFolder:
+    """The folder of a run, empty if what lies there was learned from other data."""
+    note = path / "data_fingerprint"
+    if path.exists() and not (note.exists() and note.read_text(encoding="utf-8") == data_fingerprint):
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+    write_text(note, data_fingerprint)
+    return RunFolder(path)
+
+
+def _curves_of(folder: RunFolder, num_updates: int) -> Curves:
+    curves = Curves(num_updates)
+    for row in folder.read_metrics():
+        if "loss" in row:
+            curves.add_loss(row["update"], row["loss"], row["lr"], row.get("beta1"))
+        else:
+            curves.add_quality(row["update"], {key: value for key, value in row.items() if key != "update"})
+    return curves

@@ -1,0 +1,53 @@
+"""What a user sees of a study while it runs: a bar over all updates, and lines above it."""
+
+from __future__ import annotations
+
+import sys
+
+from tqdm.auto import tqdm
+
+from ..spec.spec import RunSpec
+
+
+class StudyProgress:
+    """
+    The progress bar of a study.
+
+    Args:
+        quiet (`bool`): Print nothing.
+    """
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+        self._bar: tqdm | None = None
+
+    def log(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        if not self.quiet:
+            tqdm.write(text)
+
+    def start(self, specs: list[RunSpec], description: str) -> None:
+        """Shows a bar over the updates of these runs."""
+        total = sum(spec.config.max_train_steps or 0 for spec in specs)
+        self._bar = tqdm(
+            total=total or None,
+            desc=description,
+            unit="update",
+            unit_scale=True,
+            disable=self.quiet,
+            mininterval=0.2 if sys.stderr.isatty() else 30,
+        )
+
+    def advance(self, updates: int) -> None:
+        if self._bar is not None:
+            self._bar.update(updates)
+
+    def finished(self, spec: RunSpec) -> None:
+        """Notes that the result of a run is written."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
