@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from ..core.files import atomic_file, full_disk_explained
 from ..core.streams import stream_generator
-
-if TYPE_CHECKING:
-    from .run_state import RunState
-    from .trainer import Trainer
+from .run_state import RunState
 
 
 def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
@@ -59,13 +55,12 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
     return {int(path.stem.split("-")[1]): np.load(path) for path in sorted(folder.glob("update-*.npy"))}
 
 
-def save_pipeline(trainer: Trainer) -> None:
-    """Writes the pipeline into the folder of the run; each part appears whole, the index last."""
-    folder = trainer.folder.path
+def save_pipeline(run: RunState, folder: Path) -> None:
+    """Writes the pipeline into the folder of a run; each part appears whole, the index last."""
     temporary = folder / f".tmp-{os.getpid()}-pipeline"
     try:
         with full_disk_explained(folder / "model_index.json"):
-            trainer.kind.make_pipeline(trainer.bare_model, trainer.noise_scheduler).save_pretrained(temporary)
+            run.kind.make_pipeline(run.bare_model, run.noise_scheduler).save_pretrained(temporary)
         for part in sorted(temporary.iterdir(), key=lambda path: path.name == "model_index.json"):
             if part.is_dir() and (folder / part.name).exists():
                 os.replace(folder / part.name, temporary / f"old-{part.name}")

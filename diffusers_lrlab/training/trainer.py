@@ -301,4 +301,4 @@ class Trainer(RunState):
             if not all(parameter.isfinite().all() for parameter in self.bare_model.parameters()):
                 raise self._diverged()
             if self.accelerator.is_main_process:
-                save_pipeline(self)
+                save_pipeline(self, self.folder.path)
