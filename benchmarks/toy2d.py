@@ -21,8 +21,8 @@ from tqdm.auto import tqdm
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
+from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.kl import knn_kl
-from diffusers_lrlab.evaluation.metrics import compare_samples
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan

@@ -15,6 +15,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
@@ -60,6 +61,7 @@ TABLES = {
     "timestep_lrs-common": TIMESTEP_LRS.common_table(),
     "noises": NOISES.table(),
     "datasets": TOY_DATASETS.table(),
+    "metrics": metrics_table(),
     "presets": presets_table(),
 }
 

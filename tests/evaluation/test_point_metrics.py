@@ -24,9 +24,10 @@ from diffusers_lrlab.evaluation.distances import (
     sliced_wasserstein,
     squared_mmd,
 )
+from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.kl import histogram_kl, knn_kl
 from diffusers_lrlab.evaluation.likelihood import _NoisePrediction, exact_kl, log_likelihood
-from diffusers_lrlab.evaluation.metrics import METRICS, compare_samples
+from diffusers_lrlab.evaluation.metrics import METRICS
 
 POINT_METRICS = [name for name, metric in METRICS.items() if metric.of == "samples"]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...core.registry import Registry
-from ...evaluation.metrics import evaluate
+from ...evaluation.evaluate import evaluate
 from ..run_state import RunState
 
 RESULTS = Registry("kind of results")

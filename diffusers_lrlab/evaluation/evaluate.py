@@ -1,0 +1,76 @@
+"""The metrics of a trained run, and of any two sets of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from .metrics import METRICS, NEIGHBOUR, Evaluation
+
+
+def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None = None) -> dict[str, Any]:
+    """
+    The metrics of a trained run, besides those in its log.
+
+    Args:
+        run: A [`RunState`]; the `form` of its kind decides which metrics it has.
+        samples (`np.ndarray` or `None`): Of its averaged weights; without them, metrics that need some are left out.
+        names (`Collection[str]`, *optional*): Only these; else all but those that are computed on request.
+    """
+    evaluation = Evaluation(run, samples)
+    results: dict[str, Any] = {}
+    chosen = [metric for metric in METRICS.values() if metric.form in (None, run.kind.form) and metric.function]
+    chosen = [metric for metric in chosen if (not metric.on_request if names is None else metric.name in names)]
+    for metric in chosen:
+        if metric.of == "run" and metric.function and (samples is not None or "samples" not in metric.needs):
+            value = metric.function(evaluation)
+            results |= value if isinstance(value, dict) else {metric.name: value}
+    if samples is None or not any(metric.of == "samples" for metric in chosen):
+        return results
+    real = evaluation.real.numpy()
+    results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
+    # What held-out data score in the place of samples is the same for all runs on these data.
+    known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
+    if key not in known:
+        held_out = evaluation.held_out[: len(samples)]
+        known[key] = compare_samples(real, held_out, "of held-out points", names, run.kind.form)
+    return results | {f"{name}_of_held_out_points": value for name, value in known[key].items()}
+
+
+def compare_samples(
+    real: np.ndarray,
+    generated: np.ndarray,
+    progress: str | None = None,
+    names: Collection[str] | None = None,
+    form: str = "points",
+) -> dict[str, float]:
+    """
+    Every comparison of samples with data that their numbers and dimensions allow.
+
+    Args:
+        real (`np.ndarray`): `(num_real, dimension)`, in random order.
+        generated (`np.ndarray`): `(num_generated, dimension)`, likewise.
+        progress (`str`, *optional*): The text of a progress bar in a terminal.
+        names (`Collection[str]`, *optional*): Only the metrics of these names.
+        form (`str`): Of the data.
+
+    Returns:
+        `dict`: from names of metrics to figures.
+    """
+    results: dict[str, float] = {}
+    if min(len(real), len(generated)) <= NEIGHBOUR:
+        return results
+    metrics = [metric for metric in METRICS.values() if metric.of == "samples" and metric.form in (None, form)]
+    chosen = [metric for metric in metrics if metric.name in (names if names is not None else METRICS)]
+    for metric in tqdm(chosen, desc=progress, leave=False, disable=None if progress else True):
+        if metric.function is None or (metric.most_dimensions or real.shape[1]) < real.shape[1]:
+            continue
+        samples = generated[: metric.num_generated or len(generated)]
+        reference = real[: metric.num_real or len(samples)]
+        if metric.equal_sizes:
+            samples, reference = samples[: len(reference)], reference[: len(samples)]
+        results[metric.name] = metric.function(reference, samples)
+    return results
