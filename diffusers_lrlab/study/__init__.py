@@ -1,1 +1,1 @@
-"""Studies: arms x data sets x seeds, run, compared and told."""
+"""Studies: arms x data sets x seeds, run, compared and reported."""

@@ -503,7 +503,7 @@ def test_what_a_study_has_besides(tmp_path):
     own = own_part(page)
     for text in ("lrlab study run made-up --out there", "python 3.12.1, torch 2.13.0", "A processor", "stacked (11 runs)"):
         assert text in own
-    assert "Speed-ups: 1 told, 0 not" in own
+    assert "Speed-ups: 1 significant, 0 not" in own
     assert "b never reached the final quality of a" in own
     assert "/somewhere" not in own
     assert "train_batch_size" in own

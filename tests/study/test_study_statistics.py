@@ -218,7 +218,7 @@ def test_ties_in_some_pairs_are_no_trouble():
 @pytest.mark.parametrize("function", [lambda values: compare(values, "b", "kl"), lambda values: ranks(values, "kl")])
 def test_figures_that_are_no_finite_numbers_are_refused(function, value):
     values = {"a": {"dino": {0: 1.0, 7: value}}, "b": {"dino": by_seed(1.0)}}
-    with pytest.raises(LabError, match=r"kl of arm 'a' on 'dino' with seed 7 is .*leave runs that diverged out"):
+    with pytest.raises(LabError, match=r"kl of arm 'a' on 'dino' with seed 7 is .*leave out runs that diverged"):
         function(values)
 
 

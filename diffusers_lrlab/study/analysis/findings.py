@@ -9,7 +9,7 @@ from ...evaluation.metrics import word_for
 from .statistics import LEVEL
 
 Row = Mapping[str, Any]
-SPEEDUP = "speedup"  # what sentences about it are kept under, beside those of metrics
+SPEEDUP = "speedup"  # the key of sentences about it, beside the names of metrics
 
 
 def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None = None) -> list[str]:
@@ -21,7 +21,7 @@ def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None 
 
     Args:
         rows (`list[dict]`): Of `compare`, perhaps with the key "diverged"; those of other metrics are passed over.
-        metric (`str`): Which one to tell of.
+        metric (`str`): Which one the sentences are about.
         baseline (`str`): The arm that the others are compared with.
         label (`str`, *optional*): What to call the metric, if not by its name.
 

@@ -87,7 +87,7 @@ def check_values(values: Values, baseline: str | None, metric: str) -> None:
                 if not isinstance(value, numbers.Real) or not math.isfinite(value):
                     raise LabError(
                         f"{metric} of arm {arm!r} on {dataset!r} with seed {seed} is {value!r}. Statistics take finite "
-                        "numbers: leave runs that diverged out, and tell their number beside the figures."
+                        "numbers: leave out runs that diverged, and report their number beside the figures."
                     )
 
 
@@ -107,11 +107,11 @@ def paired(first: Iterable[float], second: Iterable[float]) -> Paired:
     """
     The differences `first - second` of pairs: mean, t interval, t test and effect size.
 
-    Not Wilcoxon's test: with the usual five seeds its smallest p is 2 / 2^5 = 0.0625, so that it could never tell
-    anything at the level 0.05. Where no difference differs from another, t has no value: equal pairs have p = 1, and a
-    constant difference has the p of an exact sign test, 2 / 2^n, because p = 0 would be a certainty that no handful of
-    seeds can give. The effect size is Cohen's d_z with Hedges' correction, without which it is 25 % too large on average
-    at five seeds; it needs three pairs.
+    Not Wilcoxon's test: with the usual five seeds its smallest p is 2 / 2^5 = 0.0625, so that nothing could be significant
+    at the level 0.05. Where all differences are the same, t has no value: equal pairs have p = 1, and a constant difference
+    has the p of an exact sign test, 2 / 2^n, because p = 0 would be a certainty that no handful of seeds can give. The
+    effect size is Cohen's d_z with Hedges' correction, without which it is 25 % too large on average at five seeds; it
+    needs three pairs.
     """
     from scipy import special, stats
 

@@ -121,7 +121,7 @@ def spread(count: int) -> np.ndarray:
 
 def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> None:
     """
-    Critical-difference diagram (Demšar, JMLR 7, 2006): arms on a line by mean rank, a bar over those not told apart.
+    Critical-difference diagram (Demšar, JMLR 7, 2006): arms on a line by mean rank, a bar over those that do not differ.
 
     Args:
         ranks (`dict`): As `ranks` of `.ranks` gives them; without a critical difference only the arms are drawn.

@@ -34,8 +34,8 @@ def write_report(folder: Path, results: list[RunResult], summary: dict[str, Any]
     Args:
         folder (`Path`): Of the study.
         results (`list[RunResult]`): All its runs, those that only chose a learning rate and those that diverged among them.
-        summary (`dict`): Its `summary.json`; "speedups", "controls", "tuning", "consistency" and "search" are told if they
-            are there.
+        summary (`dict`): Its `summary.json`; "speedups", "controls", "tuning", "consistency" and "search" are shown if
+            they are there.
 
     Returns:
         `Path`: of `index.html`. Beside it are `report.md`, PNGs and `tables/*.tex`.
@@ -97,10 +97,10 @@ class _Report:
         starts = tuple(f"{arm} is {word} than {other}" for arm, other in pairs for word in _VERDICTS)
         starts += tuple(f"{arm} never reached" for arm in self.study["arms"])
         sentences = self.summary["findings"].get(metric, [])
-        told = [sentence for sentence in sentences if sentence.startswith(starts)]
-        return told, [sentence for sentence in sentences if not sentence.startswith(starts)]
+        significant = [sentence for sentence in sentences if sentence.startswith(starts)]
+        return significant, [sentence for sentence in sentences if not sentence.startswith(starts)]
 
-    def nothing_told(self, metric: str) -> str:
+    def nothing_significant(self, metric: str) -> str:
         """The text for a metric without significant differences."""
         rows = self.summary["speedups"] if metric == SPEEDUP else tables.rows_of(self.summary, metric)
         rows = [*rows, *self.summary.get("controls", {}).get(metric, ())]
@@ -235,11 +235,11 @@ class _Report:
     def markdown(self) -> str:
         """`report.md`, with links to the pictures."""
         parts = [f"# {markdown_text(self.study['title'])}", markdown_text(self.introduction())]
-        for metric, label, told, untold in self.findings_by_label():
+        for metric, label, significant, others in self.findings_by_label():
             parts.append(f"## {markdown_text(label)}: findings")
-            parts.append(_bullets(told) or self.nothing_told(metric))
-            if untold:
-                parts += ["<details><summary>What could not be told</summary>", _bullets(untold), "</details>"]
+            parts.append(_bullets(significant) or self.nothing_significant(metric))
+            if others:
+                parts += ["<details><summary>Not significant</summary>", _bullets(others), "</details>"]
         for table in self.all_tables():
             parts += [f"## {markdown_text(table.title)}", to_markdown(table)]
         parts += [f"## {markdown_text(title)}\n\n![{markdown_text(title)}]({file})" for file, title in self.pictures.items()]

@@ -39,13 +39,13 @@ class Table(NamedTuple):
 
 def without_empty(table: Table) -> Table:
     """The table without empty columns of figures; for tables without groups, in which only names are strong."""
-    kept = [
+    columns = [
         column
         for column in range(len(table.columns))
         if column < table.labels or not table.rows or any(row[column] not in (NONE, "") for row in table.rows)
     ]
-    rows = [[row[column] for column in kept] for row in table.rows]
-    return table._replace(columns=[table.columns[column] for column in kept], rows=rows)
+    rows = [[row[column] for column in columns] for row in table.rows]
+    return table._replace(columns=[table.columns[column] for column in columns], rows=rows)
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

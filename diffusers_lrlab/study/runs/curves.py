@@ -1,4 +1,4 @@
-"""What is kept of a run's course: training losses, learning rates, and quality at the evaluation points."""
+"""The course of a run: training losses, learning rates, and quality at the evaluation points."""
 
 from __future__ import annotations
 

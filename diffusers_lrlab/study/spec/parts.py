@@ -111,7 +111,7 @@ def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[s
     return arms, endings
 
 
-def settle_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str], baseline: str) -> None:
+def resolve_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str], baseline: str) -> None:
     """Replaces the controls of arms by lists of full names; raises a `LabError` for what cannot be a control."""
     for arm, fields in arms.items():
         if "controls" in fields:

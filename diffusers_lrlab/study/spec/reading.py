@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import LabError, did_you_mean
 from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
-from .parts import check_keys, list_of, read_arms, read_datasets, read_fields, read_seeds, read_tuning, settle_controls
+from .parts import check_keys, list_of, read_arms, read_datasets, read_fields, read_seeds, read_tuning, resolve_controls
 from .spec import PRESETS, StudySpec
 
 
@@ -34,7 +34,7 @@ def load_spec(source: str) -> StudySpec:
         hint = did_you_mean(source, preset_names())
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
     options = read_yaml(str(path), "the study")
-    if {*options} == {"command", "spec"}:  # what a study keeps of itself
+    if {*options} == {"command", "spec"}:  # what a study saves of itself
         return spec_from_dict(options["spec"], path.parent)
     return read_spec(options, path.stem, path.parent)
 
@@ -70,7 +70,7 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         raise LabError(
             f"The baseline {baseline!r} is none of the arms.{did_you_mean(baseline, arms)} They are {', '.join(arms)}."
         )
-    settle_controls(arms, endings, baseline)
+    resolve_controls(arms, endings, baseline)
     metrics = tuple(str(name) for name in list_of(options.get("metrics", []), "metrics"))
     tune = read_tuning(options.get("tune"), seeds)
     if tune and any("learning_rates" in (fields or {}) for fields in (options, *options["arms"].values())):
@@ -90,20 +90,20 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     )  # fmt: skip
 
 
-# What a study keeps in the place of what it was not given.
-_KEPT_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None}
+# What a study saves for keys that were not given.
+_SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "paper": None}
 
 
-def spec_from_dict(kept: dict[str, Any], where: Path) -> StudySpec:
+def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
     """
-    What [`StudyFolder.write_spec`] kept of a study in the folder `where`; read like any other, since people may edit it.
+    What [`StudyFolder.write_spec`] saved of a study in the folder `where`; read like any other, since people may edit it.
 
     Raises:
         LabError: as [`read_spec`].
     """
-    if not isinstance(kept, dict) or not {"name", "folder", "precision"} <= {*kept}:
-        raise LabError(f"{str(where / 'spec.yaml')!r} is no specification that a study kept. Run the original one again.")
-    options = {key: value for key, value in kept.items() if key not in _KEPT_AS or value != _KEPT_AS[key]}
+    if not isinstance(saved, dict) or not {"name", "folder", "precision"} <= {*saved}:
+        raise LabError(f"{str(where / 'spec.yaml')!r} is not a specification saved by a study. Run the original one again.")
+    options = {key: value for key, value in saved.items() if key not in _SAVED_AS or value != _SAVED_AS[key]}
     name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
     if isinstance(options.get("tune"), dict):
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}

@@ -63,11 +63,11 @@ class StudySpec:
         primary_metric (`str`): What the findings are about first.
         tune ([`Tuning`], *optional*): How learning rates are chosen.
         evaluation_points (`int`): Validations over a run.
-        speedup_metric (`str`, *optional*): The validation loss by whose course arms are said to be faster.
+        speedup_metric (`str`, *optional*): The validation loss that speed-ups are measured by.
         precision (`str`): A name in `PRECISIONS`.
         folder (`str`): What paths in the fields start from; `PRESETS` for those of the package.
         paper (`str`, *optional*): "table" to put the figures of the study paper beside those of arms of the same names,
-            "nearest" to tell which arms come nearest to them.
+            "nearest" to list the arms that come nearest to them.
     """
 
     name: str
@@ -104,8 +104,8 @@ class RunSpec:
         metrics (`tuple` of `str`): What is measured at its end.
         precision (`str`): Of products of matrices.
         model (`dict`, *optional*): The configuration of the model, if one was asked for.
-        given (`dict`): Paths among the fields of `config` as they stand in the specification. What lies there counts, where
-            that is on this machine is nobody's business, and a study can be moved together with it.
+        given (`dict`): Paths among the fields of `config` as they stand in the specification. What lies there counts.
+            Where that is on this machine is not published, and a study can be moved together with it.
     """
 
     arm: str
