@@ -10,10 +10,10 @@ import sys
 import time
 
 import pytest
-from chromium import Chromium
+from chromium import PROGRAM, Chromium, draw_everything, needs_chromium
 from hub_server import Fault, HubServer, metadata_errors
+from made_up_studies import made_up_study
 from published import ROOT, lrlab, run_folder
-from test_study_report import PROGRAM, draw_everything, made_up_study, needs_chromium
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
