@@ -6,9 +6,11 @@ those of `python`: a script, `-m MODULE` or `-c CODE`, with arguments.
 
 import atexit
 import contextlib
+import importlib
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 import types
+import weakref
 from pathlib import Path
 
 PRELOADED = (
@@ -82,13 +85,15 @@ def free_port():
 class Started:
     """`python command...`, used like a `subprocess.Popen` whose output goes to files.
 
-    What is read of the environment at import is that of the first one. `before` is called in the process, first.
+    What is read of the environment at import is that of the first one, but for what is about the Hub. `before` is called
+    in the process, first.
     """
 
     def __init__(self, *command, env, cwd=None, before=None):
         self.command = [str(part) for part in command]
-        self._folder = tempfile.TemporaryDirectory()
-        self._streams = [Path(self._folder.name) / name for name in ("stdout", "stderr")]
+        folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._streams = [folder / name for name in ("stdout", "stderr")]
         how = {"args": (self.command, dict(env), cwd and str(cwd), before, *self._streams)}
         self._process = _server(env).Process(target=_be, **how)
         self._process.start()
@@ -150,7 +155,10 @@ def _be(command, env, cwd, before, out, err):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
+    at_import = dict(os.environ)
     _set_environment(env)
+    if _of_the_hub(at_import) != _of_the_hub(env):
+        _read_the_environment_again()
     if cwd is not None:
         os.chdir(cwd)
     if before is not None:
@@ -158,6 +166,19 @@ def _be(command, env, cwd, before, out, err):
     with contextlib.ExitStack() as stack:
         stack.callback(atexit._run_exitfuncs)  # a forked process would not
         _execute(*command)
+
+
+def _of_the_hub(environment):
+    return {key: value for key, value in environment.items() if key.startswith("HF_")}
+
+
+def _read_the_environment_again():
+    """What the clients of the Hub have read at import: its address, the cache, the token, whether to be offline."""
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        if name in sys.modules:
+            importlib.reload(sys.modules[name])
+    if "huggingface_hub.hf_api" in sys.modules:
+        sys.modules["huggingface_hub.hf_api"].api.endpoint = sys.modules["huggingface_hub.constants"].ENDPOINT
 
 
 def _execute(first, *arguments):

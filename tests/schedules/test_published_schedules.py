@@ -1,11 +1,10 @@
 """A schedule as a file of data, and `--lr_scheduler hub:USER/NAME`."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import started
 from published import lrlab
 from tables import cases
 
@@ -122,8 +121,8 @@ for update in range(100):
     optimizer.step(); scheduler.step()
 assert group["betas"][0] < 0.5
 """
-    result = subprocess.run([sys.executable, "-c", python], env=hub.env, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    status, _, error = started.run("-c", python, env=hub.env, cwd=tmp_path)
+    assert status == 0, error
 
 
 def test_a_published_schedule_can_be_held_still(mine, hub, tmp_path):
