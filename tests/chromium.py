@@ -11,6 +11,8 @@ import signal
 import tempfile
 import time
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")
 _ALONE = ("--no-first-run", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-gpu")
 
@@ -131,3 +133,18 @@ class Chromium:
         """A PNG of the window, or of the whole page."""
         image = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(image["data"]))
+
+
+def draw_everything(browser):
+    """Scrolls through the page as a reader does."""
+    browser.evaluate("(async () => { for (let y = 0; y < document.body.scrollHeight; y += 500) {"
+                     " scrollTo(0, y); await new Promise(requestAnimationFrame); } })()")  # fmt: skip
+    browser.wait("[...document.querySelectorAll('.canvas')].every(c => !c.offsetParent || c._fullData)")
+
+
+PROGRAM = find_chromium()
+
+
+needs_chromium = pytest.mark.skipif(
+    PROGRAM is None, reason=f"no Chromium: LRLAB_CHROMIUM is not set, and none of {', '.join(NAMES)} is on the PATH"
+)

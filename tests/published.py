@@ -3,10 +3,11 @@
 import json
 import shutil
 import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
+import started
 from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parents[1]
@@ -15,13 +16,17 @@ RECORD = ROOT / "model_cards" / "ddpm-digits-8"
 
 def lrlab(*arguments, env, cwd, status=0, timeout=120):
     """Runs the command, and expects this exit status."""
-    # The client's own call to its HTTP library.
-    warnings = ("-W", "error", "-W", "ignore:Use 'content=:DeprecationWarning")
-    command = [sys.executable, *warnings, "-m", "diffusers_lrlab.cli.main", *map(str, arguments)]
-    result = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    command = ["-m", "diffusers_lrlab.cli.main", *map(str, arguments)]
+    returned, *output = started.run(*command, env=env, cwd=cwd, before=refuse_warnings, timeout=timeout)
+    result = subprocess.CompletedProcess(command, returned, *output)
     assert result.returncode == status, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     return result
+
+
+def refuse_warnings():
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Use 'content=", DeprecationWarning)  # the client's own call to its HTTP library
 
 
 def run_folder(folder, status="finished", megabytes=1):

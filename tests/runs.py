@@ -2,9 +2,9 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import started
@@ -40,31 +40,38 @@ def tiny_arguments(folder, dropout=0.0):
     ]
 
 
-def free_port():
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def command(*arguments, processes=1):
-    """The command line of a run; with several processes it is a real `accelerate launch` on the CPU."""
-    if processes == 1:
-        return [sys.executable, str(SCRIPT), *map(str, arguments)]
+def launch(*arguments, processes=2, expect=0):
+    """The run by a real `accelerate launch` on the CPU, whose processes import everything themselves; returns stderr."""
     # --multi_gpu is accelerate's word for "several processes"; with --cpu it would start only one.
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}"]
-    return [*launcher, "--main_process_port", str(free_port()), str(SCRIPT), *map(str, arguments)]
+    command = [*launcher, "--main_process_port", str(started.free_port()), str(SCRIPT), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+    assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stderr
+
+
+def start_and_wait_for(happened, *arguments):
+    """A run that is still going on when something `happened()`."""
+    process = started.Started(SCRIPT, *arguments, env=environment())
+    wait_for(happened, process)
+    return process
+
+
+def wait_for(happened, *processes):
+    """Until it `happened()`, while these processes go on, and for two minutes at most."""
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert all(process.poll() is None for process in processes), [process.communicate() for process in processes]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def run(*arguments, processes=1, expect=0):
     """Runs to the end and returns stderr; another exit status than `expect` fails the test."""
     if processes == 1:
-        status, stdout, stderr = started.run_script(SCRIPT, map(str, arguments), environment())
+        status, stdout, stderr = started.run(SCRIPT, *arguments, env=environment())
     else:
-        result = subprocess.run(
-            command(*arguments, processes=processes), capture_output=True, text=True, timeout=300, env=environment()
-        )
-        status, stdout, stderr = result.returncode, result.stdout, result.stderr
+        status, stdout, stderr = started.run_ranks(SCRIPT, *arguments, processes=processes, env=environment())
     assert status == expect, stdout[-2000:] + stderr[-4000:]
     return stderr
 

@@ -1,15 +1,24 @@
-"""Real processes that do not import torch and diffusers again, which takes longer than most of what tests do with them.
+"""Processes that do not import torch and diffusers again, which takes longer than most of what tests do with them.
 
-Python's own fork server imports them once for each worker of pytest, and every process is forked from it.
+Python's own fork server imports them once for each worker of pytest, and every process is forked from it. Commands are
+those of `python`: a script, `-m MODULE` or `-c CODE`, with arguments.
 """
 
 import atexit
 import contextlib
+import importlib
 import multiprocessing
 import os
 import runpy
+import shutil
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
+import time
+import types
+import weakref
 from pathlib import Path
 
 PRELOADED = (
@@ -17,21 +26,108 @@ PRELOADED = (
     "diffusers_lrlab.training.trainer",
     "diffusers_lrlab.cli.main",
     "diffusers.models.unets.unet_2d",
+    # What a run imports only when it comes to its data, its pictures and its card.
+    "datasets",
+    "sklearn.datasets",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "huggingface_hub.repocard",
 )
 
 
-def run_script(script, arguments, env, timeout=300):
-    """Exit status, stdout and stderr of `python script arguments...`; what is read at import is that of the first `env`."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder) / "stdout", Path(folder) / "stderr"
-        process = _server(env).Process(target=_be, args=(str(script), list(arguments), env, out, err))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise TimeoutError(f"{script} took more than {timeout} s.\n{err.read_text()}")
-        return process.exitcode, out.read_text(), err.read_text()
+def run(*command, timeout=300, **how):
+    """Exit status, stdout and stderr of `python command...`."""
+    process = Started(*command, **how)
+    stdout, stderr = process.communicate(timeout)
+    return process.returncode, stdout, stderr
+
+
+def run_ranks(*command, processes, env, timeout=300):
+    """Like `run`, in as many processes as `torchrun` would start; the output is that of all."""
+    ranks = start_ranks(*command, processes=processes, env=env)
+    try:
+        status = _wait_for_all(ranks, timeout)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    outputs = [rank.communicate() for rank in ranks]
+    return status, *map("".join, zip(*outputs, strict=True))
+
+
+def start_ranks(*command, processes, env):
+    """As many processes as `torchrun` would start, with what it tells them."""
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
+    told |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    of_ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    return [Started(*command, env={**env, **told, **of_rank}) for of_rank in of_ranks]
+
+
+def _wait_for_all(ranks, timeout):
+    """Until all have ended or one has failed, for which the others would wait in vain; returns its exit status."""
+    deadline = time.monotonic() + timeout
+    while any(rank.poll() is None for rank in ranks):
+        failed = [rank.returncode for rank in ranks if rank.returncode]
+        if failed:
+            return failed[0]
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{ranks[0].command} took more than {timeout} s.\n{ranks[0].error()}")
+        time.sleep(0.01)
+    return max((rank.returncode for rank in ranks), key=abs)
+
+
+def free_port():
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Started:
+    """`python command...`, used like a `subprocess.Popen` whose output goes to files.
+
+    What is read of the environment at import is that of the first one, but for what is about the Hub. `before` is called
+    in the process, first.
+    """
+
+    def __init__(self, *command, env, cwd=None, before=None):
+        self.command = [str(part) for part in command]
+        folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._streams = [folder / name for name in ("stdout", "stderr")]
+        how = {"args": (self.command, dict(env), cwd and str(cwd), before, *self._streams)}
+        self._process = _server(env).Process(target=_be, **how)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout=300):
+        self._process.join(timeout)
+        if self.poll() is None:
+            self.kill()
+            self._process.join()
+            raise subprocess.TimeoutExpired(self.command, timeout, stderr=self.error())
+        return self.returncode
+
+    def error(self):
+        return self._streams[1].read_text() if self._streams[1].exists() else ""
+
+    def communicate(self, timeout=300):
+        """What it wrote to stdout and stderr until its end."""
+        self.wait(timeout)
+        return tuple(stream.read_text() if stream.exists() else "" for stream in self._streams)
 
 
 def _server(environment):
@@ -52,16 +148,48 @@ def _set_environment(environment):
     os.environ.update(environment)
 
 
-def _be(script, arguments, env, out, err):
+def _be(command, env, cwd, before, out, err):
     """What the forked process does: all that starting python does after its imports."""
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         stream.flush()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
+    at_import = dict(os.environ)
     _set_environment(env)
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).parent)
+    if _of_the_hub(at_import) != _of_the_hub(env):
+        _read_the_environment_again()
+    if cwd is not None:
+        os.chdir(cwd)
+    if before is not None:
+        before()
     with contextlib.ExitStack() as stack:
         stack.callback(atexit._run_exitfuncs)  # a forked process would not
-        runpy.run_path(script, run_name="__main__")
+        _execute(*command)
+
+
+def _of_the_hub(environment):
+    return {key: value for key, value in environment.items() if key.startswith("HF_")}
+
+
+def _read_the_environment_again():
+    """What the clients of the Hub have read at import: its address, the cache, the token, whether to be offline."""
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        if name in sys.modules:
+            importlib.reload(sys.modules[name])
+    if "huggingface_hub.hf_api" in sys.modules:
+        sys.modules["huggingface_hub.hf_api"].api.endpoint = sys.modules["huggingface_hub.constants"].ENDPOINT
+
+
+def _execute(first, *arguments):
+    if first == "-m":
+        sys.argv, sys.path[0] = list(arguments), os.getcwd()
+        sys.modules.pop(arguments[0], None)
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv, sys.path[0] = ["-c", *arguments[1:]], ""
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), vars(main))
+    else:
+        sys.argv, sys.path[0] = [first, *arguments], str(Path(first).parent)
+        runpy.run_path(first, run_name="__main__")

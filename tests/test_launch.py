@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import environment, free_port
+import started
+from runs import environment
 
 from diffusers_lrlab import lr_curve
 from diffusers_lrlab.schedules.expected import schedule_curves
@@ -25,20 +26,16 @@ SCHEDULES = [
 ]
 
 
-def launch(script, *arguments, options=(), processes=1, expect=0, extra=None):
-    """Runs a script under the launcher, as torch.distributed.run starts it; returns what it wrote to stderr."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-    command += [f"--master_port={free_port()}", "-m", "diffusers_lrlab.launch"]
-    command = command if processes > 1 else [sys.executable, "-m", "diffusers_lrlab.launch"]
-    result = subprocess.run(
-        [*command, *options, str(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**environment(), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **(extra or {})},
-    )
-    assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
-    return result.stderr
+def launch(script, *arguments, options=(), processes=1, expect=0):
+    """Runs a script under the launcher; returns what it wrote to stderr."""
+    command = ["-m", "diffusers_lrlab.launch", *options, script, *arguments]
+    env = {**environment(), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    if processes == 1:
+        status, stdout, stderr = started.run(*command, env=env)
+    else:
+        status, stdout, stderr = started.run_ranks(*command, processes=processes, env=env)
+    assert status == expect, stdout[-2000:] + stderr[-4000:]
+    return stderr
 
 
 def host_run(tmp_path, *arguments, accumulation=1, **how):

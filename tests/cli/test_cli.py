@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from tables import cases
 
 from diffusers_lrlab.cli.lists import KINDS
 from diffusers_lrlab.cli.main import COMMANDS, main
@@ -75,7 +76,7 @@ def test_it_is_installed_under_its_name():
         assert name in shown
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments",
     [
         ["--help"],
@@ -92,7 +93,7 @@ def test_what_should_be_quick_imports_nothing_heavy(arguments):
     assert not {"torch", "diffusers", "transformers", "matplotlib", "accelerate"} & set(modules)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", COMMANDS)
 def test_help_shows_each_command_and_its_example_is_understood(name, capsys):
     from diffusers_lrlab.cli.main import _parse
 
@@ -111,7 +112,7 @@ def test_whoever_stops_reading_gets_no_traceback():
     assert done.returncode in (0, 141)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "words"),
     [
         ([], ["COMMAND", "lrlab --help"]),
@@ -143,7 +144,7 @@ def test_errors_name_the_remedy(capsys, arguments, words):
         assert word in message
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "words"),
     [
         (["--num_warmup_steps", "9"], ["Warm-up of 9 updates", "9 updates", "at most 8"]),
@@ -197,7 +198,7 @@ def test_the_kinds_are_the_registries():
     assert KINDS.keys() == REGISTRIES.keys()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_list_shows_every_name_in_a_line_of_its_own(kind, capsys):
     assert main(["list", kind]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -214,7 +215,7 @@ def test_list_shows_all_kinds_without_one():
         assert len([line for line in shown if line.endswith(f"({flag})")]) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_list_as_json_has_everything(kind):
     shown = json.loads(lrlab("list", kind, "--json"))
     assert list(shown) == [kind]
@@ -355,8 +356,8 @@ HOST_FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize(("processes", "accumulation"), [(1, 2), (1, 4), (4, 1), (2, 4), (3, 2)])
-@pytest.mark.parametrize("name", HOST_FUNCTIONS)
+@cases(("processes", "accumulation"), [(1, 2), (1, 4), (4, 1), (2, 4), (3, 2)])
+@cases("name", HOST_FUNCTIONS)
 def test_diffusers_own_script_is_foretold(name, processes, accumulation, monkeypatch):
     from diffusers import optimization
 

@@ -9,7 +9,8 @@ import diffusers.optimization
 import numpy as np
 import pytest
 import transformers.optimization
-from test_schedules import BASE, Row, close, cos, variants
+from schedule_rows import BASE, Row, close, cos, variants
+from tables import cases
 
 import diffusers_lrlab
 from diffusers_lrlab import list_schedulers, lr_curve
@@ -92,10 +93,10 @@ def test_wrong_arguments_name_value_and_range(registry, kwargs, message):
 # --- every entry -----------------------------------------------------------------------------------------------------
 
 ENTRIES = [pytest.param(r, e, id=f"{r.kind} {e.name}") for r in (SCHEDULERS, MOMENTUM_SCHEDULERS) for e in r.values()]
-each_name = pytest.mark.parametrize("name", list_schedulers())
+each_name = cases("name", list_schedulers())
 
 
-@pytest.mark.parametrize(("registry", "entry"), ENTRIES)
+@cases(("registry", "entry"), ENTRIES)
 def test_it_is_documented(registry, entry):
     assert entry.description
     assert entry.source
@@ -121,7 +122,7 @@ def wrong_values(parameter):
     return values
 
 
-@pytest.mark.parametrize(("registry", "entry"), ENTRIES)
+@cases(("registry", "entry"), ENTRIES)
 def test_every_parameter_refuses_what_is_not_allowed(registry, entry):
     for parameter in (*entry.parameters, *entry.common):
         for value in wrong_values(parameter):
@@ -130,7 +131,7 @@ def test_every_parameter_refuses_what_is_not_allowed(registry, entry):
                 entry.resolve({parameter.name: value})
 
 
-@pytest.mark.parametrize(("registry", "entry"), ENTRIES)
+@cases(("registry", "entry"), ENTRIES)
 def test_two_names_of_one_thing_and_two_floors_are_refused(registry, entry):
     names = {parameter.name for parameter in (*entry.parameters, *entry.common)}
     for parameter in (parameter for parameter in entry.parameters if parameter.same_as):
@@ -195,7 +196,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "num_updates", "warmup", "kwargs", "expected"), EXACT)
+@cases(("name", "num_updates", "warmup", "kwargs", "expected"), EXACT)
 def test_exact_arrays(name, num_updates, warmup, kwargs, expected):
     close(lr_curve(name, BASE, warmup, num_updates, kwargs), BASE * np.asarray(expected))
 

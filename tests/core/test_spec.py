@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedules import BASE, Row, run
+from schedule_rows import BASE, Row, run
+from tables import cases
 
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
@@ -18,7 +19,7 @@ from diffusers_lrlab.schedules.registries import SCHEDULERS
 JOIN_PARTS = ["constant", "rex:d=0.9"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [
         ("cosine", ("cosine", {})),
@@ -55,7 +56,7 @@ def test_forms(text, expected):
     assert parse_spec(text) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "position", "problem"),
     [
         ("", 0, "no name"),
@@ -94,7 +95,7 @@ def test_errors_inside_of_a_list_show_the_whole_text(text):
     assert str(caught.value).splitlines()[-2] == f"  {text}"
 
 
-@pytest.mark.parametrize(
+@cases(
     "kwargs",
     [
         {},
@@ -146,7 +147,7 @@ def test_any_text_is_read_or_refused_in_words(text):
             assert 2 <= marker.index("^") <= len(shown)
 
 
-@pytest.mark.parametrize("text", ["{", "{'gamma': 1}", "[1]", "5", '{"gamma": }'])
+@cases("text", ["{", "{'gamma': 1}", "[1]", "5", '{"gamma": }'])
 def test_bad_json_says_how_to_write_it(text):
     with pytest.raises(LabError, match=r"--lr_scheduler_kwargs .*\{\"gamma\": 0.5\}"):
         parse_json_kwargs(text, "--lr_scheduler_kwargs")
@@ -165,7 +166,7 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
 # --- asking for it wrongly -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "message"),
     [
         ("cosin", "Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'? Known: adaptive, constant,"),
@@ -231,8 +232,8 @@ def build(name, warmup, total, lr=BASE):
     return get_scheduler(name, Row(name, {}).optimizer(lr=lr), warmup, total)
 
 
-@pytest.mark.parametrize("name", takes_warmup)
-@pytest.mark.parametrize("warmup", [10, 11, -1, 2.5, float("nan")])
+@cases("name", takes_warmup)
+@cases("warmup", [10, 11, -1, 2.5, float("nan")])
 def test_a_warm_up_that_does_not_fit_is_an_error(name, warmup):
     with pytest.raises(LabError, match=r"(?i)warm-up"):
         build(name, warmup, 10)
@@ -246,7 +247,7 @@ def test_warm_up_is_refused_where_it_would_be_ignored(name):
         build(name, 2, 10)
 
 
-@pytest.mark.parametrize("name", list_schedulers())
+@cases("name", list_schedulers())
 def test_the_length_of_the_run_is_needed_unless_nothing_depends_on_it(name):
     if "endless" in SCHEDULERS[name].traits:
         assert build(name, 0, None).get_last_lr() == [BASE]
@@ -255,13 +256,13 @@ def test_the_length_of_the_run_is_needed_unless_nothing_depends_on_it(name):
             build(name, 0, None)
 
 
-@pytest.mark.parametrize("warmup", [float("inf"), True, None, "3"])
+@cases("warmup", [float("inf"), True, None, "3"])
 def test_a_warm_up_that_is_no_count_is_an_error_in_words(warmup):
     with pytest.raises(LabError, match=r"(?i)warm-up"):
         build("cosine", warmup, 10)
 
 
-@pytest.mark.parametrize("total", [0, -3, 10.5, float("nan"), float("inf"), True, "10"])
+@cases("total", [0, -3, 10.5, float("nan"), float("inf"), True, "10"])
 def test_a_length_that_is_no_count_is_an_error_in_words(total):
     with pytest.raises(LabError, match="num_training_steps|updates"):
         build("cosine", 0, total)
@@ -281,7 +282,7 @@ def test_counts_of_numpy_are_counts(warmup, total):
     np.testing.assert_array_equal(lr_curve("cosine", BASE, warmup, total), lr_curve("cosine", BASE, 3, 10))
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "cyclic", "mdlrc"])
+@cases("name", ["constant", "cosine", "cyclic", "mdlrc"])
 def test_a_group_that_does_not_learn_stays_so(name):
     scheduler = build(name, 0, 5, lr=0.0)
     assert not run(scheduler, scheduler.optimizer, 5)[:, 0, 0].any()

@@ -10,6 +10,7 @@ from helpers import config, image_folder, levels, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream_generator, stream_seed, stream_uniform
@@ -139,8 +140,8 @@ def oblong_folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
+@cases("workers", [0, 2])
+@cases(
     "options",
     [{}, {"center_crop": True}, {"random_flip": True}, {"random_flip": True, "center_crop": True}],
     ids=["crop", "centre", "crop and flip", "centre and flip"],
@@ -189,7 +190,7 @@ def test_a_stream_without_images_is_an_error(stream_folder):
         next(iterate_batches(data, BatchLayout(1), 0, range(1)))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "workers"),
     [
         ({}, 0),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.images import ImageTransform, decode, to_unit_tensor
@@ -59,8 +60,8 @@ COLOURS = {
 }
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", COLOURS)
+@cases("channels", [1, 3])
+@cases("name", COLOURS)
 def test_every_mode_has_its_colour(name, channels):
     image, colour, grey = COLOURS[name]
     pixels = to_unit_tensor(image, channels)
@@ -69,10 +70,8 @@ def test_every_mode_has_its_colour(name, channels):
     torch.testing.assert_close(pixels.flatten(), torch.tensor([grey] if channels == 1 else colour, dtype=torch.float32))
 
 
-@pytest.mark.parametrize(
-    "mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I;16B", "I", "F"]
-)
-@pytest.mark.parametrize("channels", [1, 3])
+@cases("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I;16B", "I", "F"])
+@cases("channels", [1, 3])
 def test_the_result_is_in_minus_one_to_one(mode, channels):
     image = Image.effect_noise((13, 9), 90)
     noise = Image.fromarray(np.asarray(image) / np.float32(255)) if mode == "F" else image.convert(mode)
@@ -107,7 +106,7 @@ def test_eight_bit_changes_nothing_on_8_bit_images():
     assert torch.equal(transform(eight_bit=True).resize(image), transform().resize(image))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mode", "values", "named"),
     [
         ("F", [0.0, 255.0], ["from 0 to 255", "[0, 1]"]),
@@ -129,7 +128,7 @@ def test_values_of_unknown_scale_are_an_error(mode, values, named):
 # --- resize, crop, flip ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "resized"),
     [
         ((8, 8), (8, 8)),
@@ -159,9 +158,7 @@ def rising(height, width):
     return torch.arange(height * width, dtype=torch.float32).reshape(1, height, width)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "top", "left"), [(8, 8, 0, 0), (8, 13, 0, 2), (13, 8, 2, 0), (8, 9, 0, 0), (10, 8, 1, 0)]
-)
+@cases(("height", "width", "top", "left"), [(8, 8, 0, 0), (8, 13, 0, 2), (13, 8, 2, 0), (8, 9, 0, 0), (10, 8, 1, 0)])
 def test_centre_crop_takes_the_middle(height, width, top, left):
     image = rising(height, width)
     expected = image[:, top : top + 8, left : left + 8]
@@ -236,7 +233,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@cases("name", BROKEN)
 def test_an_image_that_cannot_be_read_is_named_with_the_remedy(name):
     cell = BROKEN[name]
     with pytest.raises(LabError) as caught:

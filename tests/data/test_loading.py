@@ -9,6 +9,7 @@ import torch
 from helpers import image_folder, levels, load, numbered_image
 from PIL import Image
 from sklearn.datasets import load_digits
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
@@ -116,8 +117,8 @@ def test_a_folder_can_be_given_as_dataset_name(tmp_path):
     assert all_levels(load(folder, train_data_dir=None, dataset_name=str(folder))) == list(range(20))
 
 
-@pytest.mark.parametrize("limit", [1024, 0])
-@pytest.mark.parametrize(("asked", "held_out"), [(0, 0), (3, 3), (4, 4), (256, 4)])
+@cases("limit", [1024, 0])
+@cases(("asked", "held_out"), [(0, 0), (3, 3), (4, 4), (256, 4)])
 def test_at_most_a_fifth_is_held_out_and_never_trained_on(tmp_path, asked, held_out, limit):
     data = load(image_folder(tmp_path / "images"), num_validation_images=asked, in_memory_limit_mb=limit)
     assert len(data.held_out) == held_out
@@ -274,8 +275,8 @@ def test_nothing_but_corrupt_images_is_an_error(tmp_path, limit):
         all_levels(load(folder, skip_corrupt_images=True, in_memory_limit_mb=limit), skip_corrupt=True)
 
 
-@pytest.mark.parametrize("options", [{}, LAZY, {"streaming": True, "max_train_steps": 6}], ids=["memory", "lazy", "stream"])
-@pytest.mark.parametrize(
+@cases("options", [{}, LAZY, {"streaming": True, "max_train_steps": 6}], ids=["memory", "lazy", "stream"])
+@cases(
     ("bad_cell", "problem"),
     [(None, "its cell in the dataset is empty"), ({"bytes": b"text", "path": None}, "PIL knows no image format like this")],
     ids=["empty", "text"],

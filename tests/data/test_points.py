@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import image_folder, numbered_image
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
@@ -91,8 +92,8 @@ def one_epoch(data, **options):
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["parquet", "two files", "save_to_disk", "jsonl"])
-@pytest.mark.parametrize("limit", [1024, 0])
+@cases("form", ["parquet", "two files", "save_to_disk", "jsonl"])
+@cases("limit", [1024, 0])
 def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
     rows = numbers()
     data = load(write(tmp_path / "set", as_dataset(rows)), in_memory_limit_mb=limit)
@@ -105,9 +106,9 @@ def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
     np.testing.assert_array_equal(by_row(data.all_in_memory()), rows)
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 5])
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "uint16"])
+@cases("dimension", [1, 2, 5])
+@cases("fixed", [True, False])
+@cases("dtype", ["float16", "float32", "float64", "int8", "int64", "uint16"])
 def test_numbers_of_every_kind_and_dimension_arrive_as_they_are(tmp_path, dimension, fixed, dtype):
     rows = numbers(10, dimension, dtype)
     folder = write(tmp_path / "set", as_dataset(rows, dtype, dimension if fixed else -1, label=list(range(10))))
@@ -130,8 +131,8 @@ def test_doubles_are_rounded_to_the_nearest_float32(tmp_path, options):
     np.testing.assert_array_equal(points, rows.astype(np.float32))
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -(2**63)), ("uint64", 2**64 - 1)])
-@pytest.mark.parametrize("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
+@cases(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -(2**63)), ("uint64", 2**64 - 1)])
+@cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
 def test_large_whole_numbers_are_read_in_every_way(tmp_path, dtype, value, options):
     data = load(write(tmp_path / "set", as_dataset(np.array([[1, value]] * 5, dtype), dtype)), **options)
     points = torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(5))))
@@ -184,7 +185,7 @@ def test_an_exported_toy_set_is_a_set_of_points_like_others(tmp_path, options):
     np.testing.assert_array_equal(by_row(data.in_memory), by_row(toy_points("dino", 30, split="test")))
 
 
-@pytest.mark.parametrize("name", TOY_DATASETS)
+@cases("name", TOY_DATASETS)
 def test_toy_sets_are_split_into_two_draws(tmp_path, name):
     data = load_point_data(resolve_config(TrainingConfig(dataset_name=name, num_validation_images=77)))
     assert data.in_memory.shape == (100_000, 2)
@@ -205,8 +206,8 @@ def test_toy_sets_do_not_follow_the_seed_of_a_run_nor_the_number_held_out():
 # --- split -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, LAZY], ids=["memory", "lazy"])
-@pytest.mark.parametrize(("asked", "held_out"), [(0, 0), (1, 1), (4, 4), (10_000, 4), (None, 4)])
+@cases("options", [{}, LAZY], ids=["memory", "lazy"])
+@cases(("asked", "held_out"), [(0, 0), (1, 1), (4, 4), (10_000, 4), (None, 4)])
 def test_at_most_a_fifth_is_held_out_and_the_parts_are_the_whole(tmp_path, asked, held_out, options):
     data = load(write(tmp_path / "set", as_dataset(numbers())), num_validation_images=asked, **options)
     assert data.held_out.shape == (held_out, 2)
@@ -245,7 +246,7 @@ def sized_folder(tmp_path_factory):
     return write(tmp_path_factory.mktemp("batches") / "set", as_dataset(numbers(27, 3, "float64"), "float64"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("processes", "accumulation", "micro_batch", "num_workers"),
     [(1, 1, 8, 0), (1, 4, 2, 0), (2, 1, 4, 0), (2, 2, 2, 0), (1, 1, 24, 0), (1, 1, 8, 1), (2, 2, 2, 1)],
 )
@@ -270,8 +271,8 @@ def test_batches_are_the_same_from_memory_and_by_the_reader(sized_folder, proces
     assert len(torch.cat(seen).unique(dim=0)) >= processes * accumulation * micro_batch - 3  # an epoch may end in it
 
 
-@pytest.mark.parametrize(("processes", "accumulation", "micro_batch"), [(1, 4, 2), (2, 1, 4), (2, 2, 2)])
-@pytest.mark.parametrize("options", [{}, LAZY, {**STREAM, "stream_shuffle_buffer": 6}], ids=["memory", "lazy", "stream"])
+@cases(("processes", "accumulation", "micro_batch"), [(1, 4, 2), (2, 1, 4), (2, 2, 2)])
+@cases("options", [{}, LAZY, {**STREAM, "stream_shuffle_buffer": 6}], ids=["memory", "lazy", "stream"])
 def test_an_update_sees_the_same_points_however_they_are_shared_out(
     sized_folder, processes, accumulation, micro_batch, options
 ):
@@ -319,10 +320,8 @@ def test_a_stream_without_points_to_hold_out_has_none(tmp_path):
     assert data.held_out.shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    "bad", [[1.0], [1.0, 2.0, 3.0], [], None, [1.0, None], [1.0, np.nan], [-np.inf, 1.0], [1e300, 0.0]], ids=repr
-)
-@pytest.mark.parametrize("held_out", [0, 4])
+@cases("bad", [[1.0], [1.0, 2.0, 3.0], [], None, [1.0, None], [1.0, np.nan], [-np.inf, 1.0], [1e300, 0.0]], ids=repr)
+@cases("held_out", [0, 4])
 def test_a_bad_row_of_a_stream_is_an_error_that_names_the_column_and_shows_it(tmp_path, bad, held_out):
     rows = [*numbers(3).tolist(), bad, [5.0, 6.0]]
     folder = write(tmp_path / "set", as_dataset(rows, "float64"))
@@ -331,8 +330,8 @@ def test_a_bad_row_of_a_stream_is_an_error_that_names_the_column_and_shows_it(tm
     assert str(bad) in str(error.value)
 
 
-@pytest.mark.parametrize("first", [[], None], ids=repr)
-@pytest.mark.parametrize("others", [[1.0, 2.0], []], ids=repr)
+@cases("first", [[], None], ids=repr)
+@cases("others", [[1.0, 2.0], []], ids=repr)
 def test_a_stream_whose_first_row_is_no_point_is_refused_at_once(tmp_path, first, others):
     """It would say how many numbers a point has: none."""
     folder = write(tmp_path / "set", as_dataset([first, *[others] * 9], "float64"))
@@ -353,7 +352,7 @@ def table(folder, form="parquet", **columns):
     return write(folder, datasets.Dataset.from_dict(columns), form)
 
 
-@pytest.mark.parametrize("name", TOY_DATASETS)
+@cases("name", TOY_DATASETS)
 def test_toy_sets_have_their_points_in_x(name):
     assert find_point_column(TrainingConfig(dataset_name=name)) == "x"
     assert resolve_config(TrainingConfig(dataset_name=name)).point_column == "x"
@@ -372,8 +371,8 @@ def test_what_is_asked_for_is_not_looked_up():
     assert find_point_column(TrainingConfig(dataset_name="no/where", image_column="image")) is None
 
 
-@pytest.mark.parametrize("form", ["parquet", "save_to_disk", "jsonl"])
-@pytest.mark.parametrize("by", ["dataset_name", "train_data_dir"])
+@cases("form", ["parquet", "save_to_disk", "jsonl"])
+@cases("by", ["dataset_name", "train_data_dir"])
 def test_the_only_column_of_lists_of_numbers_is_that_of_points(tmp_path, form, by):
     columns = {"q": numbers().tolist(), "label": list(range(20)), "text": ["a"] * 20, "words": [["a", "b"]] * 20}
     folder = table(tmp_path / "set", form, **columns)
@@ -399,13 +398,13 @@ def test_images_go_before_numbers(tmp_path):
     np.testing.assert_array_equal(one_epoch(load(folder, point_column="box")), numbers(5))
 
 
-@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl", "save_to_disk"])
+@cases("form", ["parquet", "csv", "jsonl", "save_to_disk"])
 def test_columns_of_scalars_and_strings_are_not_points(tmp_path, form):
     folder = table(tmp_path / "set", form, x=[0.5] * 20, y=[1.5] * 20, text=["[1, 2]"] * 20)
     assert settle(folder) is None
 
 
-@pytest.mark.parametrize("cell", [[["a"]], [[True, False]], [[[1.0, 2.0], [3.0, 4.0]]], [[{"a": 1.0}]]], ids=repr)
+@cases("cell", [[["a"]], [[True, False]], [[[1.0, 2.0], [3.0, 4.0]]], [[{"a": 1.0}]]], ids=repr)
 def test_lists_of_something_else_are_not_points(tmp_path, cell):
     assert settle(table(tmp_path / "set", q=cell * 20)) is None
 
@@ -437,9 +436,9 @@ BAD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, LAZY], ids=["memory", "lazy"])
-@pytest.mark.parametrize("form", ["parquet", "save_to_disk"])
-@pytest.mark.parametrize(("bad", "text"), BAD_ROWS, ids=lambda value: None if isinstance(value, str) else repr(value))
+@cases("options", [{}, LAZY], ids=["memory", "lazy"])
+@cases("form", ["parquet", "save_to_disk"])
+@cases(("bad", "text"), BAD_ROWS, ids=lambda value: None if isinstance(value, str) else repr(value))
 def test_the_first_bad_row_is_named(tmp_path, bad, text, form, options):
     """Whether it would be held out or not."""
     rows = [*numbers(3).tolist(), bad, [5.0, 6.0], bad, *numbers(4).tolist()]
@@ -448,7 +447,7 @@ def test_the_first_bad_row_is_named(tmp_path, bad, text, form, options):
         load(folder, num_validation_images=2, **options)
 
 
-@pytest.mark.parametrize(("bad", "text"), [row for row in BAD_ROWS if row[0] is None or len(row[0]) == 2], ids=repr)
+@cases(("bad", "text"), [row for row in BAD_ROWS if row[0] is None or len(row[0]) == 2], ids=repr)
 def test_bad_rows_are_named_in_columns_of_a_fixed_length(tmp_path, bad, text):
     rows = [*numbers(3).tolist(), bad, [5.0, 6.0]]
     with pytest.raises(LabError, match=text):
@@ -474,8 +473,8 @@ def test_the_row_is_counted_over_all_files(tmp_path):
         load(write(tmp_path / "set", as_dataset(rows), "two files"))
 
 
-@pytest.mark.parametrize("options", [{}, STREAM], ids=["whole", "stream"])
-@pytest.mark.parametrize(
+@cases("options", [{}, STREAM], ids=["whole", "stream"])
+@cases(
     ("cell", "kind"),
     [(["a", "b"], "q"), ([[1.0, 2.0], [3.0, 4.0]], "q"), ([True, False], "q"), (0.5, "float64"), ("[1, 2]", "string")],
     ids=repr,
@@ -519,7 +518,7 @@ def test_images_are_not_points(tmp_path):
         load(folder)
 
 
-@pytest.mark.parametrize("cell", [None, [], [1.0], [1.0, 2.0, 3.0], ["1", "2"], [[1.0, 2.0]], "ab", [1.0, 1e39]], ids=repr)
+@cases("cell", [None, [], [1.0], [1.0, 2.0, 3.0], ["1", "2"], [[1.0, 2.0]], "ab", [1.0, 1e39]], ids=repr)
 def test_a_cell_that_is_no_point_is_shown(cell):
     with pytest.raises(LabError, match="'column'.*2 finite numbers") as error:
         PointTransform(2, "column").read(cell)
@@ -529,7 +528,7 @@ def test_a_cell_that_is_no_point_is_shown(cell):
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
     [
         {"resolution": 8},
@@ -545,15 +544,15 @@ def test_a_cell_that_is_no_point_is_shown(cell):
     ],
     ids=lambda options: next(iter(options)),
 )
-@pytest.mark.parametrize("source", ["toy", "folder"])
+@cases("source", ["toy", "folder"])
 def test_options_for_images_are_refused_for_points(tmp_path, options, source):
     name = "dino" if source == "toy" else str(write(tmp_path / "set", as_dataset(numbers())))
     with pytest.raises(LabError, match=f"--{next(iter(options))}"):
         resolve_config(TrainingConfig(dataset_name=name, point_column="x" if source == "toy" else "p", **options))
 
 
-@pytest.mark.parametrize("num", [0, 100])
-@pytest.mark.parametrize("source", ["digits", "folder"])
+@cases("num", [0, 100])
+@cases("source", ["digits", "folder"])
 def test_options_for_points_are_refused_for_images(tmp_path, num, source):
     name = "digits" if source == "digits" else str(image_folder(tmp_path / "images"))
     with pytest.raises(LabError, match="--distance_samples has no effect.*points"):

@@ -18,6 +18,7 @@ from PIL import Image
 from scipy import stats
 from scipy.spatial import cKDTree
 from sklearn.datasets import make_moons
+from tables import cases
 
 import diffusers_lrlab
 from diffusers_lrlab.cli.main import main
@@ -44,7 +45,7 @@ def test_the_sets_of_the_study_and_the_classics_are_there():
     assert diffusers_lrlab.load_toy_dataset is load_toy_dataset
 
 
-@pytest.mark.parametrize("name", SETS)
+@cases("name", SETS)
 def test_points_are_finite_float32_near_the_origin_and_of_its_scale(name):
     points = toy_points(name, 20_000)
     assert points.shape == (20_000, 2)
@@ -56,8 +57,8 @@ def test_points_are_finite_float32_near_the_origin_and_of_its_scale(name):
     assert (points.std(axis=0) < 4).all()
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("n", [1, 2, 3, 7])
+@cases("name", SETS)
+@cases("n", [1, 2, 3, 7])
 def test_a_few_points_can_be_drawn_too(name, n):
     for split in ("train", "test"):
         points = toy_points(name, n, seed=0, split=split)
@@ -66,7 +67,7 @@ def test_a_few_points_can_be_drawn_too(name, n):
         assert len(load_toy_dataset(name, n, seed=0, split=split)) == n
 
 
-@pytest.mark.parametrize("name", SETS)
+@cases("name", SETS)
 def test_a_draw_follows_from_its_arguments_and_the_global_generator_is_left_alone(name):
     np.random.seed(0)
     before = np.random.get_state()[1].copy()
@@ -76,7 +77,7 @@ def test_a_draw_follows_from_its_arguments_and_the_global_generator_is_left_alon
     np.testing.assert_array_equal(toy_points(name, 500, 3, "train"), points)
 
 
-@pytest.mark.parametrize("name", SETS)
+@cases("name", SETS)
 def test_no_point_is_in_two_draws(name):
     """Other splits, and other seeds, also those that are near or negative or beyond 64 bits."""
     draws = [toy_points(name, 2000, seed, split) for seed in (42, 43, 0, -1, 2**70) for split in ("train", "test")]
@@ -87,7 +88,7 @@ def test_no_point_is_in_two_draws(name):
     assert shared <= 2  # float32 has that many numbers only
 
 
-@pytest.mark.parametrize("name", SETS)
+@cases("name", SETS)
 def test_the_default_splits_share_no_point(name):
     train, test = toy_points(name, 10_000), toy_points(name, 10_000, split="test")
     both_splits = np.concatenate([np.unique(train, axis=0), np.unique(test, axis=0)])
@@ -102,7 +103,7 @@ def test_every_set_draws_other_numbers():
             assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
 
 
-@pytest.mark.parametrize("name", SETS)
+@cases("name", SETS)
 def test_a_set_of_a_thousand_points_is_shuffled(name):
     """Whoever takes the first points takes a draw from the whole, not from a part."""
     points = toy_points(name, 4000)
@@ -113,8 +114,8 @@ def test_a_set_of_a_thousand_points_is_shuffled(name):
 # --- data sets -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("split", ["train", "test"])
+@cases("name", SETS)
+@cases("split", ["train", "test"])
 def test_a_data_set_has_one_column_of_two_float32(name, split):
     dataset = load_toy_dataset(name, 50, seed=1, split=split)
     assert dataset.features == datasets.Features({"x": datasets.List(datasets.Value("float32"), length=2)})
@@ -123,7 +124,7 @@ def test_a_data_set_has_one_column_of_two_float32(name, split):
     np.testing.assert_array_equal(np.array(dataset[7]["x"], np.float32), toy_points(name, 50, 1, split)[7])
 
 
-@pytest.mark.parametrize("name", SETS)
+@cases("name", SETS)
 def test_fingerprints_follow_the_data(name):
     def fingerprint(**options):
         return load_toy_dataset(name, **{"n": 20, **options})._fingerprint
@@ -181,7 +182,7 @@ def both(name):
     return toy_points(name, TEMPLATE_POINTS, seed=6).astype(np.float64), template
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@cases("name", TEMPLATES)
 def test_moments_are_those_of_the_template(name):
     """Up to 5 standard errors of a difference of two means."""
     ours, template = both(name)
@@ -192,7 +193,7 @@ def test_moments_are_those_of_the_template(name):
             assert abs(first.mean() - second.mean()) <= 5 * error, (power_x, power_y)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@cases("name", TEMPLATES)
 def test_projections_have_the_distribution_of_the_template(name):
     ours, template = both(name)
     for angle in np.arange(6) * math.pi / 6 + 0.01:
@@ -203,7 +204,7 @@ def test_projections_have_the_distribution_of_the_template(name):
         assert stats.ks_2samp(*distances).pvalue > P_THRESHOLD, centre
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@cases("name", TEMPLATES)
 def test_a_grid_of_cells_has_the_counts_of_the_template(name):
     """Which sees what no projection does."""
     counts = [np.histogram2d(*points.T, bins=24, range=[[-6, 6]] * 2)[0].ravel() for points in both(name)]
@@ -212,7 +213,7 @@ def test_a_grid_of_cells_has_the_counts_of_the_template(name):
     assert stats.chi2_contingency(table[:, table.sum(axis=0) > 0]).pvalue > P_THRESHOLD
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@cases("name", TEMPLATES)
 def test_bounds_are_those_of_the_template(name):
     ours, template = both(name)
     slack = {"moons": 0.15, "dino": 0.03}.get(name, 0.002)  # normal noise has no bounds; this is 2 of its deviations
@@ -369,7 +370,7 @@ def test_densities_are_there_where_the_table_says_so():
     assert toy_log_prob("moons") is None
 
 
-@pytest.mark.parametrize("name", WITH_DENSITY)
+@cases("name", WITH_DENSITY)
 def test_a_density_integrates_to_one(name):
     """
     Within 0.2 % if all cells are integrated. For a sample of the cells, the fraction of points that are in them takes the
@@ -380,7 +381,7 @@ def test_a_density_integrates_to_one(name):
     np.testing.assert_allclose(masses.sum() / fraction, 1, rtol=2e-3 if fraction == 1 else 0.02)
 
 
-@pytest.mark.parametrize("name", WITH_DENSITY)
+@cases("name", WITH_DENSITY)
 def test_a_density_is_nothing_where_no_points_are(name):
     """Not inside the square of all sets either: what is far from every point of a large draw counts for 0.1 % at most."""
     others = np.random.default_rng(0).uniform(-BOUND, BOUND, (1200, 2))
@@ -392,7 +393,7 @@ def test_a_density_is_nothing_where_no_points_are(name):
     assert not np.isnan(far).any()
 
 
-@pytest.mark.parametrize("name", WITH_DENSITY)
+@cases("name", WITH_DENSITY)
 def test_points_follow_the_density(name):
     """Counts in cells against its integrals: a chi-square test, with rare cells and what is not in any as one cell."""
     codes, _, masses, _, code_of = cells(name)
@@ -410,7 +411,7 @@ def test_points_follow_the_density(name):
     assert stats.chi2.sf(statistic, len(observed) - 1) > P_THRESHOLD
 
 
-@pytest.mark.parametrize("name", WITH_DENSITY)
+@cases("name", WITH_DENSITY)
 def test_the_mean_log_density_of_a_draw_is_its_negative_entropy(name):
     """By integrals over the cells: within 5 standard errors, and what the integrals may be off. Widths show here."""
     most, slack = (4000, 0.01) if "shape" in TOY_DATASETS[name].traits else (100_000, 0.001)
@@ -430,7 +431,7 @@ def test_known_entropies_are_met():
     assert abs(logs.mean() - known) < 5 * logs.std() / math.sqrt(len(logs))
 
 
-@pytest.mark.parametrize("name", WITH_DENSITY)
+@cases("name", WITH_DENSITY)
 def test_every_point_of_a_draw_has_a_finite_log_density(name):
     """Rounded to float32 as they are; one of them at -inf makes an estimate of the KL divergence infinite."""
     num = 3000 if "shape" in TOY_DATASETS[name].traits else 100_000
@@ -438,7 +439,7 @@ def test_every_point_of_a_draw_has_a_finite_log_density(name):
     assert np.isfinite(logs).sum() == num
 
 
-@pytest.mark.parametrize("name", WITH_DENSITY)
+@cases("name", WITH_DENSITY)
 def test_a_log_density_is_float64_of_each_point_on_its_own(name):
     points = toy_points(name, 300)
     logs = toy_log_prob(name)(points)
@@ -448,7 +449,7 @@ def test_a_log_density_is_float64_of_each_point_on_its_own(name):
     np.testing.assert_allclose(np.concatenate([toy_log_prob(name)(points[row : row + 1]) for row in range(20)]), logs[:20])
 
 
-@pytest.mark.parametrize("name", WITH_DENSITY)
+@cases("name", WITH_DENSITY)
 def test_the_log_density_of_no_points_is_empty(name):
     assert toy_log_prob(name)(np.zeros((0, 2))).shape == (0,)
 
@@ -473,29 +474,29 @@ def test_uniform_sets_end_somewhere(name, outside, inside):
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ask", [toy_points, load_toy_dataset, toy_log_prob])
-@pytest.mark.parametrize(("wrong", "meant"), [("moon", "moons"), ("dyno", "dino"), ("Circle", "circle"), ("ring", "rings")])
+@cases("ask", [toy_points, load_toy_dataset, toy_log_prob])
+@cases(("wrong", "meant"), [("moon", "moons"), ("dyno", "dino"), ("Circle", "circle"), ("ring", "rings")])
 def test_an_unknown_name_gets_a_hint(ask, wrong, meant):
     with pytest.raises(LabError, match=rf"{wrong!r}.*Did you mean {meant!r}\?.*Known: .*swiss_roll"):
         ask(wrong)
 
 
-@pytest.mark.parametrize("ask", [toy_points, load_toy_dataset])
-@pytest.mark.parametrize("n", [0, -1, 2.5, 10.0, True, "10", None, MAX_POINTS + 1, 10**30, float("nan")], ids=repr)
+@cases("ask", [toy_points, load_toy_dataset])
+@cases("n", [0, -1, 2.5, 10.0, True, "10", None, MAX_POINTS + 1, 10**30, float("nan")], ids=repr)
 def test_numbers_of_points_that_are_none_are_refused(ask, n):
     with pytest.raises(LabError, match=rf"n={re.escape(repr(n))}.*whole number from 1 to {MAX_POINTS}"):
         ask("line", n)
 
 
-@pytest.mark.parametrize("ask", [toy_points, load_toy_dataset])
-@pytest.mark.parametrize("seed", [1.5, 42.0, True, "42", None], ids=repr)
+@cases("ask", [toy_points, load_toy_dataset])
+@cases("seed", [1.5, 42.0, True, "42", None], ids=repr)
 def test_seeds_that_are_no_whole_numbers_are_refused(ask, seed):
     with pytest.raises(LabError, match=rf"seed={re.escape(repr(seed))}.*whole number"):
         ask("line", 5, seed)
 
 
-@pytest.mark.parametrize("ask", [toy_points, load_toy_dataset])
-@pytest.mark.parametrize("split", ["validation", "Train", "", None, 0], ids=repr)
+@cases("ask", [toy_points, load_toy_dataset])
+@cases("split", ["validation", "Train", "", None, 0], ids=repr)
 def test_splits_that_there_are_not_are_refused(ask, split):
     with pytest.raises(LabError, match=rf"split={re.escape(repr(split))}.*'train' or 'test'"):
         ask("line", 5, 42, split)
@@ -596,7 +597,7 @@ def test_the_readme_says_what_was_done_and_its_commands_work(tmp_path, capsys):
         assert (tmp_path / "again" / file).read_bytes() == (folder / file).read_bytes()
 
 
-@pytest.mark.parametrize("name", SETS)
+@cases("name", SETS)
 def test_every_set_is_exported_with_a_card_and_a_picture(tmp_path, name):
     from huggingface_hub import DatasetCard
 
@@ -640,7 +641,7 @@ def test_folders_are_made_whatever_they_are_called(tmp_path, parent):
     assert (tmp_path / parent / "points" / "README.md").is_file()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("num", "words"),
     [(999, "n<1K"), (1000, "1K<n<10K"), (99_999, "10K<n<100K"), (100_000, "100K<n<1M"), (110_000, "100K<n<1M")],
 )
@@ -654,7 +655,7 @@ def everything_under(folder):
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "words"),
     [
         (["moon", "{new}"], ["'moon'", "Did you mean 'moons'?"]),
@@ -696,7 +697,7 @@ def test_a_wrong_number_of_points_to_test_on_is_called_by_its_name(tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("n_test", [True, 2.5, 10.0, "10", -1, MAX_POINTS + 1], ids=repr)
+@cases("n_test", [True, 2.5, 10.0, "10", -1, MAX_POINTS + 1], ids=repr)
 def test_points_to_test_on_are_a_whole_number_from_python_too(tmp_path, n_test):
     with pytest.raises(LabError, match=re.escape(repr(n_test))):
         export_toy_dataset("line", tmp_path / "new", n=5, n_test=n_test)

@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from tables import cases
 
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
@@ -32,7 +33,7 @@ assert lrs == [0.0, 1.0, 1.0, 0.5, 0.5], lrs
 """
 
 
-@pytest.mark.parametrize(
+@cases(
     "imports",
     [
         "import diffusers_lrlab\nfrom diffusers.optimization import get_scheduler",

@@ -13,6 +13,7 @@ from diffusers import DDPMScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tables import cases
 
 from diffusers_lrlab.data.densities import mixture_log_prob
 from diffusers_lrlab.evaluation import distances
@@ -65,8 +66,8 @@ def with_value(points, row, value):
 
 
 @every_metric
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize(
+@cases("which", [0, 1])
+@cases(
     ("change", "part"),
     [
         (lambda points: with_value(points, 3, math.nan), "Point 3 of the {} set is [ 1. nan]"),
@@ -104,7 +105,7 @@ def test_sets_are_not_changed_and_kinds_of_numbers_do_not_matter(metric):
 
 
 @every_metric
-@pytest.mark.parametrize("scale", [1e155, 1e307])
+@cases("scale", [1e155, 1e307])
 def test_coordinates_whose_squares_overflow_give_a_number_or_are_refused(metric, scale):
     """Finite in float64, so `as_points` lets them pass."""
     try:
@@ -146,9 +147,9 @@ def slow_knn_kl(real, generated, k=5, base=2.0):
     return (dimension / n * total + math.log(m / (n - 1))) / math.log(base)
 
 
-@pytest.mark.parametrize("base", [2.0, math.e, 10.0, 1.5])
-@pytest.mark.parametrize("dimension", [1, 2, 3, 4])
-@pytest.mark.parametrize(("n", "m", "k"), [(2, 1, 1), (6, 5, 5), (30, 11, 3), (12, 50, 11), (40, 40, 5)])
+@cases("base", [2.0, math.e, 10.0, 1.5])
+@cases("dimension", [1, 2, 3, 4])
+@cases(("n", "m", "k"), [(2, 1, 1), (6, 5, 5), (30, 11, 3), (12, 50, 11), (40, 40, 5)])
 def test_the_neighbour_estimate_is_the_formula(n, m, k, dimension, base):
     real, generated = normal(n, n, dimension), 2 * normal(m + 100, m, dimension) + 0.3
     assert knn_kl(real, generated, k, base) == pytest.approx(slow_knn_kl(real, generated, k, base), abs=1e-10)
@@ -167,7 +168,7 @@ def gaussian_kl(mean, scales, other_mean, other_scales):
     return float((squares - 1 + 2 * np.log(other_scales / scales)).sum() / 2 / math.log(2))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mean", "scales", "other_mean", "other_scales"),
     [
         ([0], [1], [0], [1]),
@@ -196,7 +197,7 @@ def test_real_points_come_first():
     assert there + 0.08 < knn_kl(wide, narrow) < back
 
 
-@pytest.mark.parametrize(("inner", "outer"), [((1, 1), (2, 2)), ((1, 2), (4, 3)), ((1,), (8,)), ((2, 3), (2, 3))])
+@cases(("inner", "outer"), [((1, 1), (2, 2)), ((1, 2), (4, 3)), ((1,), (8,)), ((2, 3), (2, 3))])
 def test_the_divergence_of_boxes_is_the_ratio_of_their_areas(inner, outer):
     rng = np.random.default_rng(0)
     real = rng.uniform(-0.5, 0.5, (20_000, len(inner))) * inner
@@ -261,7 +262,7 @@ def test_a_copy_of_the_real_points_is_nearer_than_they_are_to_each_other():
     assert knn_kl(real, real.copy(), k=1) < -30
 
 
-@pytest.mark.parametrize(
+@cases(
     ("n", "m", "k", "parts"),
     [
         (10, 20, 10, ["k=10", "10 real", "20 generated", "1 to 9"]),
@@ -286,8 +287,8 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize("function", LOGS.values(), ids=LOGS)
-@pytest.mark.parametrize("base", [1, 0.5, 0, -2, math.nan, math.inf])
+@cases("function", LOGS.values(), ids=LOGS)
+@cases("base", [1, 0.5, 0, -2, math.nan, math.inf])
 def test_a_base_that_is_none_is_told(function, base):
     with pytest.raises(ValueError, match=f"base={base!r}"):
         function(base)
@@ -311,9 +312,9 @@ def slow_histogram_kl(real, generated, bins, lowest, highest, base=2.0):
     return sum(x * math.log(x / y, base) for x, y in zip(p.flat, q.flat, strict=True))
 
 
-@pytest.mark.parametrize("base", [2.0, math.e])
-@pytest.mark.parametrize(("dimension", "bins"), [(1, 1), (1, 7), (2, 6), (3, 4)])
-@pytest.mark.parametrize("limits", [None, 0.7, 9])
+@cases("base", [2.0, math.e])
+@cases(("dimension", "bins"), [(1, 1), (1, 7), (2, 6), (3, 4)])
+@cases("limits", [None, 0.7, 9])
 def test_the_histogram_estimate_is_the_formula(dimension, bins, limits, base):
     """Also with points outside the grid, on any side."""
     real, generated = normal(0, 60, dimension), 2 * normal(1, 90, dimension)
@@ -323,7 +324,7 @@ def test_the_histogram_estimate_is_the_formula(dimension, bins, limits, base):
     assert value == pytest.approx(slow_histogram_kl(real, generated, bins, *edges, base), abs=1e-10)
 
 
-@pytest.mark.parametrize("same", [np.zeros((20, 2)), np.array([[1.0, 2.0]]), normal(0, 300), normal(1, 300, 1)])
+@cases("same", [np.zeros((20, 2)), np.array([[1.0, 2.0]]), normal(0, 300), normal(1, 300, 1)])
 def test_histograms_of_equal_sets_do_not_differ(same):
     assert histogram_kl(same, same[::-1]) == 0
 
@@ -361,9 +362,7 @@ def test_histograms_of_many_points_have_the_divergence_of_their_cells():
     assert value == pytest.approx(0.75 * math.log2(3) - 0.25 * math.log2(3), abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("bins", "dimension", "most"), [(0, 2, 3162), (-1, 1, 10**7), (3163, 2, 3162), (10**7 + 1, 1, 10**7), (216, 3, 215)]
-)
+@cases(("bins", "dimension", "most"), [(0, 2, 3162), (-1, 1, 10**7), (3163, 2, 3162), (10**7 + 1, 1, 10**7), (216, 3, 215)])
 def test_numbers_of_cells_that_cannot_be_are_told(bins, dimension, most):
     with pytest.raises(ValueError, match=f"bins={bins} in {dimension} dimensions.*1 to {most}"):
         histogram_kl(normal(0, 20, dimension), normal(1, 20, dimension), bins)
@@ -373,7 +372,7 @@ def test_as_many_cells_as_are_offered_are_taken():
     assert math.isfinite(histogram_kl(normal(0, 20), normal(1, 20), 3162))
 
 
-@pytest.mark.parametrize(
+@cases(
     "limits",
     [
         (np.array([3, 3]), np.array([-3, -3])),
@@ -390,7 +389,7 @@ def test_limits_that_are_no_grid_are_told(limits):
 
 # --- energy distance and MMD -----------------------------------------------------------------------------------------
 
-SIZES = pytest.mark.parametrize(("n", "m", "dimension"), [(2, 2, 1), (7, 7, 2), (9, 4, 3), (3, 20, 2), (15, 16, 5)])
+SIZES = cases(("n", "m", "dimension"), [(2, 2, 1), (7, 7, 2), (9, 4, 3), (3, 20, 2), (15, 16, 5)])
 
 
 @SIZES
@@ -403,7 +402,7 @@ def test_the_energy_distance_is_the_formula(n, m, dimension):
 
 
 @SIZES
-@pytest.mark.parametrize("bandwidth", [None, 0.3, 2])
+@cases("bandwidth", [None, 0.3, 2])
 def test_the_mmd_is_the_formula(n, m, dimension, bandwidth):
     first, second = normal(n, n, dimension), 2 * normal(m, m, dimension) + 1
     pairs = [math.dist(x, y) for x, y in itertools.combinations(first, 2)]
@@ -451,7 +450,7 @@ def mean_and_error(values):
     return np.mean(values), np.std(values, ddof=1) / math.sqrt(len(values))
 
 
-@pytest.mark.parametrize(("n", "m", "shift", "scale"), [(5, 5, 0, 1), (4, 9, 0, 1), (6, 3, 1.5, 1), (5, 8, 0.5, 2)])
+@cases(("n", "m", "shift", "scale"), [(5, 5, 0, 1), (4, 9, 0, 1), (6, 3, 1.5, 1), (5, 8, 0.5, 2)])
 def test_the_mean_of_energy_distances_of_small_sets(n, m, shift, scale):
     """Normal numbers in one dimension; pairs of a point with itself make it too large by a known amount."""
 
@@ -469,9 +468,7 @@ def test_the_mean_of_energy_distances_of_small_sets(n, m, shift, scale):
     assert mean == pytest.approx(expected, abs=4 * error)
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "shift", "scale", "dimension"), [(2, 2, 0, 1, 2), (4, 7, 0, 1, 1), (3, 2, 1.5, 1, 2), (6, 5, 0.5, 2, 3)]
-)
+@cases(("n", "m", "shift", "scale", "dimension"), [(2, 2, 0, 1, 2), (4, 7, 0, 1, 1), (3, 2, 1.5, 1, 2), (6, 5, 0.5, 2, 3)])
 def test_the_mmd_of_small_sets_has_no_bias(n, m, shift, scale, dimension):
     """The mean over draws is that of the distributions, which Gaussians have in closed form: 0 for equal ones."""
     h = 1.3
@@ -496,7 +493,7 @@ def test_the_mmd_does_not_see_a_common_shift_rotation_and_scale():
     assert energy_distance(*moved) == pytest.approx(1e3 * energy_distance(first, second), rel=1e-9)
 
 
-@pytest.mark.parametrize("num", [10, 1999, 2000, 2001, 3000, 3999, 4000, 5001])
+@cases("num", [10, 1999, 2000, 2001, 3000, 3999, 4000, 5001])
 def test_the_width_of_the_kernel_is_that_of_the_whole_set(num):
     """Evenly spaced points in order: half of the pairs are less than 1 - 1 / sqrt(2) apart."""
     points = np.linspace(0, 1, num)[:, None]
@@ -508,7 +505,7 @@ def test_the_width_of_the_kernel_is_of_distances_that_are_none():
     assert median_bandwidth(np.array([[0, 0], [3, 4]])) == 5
 
 
-@pytest.mark.parametrize("bandwidth", [0, -1.0, math.nan, math.inf])
+@cases("bandwidth", [0, -1.0, math.nan, math.inf])
 def test_a_bandwidth_that_is_none_is_told(bandwidth):
     with pytest.raises(ValueError, match=f"bandwidth={bandwidth}"):
         squared_mmd(normal(0, 5), normal(1, 5), bandwidth)
@@ -519,7 +516,7 @@ def test_equal_points_have_a_width_by_definition():
     assert squared_mmd(np.ones((5, 2)), np.ones((7, 2))) == 0
 
 
-@pytest.mark.parametrize(("bandwidth", "expected"), [(1e-170, 0), (1e170, 0), (1e-100, 0), (1e100, 0)])
+@cases(("bandwidth", "expected"), [(1e-170, 0), (1e170, 0), (1e-100, 0), (1e100, 0)])
 def test_a_bandwidth_may_be_any_number_above_0(bandwidth, expected):
     """A narrow one sees points in nothing but themselves, a wide one sees no difference."""
     assert squared_mmd(normal(0, 5), normal(1, 5), bandwidth) == pytest.approx(expected, abs=1e-12)
@@ -531,7 +528,7 @@ def test_the_mmd_takes_two_points_at_least(n, m):
         squared_mmd(normal(0, n), normal(1, m), 1.0)
 
 
-@pytest.mark.parametrize("pairs", [1, 7, 50, 61, 10**9])
+@cases("pairs", [1, 7, 50, 61, 10**9])
 def test_parts_at_a_time_give_the_same(monkeypatch, pairs):
     first, second = normal(0, 40), normal(1, 25)
     expected = energy_distance(first, second), squared_mmd(first, second)
@@ -549,8 +546,8 @@ def line_distance(first, second, p):
     return (np.abs(repeated[0] - repeated[1]) ** p).mean()
 
 
-@pytest.mark.parametrize("p", [1, 1.5, 2, 5])
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 6), (7, 7), (6, 4), (49, 50), (97, 89), (3, 300)])
+@cases("p", [1, 1.5, 2, 5])
+@cases(("n", "m"), [(1, 1), (1, 6), (7, 7), (6, 4), (49, 50), (97, 89), (3, 300)])
 def test_the_sliced_distance_of_numbers_is_exact(n, m, p):
     first, second = normal(n, n, 1), 2 * normal(m + 1000, m, 1) + 1
     value = sliced_wasserstein(first, second, p, num_projections=3)
@@ -559,8 +556,8 @@ def test_the_sliced_distance_of_numbers_is_exact(n, m, p):
         assert value == pytest.approx(scipy.stats.wasserstein_distance(first[:, 0], second[:, 0]), rel=1e-10)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3])
-@pytest.mark.parametrize(("n", "m", "num"), [(8, 8, 1), (8, 8, 16), (12, 9, 5), (5, 30, 128)])
+@cases("p", [1, 2, 3])
+@cases(("n", "m", "num"), [(8, 8, 1), (8, 8, 16), (12, 9, 5), (5, 30, 128)])
 def test_the_sliced_distance_of_planes_is_the_mean_over_half_a_turn(n, m, num, p):
     first, second = normal(n, n), 2 * normal(m + 1000, m) + 1
     angles = [(i + 0.5) / num * math.pi for i in range(num)]
@@ -570,15 +567,15 @@ def test_the_sliced_distance_of_planes_is_the_mean_over_half_a_turn(n, m, num, p
     assert sliced_wasserstein(first, second, p, num) == pytest.approx(np.mean(powers) ** (1 / p), rel=1e-10)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3.5])
-@pytest.mark.parametrize("dimension", [1, 2, 3])
+@cases("p", [1, 2, 3.5])
+@cases("dimension", [1, 2, 3])
 def test_a_translate_is_as_far_as_it_was_moved(dimension, p):
     points, vector = normal(0, 40, dimension), 2 * normal(1, 1, dimension)[0]
     moved = np.random.default_rng(3).permutation(points + vector)
     assert exact_wasserstein(points, moved, p) == pytest.approx(np.linalg.norm(vector), rel=1e-9)
 
 
-@pytest.mark.parametrize("num", [2, 3, 128, 129])
+@cases("num", [2, 3, 128, 129])
 def test_the_sliced_distance_of_a_translate_in_the_plane(num):
     """The squares of cosines have a mean of one half over evenly spread directions."""
     vector = np.array([1.2, -0.7])
@@ -596,15 +593,15 @@ def test_the_sliced_distance_of_a_translate_in_space(dimension):
     assert value != sliced_wasserstein(points, points + vector, num_projections=5000, seed=1)
 
 
-@pytest.mark.parametrize(("mean", "scale"), [(0, 1), (2, 1), (0, 3), (-1, 0.5)])
+@cases(("mean", "scale"), [(0, 1), (2, 1), (0, 3), (-1, 0.5)])
 def test_the_distance_of_gaussian_numbers(mean, scale):
     first, second = normal(0, 20_000, 1), mean + scale * normal(1, 15_000, 1)
     expected = math.hypot(mean, scale - 1)
     assert sliced_wasserstein(first, second, num_projections=1) == pytest.approx(expected, abs=0.05)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3])
-@pytest.mark.parametrize("dimension", [1, 2, 3])
+@cases("p", [1, 2, 3])
+@cases("dimension", [1, 2, 3])
 def test_the_exact_distance_is_that_of_the_best_assignment(dimension, p):
     for num in (1, 2, 6):
         first, second = normal(num, num, dimension), 2 * normal(num + 50, num, dimension)
@@ -638,16 +635,16 @@ def test_equal_sets_have_no_distance(dimension):
     assert sliced_wasserstein(points, np.repeat(points, 7, axis=0)) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("distance", [sliced_wasserstein, exact_wasserstein])
-@pytest.mark.parametrize("scale", [1e-3, 10])
-@pytest.mark.parametrize("p", [1, 2, 20, 500])
+@cases("distance", [sliced_wasserstein, exact_wasserstein])
+@cases("scale", [1e-3, 10])
+@cases("p", [1, 2, 20, 500])
 def test_distances_grow_with_the_scale(distance, scale, p):
     first, second = normal(0, 20), 1 + normal(1, 20)
     assert distance(scale * first, scale * second, p) == pytest.approx(scale * distance(first, second, p), rel=1e-6)
 
 
-@pytest.mark.parametrize("distance", [sliced_wasserstein, exact_wasserstein])
-@pytest.mark.parametrize("p", [0.99, 0, -1, math.nan, math.inf])
+@cases("distance", [sliced_wasserstein, exact_wasserstein])
+@cases("p", [0.99, 0, -1, math.nan, math.inf])
 def test_an_order_that_is_none_is_told(distance, p):
     with pytest.raises(ValueError, match=f"p={p}"):
         distance(normal(0, 5), normal(1, 5), p)
@@ -668,8 +665,8 @@ def test_sizes_that_have_no_assignment_are_told(n, m):
 # --- density and coverage --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "m", "k"), [(2, 1, 1), (20, 20, 5), (20, 7, 3), (8, 60, 7)])
-@pytest.mark.parametrize("dimension", [1, 2, 4])
+@cases(("n", "m", "k"), [(2, 1, 1), (20, 20, 5), (20, 7, 3), (8, 60, 7)])
+@cases("dimension", [1, 2, 4])
 def test_density_and_coverage_are_the_formulas(n, m, k, dimension):
     real, generated = normal(n, n, dimension), 1.5 * normal(m + 1000, m, dimension)
     inside = all_distances(real, generated) <= ball_radii(real, k)[:, None]
@@ -712,7 +709,7 @@ def test_repeated_real_points_have_balls_that_hold_what_is_the_same():
     assert density_and_coverage(real, np.array([[1e-4, 0.0]])) == (0, 0)
 
 
-@pytest.mark.parametrize("k", [0, 10, -1, 2.5])
+@cases("k", [0, 10, -1, 2.5])
 def test_a_ball_without_a_neighbour_is_told(k):
     with pytest.raises(ValueError, match=f"k={k} .*10 real points; use 1 to 9"):
         density_and_coverage(normal(0, 10), normal(1, 20), k)
@@ -722,8 +719,8 @@ def test_a_ball_without_a_neighbour_is_told(k):
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
 BETA_SCHEDULES = ["linear", "squaredcos_cap_v2"]
-every_prediction = pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-every_schedule = pytest.mark.parametrize("beta_schedule", BETA_SCHEDULES)
+every_prediction = cases("prediction_type", PREDICTION_TYPES)
+every_schedule = cases("beta_schedule", BETA_SCHEDULES)
 
 
 def make_scheduler(beta_schedule="squaredcos_cap_v2", prediction_type="epsilon"):
@@ -791,7 +788,7 @@ def log_likelihoods(beta_schedule, prediction_type, mean, scales, steps):
 
 @every_prediction
 @every_schedule
-@pytest.mark.parametrize(("mean", "scales"), [GAUSSIANS[1], GAUSSIANS[3]])
+@cases(("mean", "scales"), [GAUSSIANS[1], GAUSSIANS[3]])
 def test_the_density_is_that_of_the_pushed_gaussian(mean, scales, prediction_type, beta_schedule):
     """The method is one of second order, so what is left for steps without end is known from 100 and 200."""
     logs, exact = log_likelihoods(beta_schedule, prediction_type, mean, scales, [100, 200])
@@ -810,7 +807,7 @@ def test_points_start_as_standard_normal_ones_where_signal_is_left():
 
 
 @every_schedule
-@pytest.mark.parametrize(("mean", "scales"), GAUSSIANS)
+@cases(("mean", "scales"), GAUSSIANS)
 def test_the_default_number_of_steps_is_enough(mean, scales, beta_schedule):
     """The mean, which is in the divergence of the model, is right to 0.02 nats."""
     (logs,), exact = log_likelihoods(beta_schedule, "epsilon", mean, scales, [100])
@@ -877,7 +874,7 @@ def test_the_density_of_a_mixture_integrates_to_1(beta_schedule):
 
 
 @every_prediction
-@pytest.mark.parametrize("dimension", [1, 2, 4])
+@cases("dimension", [1, 2, 4])
 def test_the_divergence_is_that_of_finite_differences(dimension, prediction_type):
     predict = _NoisePrediction(Network(dimension), make_scheduler(prediction_type=prediction_type))
     points, width = torch.from_numpy(2 * normal(0, 6, dimension)), 1e-5
@@ -915,7 +912,7 @@ def test_timesteps_are_those_of_the_noise(prediction_type, beta_schedule):
         torch.testing.assert_close(seen[-1][0], alpha.sqrt() * points, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 6, 7, 100])
+@cases("batch_size", [1, 2, 6, 7, 100])
 def test_the_batch_size_does_not_matter(batch_size):
     scheduler = make_scheduler()
     points = torch.from_numpy(normal(0, 7))
@@ -995,7 +992,7 @@ def test_the_exact_divergence_of_a_model_is_that_of_what_it_makes():
     assert mean == pytest.approx(expected, abs=4 * error + 0.01)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("first", "second"),
     [((5,), (6,)), ((1,), (1,)), ((0,), (0,)), ((5, 1), (5, 1)), ((5,), (5, 1)), ((), ())],
 )
@@ -1008,7 +1005,7 @@ def test_densities_that_do_not_match_are_told(first, second):
 # --- all figures -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("num_real", "num_generated", "dimension", "missing"),
     [
         (5, 100, 2, set(POINT_METRICS)),
@@ -1046,7 +1043,7 @@ def test_metrics_are_those_that_one_would_compute(num_real, num_generated):
     }
 
 
-@pytest.mark.parametrize(("num_real", "num_generated"), [(9000, 7000), (6000, 9000), (3000, 1500), (1500, 3000), (10, 20)])
+@cases(("num_real", "num_generated"), [(9000, 7000), (6000, 9000), (3000, 1500), (1500, 3000), (10, 20)])
 def test_metrics_are_given_the_first_points(monkeypatch, num_real, num_generated):
     def first_rows(real, generated):
         assert (real[:, 0] == np.arange(len(real))).all()

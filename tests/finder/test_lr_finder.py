@@ -1,11 +1,9 @@
 """The learning-rate finder: rules on made-up curves, state that comes back, the script, `--learning_rate auto`."""
 
-import copy
 import itertools
 import json
 import math
 import random
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +17,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import cases
+from trainer_states import QUICK, assert_same, state_of
 
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.core.errors import LabError
@@ -71,8 +71,8 @@ def test_an_update_whose_gradients_always_overflow_is_not_done():
     assert do_one_update(SimpleNamespace(do_update=lambda images: True), None)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("seed", range(5))
+@cases("rule", RULES)
+@cases("seed", range(5))
 def test_noise_moves_them_little(rule, seed):
     noisy = VALLEY + 0.01 * np.random.default_rng(seed).standard_normal(len(X))
     assert 0.5 < RULES[rule](LRS, noisy).lr / RULES[rule](LRS, VALLEY).lr < 2
@@ -103,8 +103,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", REFUSED)
+@cases("rule", RULES)
+@cases("name", REFUSED)
 def test_refusals(rule, name):
     losses, reason = REFUSED[name]
     suggestion = RULES[rule](LRS, losses)
@@ -130,7 +130,7 @@ def test_a_loss_that_falls_until_it_is_no_number():
     assert "the last rate with a finite loss" in suggestion.reason
 
 
-@pytest.mark.parametrize("lrs", [LRS[::-1], np.zeros(101), np.ones(101), LRS[:50], np.ones((101, 1))])
+@cases("lrs", [LRS[::-1], np.zeros(101), np.ones(101), LRS[:50], np.ones((101, 1))])
 def test_curves_that_are_none(lrs):
     with pytest.raises(ValueError, match="lrs"):
         steepest(lrs, VALLEY)
@@ -173,7 +173,7 @@ def test_rules_that_disagree_say_so():
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "parts"),
     [
         ({"start_lr": 1e-2, "end_lr": 1e-3}, ["--start_lr 0.01 is not below --end_lr 0.001"]),
@@ -215,7 +215,6 @@ POINTS = {
     **{"ddpm_num_steps": 20, "output_dir": "run", "validation_steps": 10},
 }
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 1, "embedding_size": 16}
-QUICK = {"num_updates": 24, "repeats": 2, "probe_size": 32}
 DATA = {}
 
 
@@ -238,41 +237,6 @@ def is_installed(name):
     return "learning_rate" not in OPTIMIZERS[name].facts
 
 
-def state_of(trainer):
-    """All that an update depends on, as copies."""
-    return copy.deepcopy(
-        {
-            "model": trainer.bare_model.state_dict(),
-            "training": trainer.bare_model.training,
-            "optimizer": trainer.optimizer.state_dict(),
-            "ema": trainer.ema.state_dict() if trainer.ema else None,
-            "schedules": [scheduler.state_dict() for scheduler in trainer.schedulers],
-            "objective": trainer.objective.state_dict(),
-            "observer": trainer.observer.state_dict(),
-            "random": [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64)), random.getstate()[1]],
-            "clock": [trainer.update, trainer.sums, trainer.training_seconds],
-            "skipped": list(trainer.data.skipped),
-            "draw": trainer.objective.sampler.draw,
-        }
-    )
-
-
-def assert_same(found, expected):
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            assert_same(found[key], value)
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    else:
-        assert found == expected
-
-
 CASES = {name: {"optimizer": name} for name in OPTIMIZERS if is_installed(name)}
 CASES["schedulefree_adamw"] = {**CASES.get("schedulefree_adamw", {}), "use_ema": False, "lr_scheduler": "constant"}
 CASES |= {
@@ -285,8 +249,8 @@ CASES |= {
 DIGITS = runs.TINY_UNET | {"dropout": 0.2}
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("mode", ["probe", "classic"])
+@cases("name", CASES)
+@cases("mode", ["probe", "classic"])
 def test_everything_is_as_it_was(tmp_path, name, mode):
     """In the middle of a run, too; and the run goes on as if nothing had been."""
     options = dict(CASES[name])
@@ -515,10 +479,10 @@ def auto(tmp_path_factory):
     options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp", "--cpu_threads=1"]
     options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
     options += ["--ddpm_num_inference_steps=20"]
-    status, shown, message = started.run_script(FIND_LR, [*options, f"--output_dir={base}/found"], runs.environment())
+    status, shown, message = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
     assert status == 0, message
     train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
-    told = started.run_script(runs.SCRIPT, [*train, "--learning_rate=auto", f"--output_dir={base}/auto"], runs.environment())
+    told = started.run(runs.SCRIPT, *train, "--learning_rate=auto", f"--output_dir={base}/auto", env=runs.environment())
     assert told[0] == 0, told[2]
     lr = runs.read_record(base / "auto")["config"]["learning_rate"]
     runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/given")
@@ -530,7 +494,7 @@ def auto(tmp_path_factory):
 def test_of_a_recipe_it_says_what_has_no_effect(tmp_path):
     options = ["--lr_scheduler=rex", "--no_use_ema", "--dataset_name=moons", f"--output_dir={tmp_path}/run"]
     options += ["--num_updates=10", "--repeats=1", "--train_batch_size=16", "--num_validation_images=20"]
-    status, _, told = started.run_script(FIND_LR, options, runs.environment())
+    status, _, told = started.run(FIND_LR, *options, env=runs.environment())
     assert status == 0, told
     assert "Of the run, and without effect on the search for its learning rate: " in told
     assert set(told.partition("learning rate: ")[2].partition(".")[0].split(", ")) == {"--lr_scheduler", "--use_ema"}
@@ -593,7 +557,7 @@ def test_the_cards_mention_it(auto):
     assert "finder" not in (base / "given/README.md").read_text()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("script", "arguments", "parts"),
     [
         (runs.SCRIPT, ["--learning_rate=quick"], ["argument --learning_rate", "invalid number_or_auto value: 'quick'"]),
@@ -613,7 +577,7 @@ def test_the_cards_mention_it(auto):
 )
 def test_wrong_input(tmp_path, monkeypatch, script, arguments, parts):
     monkeypatch.chdir(tmp_path)
-    status, _, told = started.run_script(script, arguments, runs.environment())
+    status, _, told = started.run(script, *arguments, env=runs.environment())
     assert status == 2
     assert "Traceback" not in told
     for part in parts:
@@ -623,7 +587,7 @@ def test_wrong_input(tmp_path, monkeypatch, script, arguments, parts):
 def test_the_finder_leaves_a_run_alone(auto):
     base, *_ = auto
     arguments = ["--dataset_name=moons", f"--output_dir={base}/given"]
-    status, _, told = started.run_script(FIND_LR, arguments, runs.environment())
+    status, _, told = started.run(FIND_LR, *arguments, env=runs.environment())
     assert status == 2
     assert "already holds a run" in told
 
@@ -639,12 +603,9 @@ def test_two_processes_find_what_one_finds_and_are_as_they_were(tmp_path):
         folder = tmp_path / str(processes)
         arguments = [folder, *options, f"--train_batch_size={32 // processes}", f"--output_dir={folder}"]
         if processes == 1:
-            status, _, told = started.run_script(DRIVER, map(str, arguments), runs.environment())
-            assert status == 0, told
+            status, _, told = started.run(DRIVER, *arguments, env=runs.environment())
         else:
-            command = runs.command(*arguments, processes=2)
-            command[command.index(str(runs.SCRIPT))] = str(DRIVER)
-            done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=runs.environment())
-            assert done.returncode == 0, done.stderr
+            status, _, told = started.run_ranks(DRIVER, *arguments, processes=2, env=runs.environment())
+        assert status == 0, told
         found.append(np.array(json.loads((folder / "losses.json").read_text())))
     np.testing.assert_allclose(*found, rtol=1e-3)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import started
 from hub_server import Fault, HubServer, metadata_errors
 from huggingface_hub import ModelCard
 from published import lrlab
@@ -28,6 +29,14 @@ TINY = (
 
 def run(*command, env, cwd, status=0):
     """Runs Python with these arguments, and expects this exit status."""
+    returned, *output = started.run(*command, env=env, cwd=cwd)
+    result = subprocess.CompletedProcess(command, returned, *output)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result
+
+
+def run_fresh(*command, env, cwd, status=0):
+    """The same in an interpreter that has imported nothing yet."""
     result = subprocess.run([sys.executable, *command], env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert result.returncode == status, result.stdout + result.stderr
     return result
@@ -89,7 +98,7 @@ source = "user/circle"
 pipeline = DiffusionPipeline.from_pretrained(source, **how)
 print(pipeline(num_points=3, generator=torch.Generator().manual_seed(0)).points.tolist())
 """
-            made.append(run("-c", code, env=hub.env, cwd=tmp_path).stdout)
+            made.append(run_fresh("-c", code, env=hub.env, cwd=tmp_path).stdout)
         assert made[0] == made[1]
         # Whoever repeats it gets the same, also after the published schedule has changed.
         hub.model("user/mine").commit({"schedule.json": b"{}"}, "changed")
@@ -161,7 +170,7 @@ assert np.array_equal(*images)
     example = example_in(hub.model("user/digits").files["README.md"].decode())
     assert '"user/digits"' in example
     code += f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)"
-    run("-c", code, "user/digits", folder, env=hub.env, cwd=tmp_path)
+    run_fresh("-c", code, "user/digits", folder, env=hub.env, cwd=tmp_path)
     assert ("GET", f"/user/digits/resolve/{hub.model('user/digits').head}/model_index.json") in hub.requests
 
 

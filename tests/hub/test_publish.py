@@ -10,10 +10,11 @@ import sys
 import time
 
 import pytest
-from chromium import Chromium
+import started
+from chromium import PROGRAM, Chromium, draw_everything, needs_chromium
 from hub_server import Fault, HubServer, metadata_errors
+from made_up_studies import made_up_study
 from published import ROOT, lrlab, run_folder
-from test_study_report import PROGRAM, draw_everything, made_up_study, needs_chromium
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
@@ -46,9 +47,9 @@ def folders(tmp_path_factory):
 
 def python(code, hub, cwd, *arguments):
     """Runs code in a process that knows this Hub, and returns what it prints."""
-    result = subprocess.run([sys.executable, "-c", code, *arguments], env=hub.env, cwd=cwd, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    status, shown, error = started.run("-c", code, *arguments, env=hub.env, cwd=cwd)
+    assert status == 0, error
+    return shown
 
 
 # --- what goes up ----------------------------------------------------------------------------------------------------
@@ -350,8 +351,8 @@ def test_a_push_that_is_stopped_leaves_no_half(folders, hub, tmp_path, num_large
     shutil.copytree(folders / "run", tmp_path / "run")
     if num_large == 1:
         (tmp_path / "run" / "lrlab" / "timesteps.parquet").unlink()
-    command = [sys.executable, "-m", "diffusers_lrlab.cli.main", "push", "run", "--repo_id", "user/digits"]
-    process = subprocess.Popen(command, env=hub.env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    command = ["-m", "diffusers_lrlab.cli.main", "push", "run", "--repo_id", "user/digits"]
+    process = started.Started(*command, env=hub.env, cwd=tmp_path)
     deadline = time.monotonic() + 30
     while hub.faults[0].times and time.monotonic() < deadline:
         time.sleep(0.05)

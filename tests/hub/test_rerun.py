@@ -10,7 +10,7 @@ import torch
 from published import RECORD, run_folder
 from runs import tiny_arguments
 from safetensors.torch import load_file, save_file
-from started import run_script
+from started import run
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
@@ -188,13 +188,13 @@ def test_a_run_is_done_again(tmp_path):
     """A real run, and a real one from its record with one flag changed; test_hub has one without."""
     arguments = [*tiny_arguments(tmp_path), "--max_train_steps=6", f"--output_dir={tmp_path / 'run'}", "--lr_scheduler=rex"]
     script = Path(__file__).parents[2] / "training_scripts" / "train_ddpm.py"
-    status, _, error = run_script(script, arguments, dict(os.environ))
+    status, _, error = run(script, *arguments, env=os.environ)
     assert status == 0, error
     lrlab = tmp_path / "lrlab.py"
     lrlab.write_text("import sys\nfrom diffusers_lrlab.cli.main import main\nsys.exit(main())")
 
     def rerun(*options, expect=0):
-        done = run_script(lrlab, ["rerun", str(tmp_path / "run"), *options], dict(os.environ))
+        done = run(lrlab, "rerun", tmp_path / "run", *options, env=os.environ)
         assert done[0] == expect, done
         return done
 

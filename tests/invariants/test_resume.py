@@ -1,16 +1,15 @@
 """Law 2: a run that was stopped, however it was stopped, ends as if it had not been."""
 
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import runs
+import started
 import torch
 from safetensors.torch import load_file
 
@@ -59,21 +58,18 @@ def assert_same_end(first, second, num_updates=NUM_UPDATES):
         assert trainers[0][key] == trainers[1][key], key
 
 
+def has_rows(folder, count):
+    log = folder / "lrlab" / "metrics.jsonl"
+    return log.exists() and len(log.read_text().splitlines()) >= count
+
+
 def start_and_signal(number, rows, *args):
     """Starts a run, sends a signal once its log has as many rows, and returns status and stderr."""
-    folder = next(arg.split("=")[1] for arg in args if arg.startswith("--output_dir="))
-    process = subprocess.Popen(
-        runs.command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=runs.environment()
-    )
-    log = Path(folder, "lrlab", "metrics.jsonl")
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if log.exists() and len(log.read_text().splitlines()) >= rows:
-            time.sleep(random.uniform(0, 0.05))  # rows come every few updates; this hits those between as well
-            process.send_signal(number)
-            break
-        time.sleep(0.002)
-    _, stderr = process.communicate(timeout=120)
+    folder = Path(next(arg.split("=")[1] for arg in args if arg.startswith("--output_dir=")))
+    process = runs.start_and_wait_for(lambda: has_rows(folder, rows), *args)
+    time.sleep(random.uniform(0, 0.05))  # rows come every few updates; this hits those between as well
+    process.send_signal(number)
+    _, stderr = process.communicate()
     return process.returncode, stderr
 
 
@@ -130,23 +126,15 @@ def test_stopping_two_processes(tmp_path):
     """A signal to one process stops both after the same update, with one checkpoint."""
     args = [*arguments(tmp_path, tmp_path / "run")]
     args[args.index("--train_batch_size=100")] = "--train_batch_size=50"
-    process = subprocess.Popen(
-        runs.command(*args, processes=2), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env=runs.environment(),
-    )  # fmt: skip
-    log = tmp_path / "run" / "lrlab" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if log.exists() and len(log.read_text().splitlines()) >= 3:
-            break
-        time.sleep(0.01)
-    workers = subprocess.run(["pgrep", "-f", f"train_ddpm.py.*{tmp_path}/run"], capture_output=True, text=True)
-    children = [int(pid) for pid in workers.stdout.split() if int(pid) != process.pid]
-    os.kill(max(children), signal.SIGTERM)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode != 0
+    ranks = started.start_ranks(runs.SCRIPT, *args, processes=2, env=runs.environment())
+    runs.wait_for(lambda: has_rows(tmp_path / "run", 3), *ranks)
+    ranks[1].send_signal(signal.SIGTERM)
+    outputs = [rank.communicate() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [143, 143], outputs
     record = runs.read_record(tmp_path / "run")
-    assert record["run"]["status"] == "cancelled", stderr[-3000:]
+    assert record["run"]["status"] == "cancelled"
+    (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
+    assert checkpoint.name == f"checkpoint-{record['train']['updates_done']}"
     runs.run(*args, "--resume_from_checkpoint=latest", processes=2)
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "finished"
     rows, _ = runs.read_metrics(tmp_path / "run")
@@ -207,14 +195,9 @@ def test_stopped_while_finishing(tmp_path):
         "--max_train_steps=3",
     ]
     # The pipeline is saved first, then a thousand samples are drawn.
-    process = subprocess.Popen(
-        runs.command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=runs.environment()
-    )
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "run" / "model_index.json").exists():
-        time.sleep(0.01)
+    process = runs.start_and_wait_for((tmp_path / "run" / "model_index.json").exists, *args)
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate()
     assert process.returncode == 143, stderr
     assert "--resume_from_checkpoint latest" in stderr
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "cancelled"

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers import DDPMScheduler
+from tables import cases
 from tape import record_tape
 
 from diffusers_lrlab.core.errors import Diverged, LabError
@@ -229,7 +230,7 @@ def sweep(request):
 WIDER = {("muon", torch.float32): 1e-4}
 
 
-@pytest.mark.parametrize("name", ARMS)
+@cases("name", ARMS)
 def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
     members, dtype, last, tolerance = sweep
     tolerance = WIDER.get((name, dtype), tolerance)
@@ -323,7 +324,7 @@ def mixed():
     return run_stack([{**LONG, **options} for options in MIXED], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("place", range(len(MIXED)))
+@cases("place", range(len(MIXED)))
 def test_four_hundred_updates(mixed, tmp_path, place):
     trainer = run_solo({**LONG, **MIXED[place]}, tmp_path, dtype=torch.float64)
     assert_same_inputs(mixed[place], trainer)
@@ -331,8 +332,8 @@ def test_four_hundred_updates(mixed, tmp_path, place):
     assert_same_log(mixed[place], trainer, 1e-6)
 
 
-@pytest.mark.parametrize("ways", [None, "onednn"])
-@pytest.mark.parametrize(
+@cases("ways", [None, "onednn"])
+@cases(
     "bad", [{"learning_rate": 1e6}, {"learning_rate": 1e6, "optimizer": "sgd", "max_grad_norm": 0.0}], ids=["adamw", "sgd"]
 )
 def test_a_diverging_member_changes_no_other_bit(tmp_path, bad, ways):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn
@@ -30,8 +31,8 @@ def make(name, noise, images, seed=0):
     return entry.factory(noise, images, generator(seed), **entry.resolve({}))
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("name", NOISES)
+@cases("shape", SHAPES.values(), ids=SHAPES)
+@cases("name", NOISES)
 def test_noise_is_a_function_of_batch_and_generator(name, shape):
     noise, images = randn(*shape), randn(*shape, seed=1)
     kept = noise.clone(), images.clone()
@@ -45,7 +46,7 @@ def test_noise_is_a_function_of_batch_and_generator(name, shape):
     assert torch.equal(images, kept[1])
 
 
-@pytest.mark.parametrize("name", NOISES)
+@cases("name", NOISES)
 def test_noise_has_mean_0_and_is_not_constant(name):
     noise = make(name, randn(200, 1, 8, 8), randn(200, 1, 8, 8, seed=1))
     means = noise.flatten(1).mean(dim=1)
@@ -67,7 +68,7 @@ def test_gaussian_noise_is_left_alone():
 # --- immiscible ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_the_assignment_has_the_smallest_sum_of_distances(seed):
     noise, images = randn(5, 1, 2, 2, seed=seed), randn(5, 1, 2, 2, seed=100 + seed)
     given = immiscible(noise, images)
@@ -98,7 +99,7 @@ def test_images_get_the_noise_that_they_are():
 # --- offset ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@cases("shape", SHAPES.values(), ids=SHAPES)
 def test_offset_adds_one_number_to_each_image_and_channel(shape):
     noise = randn(*shape)
     added = offset(noise, None, generator(), 0.5) - noise
@@ -123,8 +124,8 @@ def block_variance(noise):
     return torch.nn.functional.avg_pool2d(noise, 4).var().item()
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("num_levels", [1, 2, 10])
+@cases("shape", SHAPES.values(), ids=SHAPES)
+@cases("num_levels", [1, 2, 10])
 def test_pyramid_noise_has_the_mean_square_of_plain_noise(shape, num_levels):
     noise = pyramid(randn(*shape), None, generator(1), 0.8, num_levels)
     # The means of images count: they are noise too, and x_t must have as much as its SNR says.
@@ -150,7 +151,7 @@ def test_pyramid_ends_at_one_pixel():
 # --- parameters ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "kwargs", "parts"),
     [
         ("offset", {"strength": 0}, ["strength=0", "(0, inf)"]),
@@ -203,18 +204,18 @@ def global_noise(name, processes, accumulation, update=7):
     return whole
 
 
-@pytest.mark.parametrize(("processes", "accumulation"), [(1, 2), (1, 4), (2, 1), (2, 3), (3, 2)])
-@pytest.mark.parametrize("name", NOISES)
+@cases(("processes", "accumulation"), [(1, 2), (1, 4), (2, 1), (2, 3), (3, 2)])
+@cases("name", NOISES)
 def test_noise_does_not_depend_on_how_the_batch_is_shared_out(name, processes, accumulation):
     assert torch.equal(global_noise(name, processes, accumulation), global_noise(name, 1, 1))
 
 
-@pytest.mark.parametrize("name", NOISES)
+@cases("name", NOISES)
 def test_noise_of_updates_differs(name):
     assert not torch.equal(global_noise(name, 1, 1), global_noise(name, 1, 1, update=8))
 
 
-@pytest.mark.parametrize("name", NOISES)
+@cases("name", NOISES)
 def test_the_noise_of_training_is_that_of_the_entry(name):
     """Made of the noise that plain training would have had, for the whole global batch."""
     plain = block_randn(3, "noise", 7, range(GLOBAL_BATCH), (1, 6, 4), "cpu")

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.data.layout import BatchLayout
@@ -23,7 +24,7 @@ def make_objective(layout=None, **options):
     return Objective(config, make_noise_scheduler(config), layout or BatchLayout(8), 10, device, gather=None)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("sampler", "weighting", "prediction_type"),
     [
         *itertools.product(TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS, ["epsilon"]),
@@ -47,8 +48,8 @@ def test_every_sampler_goes_with_every_weighting_and_every_noise(sampler, weight
             objective.observe(timesteps, torch.rand(8))
 
 
-@pytest.mark.parametrize("form", TIMESTEP_LRS)
-@pytest.mark.parametrize("weighting", LOSS_WEIGHTINGS)
+@cases("form", TIMESTEP_LRS)
+@cases("weighting", LOSS_WEIGHTINGS)
 def test_rates_per_timestep_multiply_what_is_there(form, weighting):
     plain = make_objective(loss_weighting=weighting)
     objective = make_objective(loss_weighting=weighting, timestep_lr=f"{form}:factors=[1|3]")
@@ -75,8 +76,8 @@ def test_reading_is_noticed():
         torch.ones(()).item()
 
 
-@pytest.mark.parametrize("sampler", TIMESTEP_SAMPLERS)
-@pytest.mark.parametrize("weighting", ["none", "min_snr", "learned_log_variance"])
+@cases("sampler", TIMESTEP_SAMPLERS)
+@cases("weighting", ["none", "min_snr", "learned_log_variance"])
 def test_nothing_is_read_off_the_device_inside_an_update(sampler, weighting):
     objective = make_objective(timestep_sampler=sampler, loss_weighting=weighting)
     sums = TimestepLosses(bin_starts(10, 20), torch.device("cpu"))

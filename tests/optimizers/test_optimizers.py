@@ -8,6 +8,7 @@ import pytest
 import runs
 import torch
 from diffusers import UNet2DModel
+from tables import cases
 
 from diffusers_lrlab import get_optimizer, list_optimizers
 from diffusers_lrlab.core.errors import LabError
@@ -89,7 +90,7 @@ def test_unknown_names():
         get_optimizer("adamww", [], 1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "package" in OPTIMIZERS[name].facts])
+@cases("name", [name for name in OPTIMIZERS if "package" in OPTIMIZERS[name].facts])
 def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(LabError, match=f"pip install {OPTIMIZERS[name].facts['package']}"):
@@ -131,7 +132,7 @@ def test_muon_follows_weights_that_move():
 # --- in the training script ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
         ({"optimizer": "adamww"}, "Did you mean 'adamw'"),

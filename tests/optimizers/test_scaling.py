@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import runs
+from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.cli.main import main
@@ -12,7 +13,7 @@ from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
 
 
-@pytest.mark.parametrize(
+@cases(
     ("rule", "batch", "base", "factor"),
     [
         ("none", 4096, 64, 1),
@@ -32,15 +33,15 @@ def test_factors(rule, batch, base, factor):
     assert scaled_learning_rate(1e-4, rule, batch, base) == pytest.approx(1e-4 * factor)
 
 
-@pytest.mark.parametrize("rule", SCALING_RULES)
-@pytest.mark.parametrize("batches", [(64, 1024), (512, 513), (1024, 8192), (1, 64), (96, 100)])
+@cases("rule", SCALING_RULES)
+@cases("batches", [(64, 1024), (512, 513), (1024, 8192), (1, 64), (96, 100)])
 def test_there_and_back_is_where_it_was(rule, batches):
     one, other = batches
     there = scaled_learning_rate(1e-4, rule, other, one)
     assert scaled_learning_rate(there, rule, one, other) == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize("rule", SCALING_RULES)
+@cases("rule", SCALING_RULES)
 def test_rules_rise_without_a_jump(rule):
     rates = [scaled_learning_rate(1.0, rule, batch, 64) for batch in range(1, 3000)]
     assert all(low <= high <= 2 * low for low, high in zip(rates, rates[1:], strict=False))
@@ -86,7 +87,7 @@ def test_the_calculator(capsys):
     assert "64      0.0001      0.0001      0.0001  base" in shown
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "part"),
     [
         ("--learning_rate 1e-4 --num_processes 2", "no effect without --train_batch_size"),
@@ -100,7 +101,7 @@ def test_the_calculator_refuses(arguments, part, capsys):
     assert part in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "part"),
     [
         ({"base_batch_size": 128}, "--base_batch_size has no effect here; it needs --scale_lr"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
 from hub_server import HubServer
+from tables import cases
 
 from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline
 
@@ -72,7 +73,7 @@ def test_one_timestep_stands_for_all():
     assert torch.equal(model(points, 3, return_dict=False)[0], each)
 
 
-@pytest.mark.parametrize(
+@cases(
     "wrong",
     [{"dimension": 0}, {"hidden_size": -1}, {"num_layers": 1.5}, {"embedding_size": 7}, {"embedding_size": 2},
      {"coordinate_scale": 0.0}, {"coordinate_scale": math.inf}],
@@ -100,8 +101,8 @@ def test_half_precision_keeps_the_embedding_exact():
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, of diffusers' schedulers
-@pytest.mark.parametrize("dimension", [1, 2, 5])
-@pytest.mark.parametrize("scheduler", [DDPMScheduler, DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler])
+@cases("dimension", [1, 2, 5])
+@cases("scheduler", [DDPMScheduler, DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler])
 def test_any_scheduler_of_diffusers_samples(scheduler, dimension):
     extra = {} if scheduler in (DPMSolverMultistepScheduler, EulerDiscreteScheduler) else {"clip_sample": False}
     pipeline = pipeline_of(scheduler(num_train_timesteps=20, **extra), dimension=dimension)
@@ -181,7 +182,7 @@ def test_tensors_stay_tensors():
     assert isinstance(output.frames, torch.Tensor)
 
 
-@pytest.mark.parametrize(
+@cases(
     "wrong",
     [{"num_points": 0}, {"num_inference_steps": 0}, {"num_inference_steps": 21}, {"num_frames": 1}, {"num_frames": 50},
      {"chunk_size": 0}, {"output_type": "pil"}],
@@ -261,8 +262,8 @@ assert "diffusers_lrlab" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("where", ["folder", "hub"])
-@pytest.mark.parametrize("load", [WITH_PLUGIN, PLUGIN_LATER, BY_OWN_CLASS, WITHOUT_PLUGIN],
+@cases("where", ["folder", "hub"])
+@cases("load", [WITH_PLUGIN, PLUGIN_LATER, BY_OWN_CLASS, WITHOUT_PLUGIN],
                          ids=["with plugin", "plugin later", "own class", "without plugin"])  # fmt: skip
 def test_it_loads_in_four_ways(saved, tmp_path, where, load):
     folder, hub = saved

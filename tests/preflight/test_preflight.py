@@ -1,7 +1,6 @@
 """The checks before training: each fires on what deserves it and is silent on what is good, and none leaves a trace."""
 
 import json
-import subprocess
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from helpers import image_folder
 from PIL import Image
-from test_lr_finder import assert_same, state_of
+from tables import cases
+from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.finder.saved_result import deciding
@@ -107,7 +107,7 @@ DESERVED = {
 CASES = [(name, case) for name, cases in DESERVED.items() for case in cases]
 
 
-@pytest.mark.parametrize(("name", "case"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+@cases(("name", "case"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_check_fires(tmp_path, name, case):
     options, part = case
     trainer = make_trainer(tmp_path, **(options(tmp_path) if callable(options) else options))
@@ -156,7 +156,7 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("name", GOOD)
+@cases("name", GOOD)
 def test_all_are_silent_on_what_is_good(tmp_path, name):
     assert run_checks(make_trainer(tmp_path, **GOOD[name])) == {}
 
@@ -263,8 +263,8 @@ def test_streams_are_checked_by_what_is_held_out(tmp_path):
     assert "nearly black" in run_checks(make_trainer(tmp_path, **options))["value_range"]
 
 
-@pytest.mark.parametrize("power", [0.75, 2 / 3, 3.0])
-@pytest.mark.parametrize(("every", "start"), [(1, 0), (10, 100), (3, 7)])
+@cases("power", [0.75, 2 / 3, 3.0])
+@cases(("every", "start"), [(1, 0), (10, 100), (3, 7)])
 def test_decays_are_diffusers_own(power, every, start):
     config = resolve_config(
         TrainingConfig(ema_power=power, ema_update_every=every, ema_start_update=start, ema_max_decay=0.99)
@@ -297,7 +297,7 @@ def test_one_batch_is_learned_by_heart(tmp_path):
 
 def start(tmp_path, name, *arguments):
     options = [*runs.tiny_arguments(tmp_path, 0.1), "--max_train_steps=4", "--train_batch_size=8"]
-    return started.run_script(runs.SCRIPT, [*options, f"--output_dir={tmp_path / name}", *arguments], runs.environment())
+    return started.run(runs.SCRIPT, *options, f"--output_dir={tmp_path / name}", *arguments, env=runs.environment())
 
 
 def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
@@ -331,7 +331,5 @@ def test_two_processes_check_once(tmp_path):
     options = ["--dataset_name=moons", "--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2", "--sanity"]
     options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
     options += ["--ddpm_num_inference_steps=2", "--cpu_threads=1"]
-    command = runs.command(*options, f"--output_dir={tmp_path / 'run'}", processes=2)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=runs.environment())
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("warning: Warm-up takes") == 1
+    stderr = runs.run(*options, f"--output_dir={tmp_path / 'run'}", processes=2)
+    assert stderr.count("warning: Warm-up takes") == 1

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedules import BASE, close, cos, rows
+from schedule_rows import BASE, close, cos, rows
+from tables import cases
 
 from diffusers_lrlab import get_scheduler, lr_curve
 from diffusers_lrlab.core.errors import LabError
@@ -33,7 +34,7 @@ def alone(spec, total):
     return BASE * lr_curve(name, 1.0, 0, total, kwargs)
 
 
-@pytest.mark.parametrize("row", PARTS)
+@cases("row", PARTS)
 def test_any_schedule_can_be_the_last_part(row):
     spec = format_spec(row.name, row.kwargs)
     lrs = join(["constant", spec], [BOUNDARY])
@@ -41,7 +42,7 @@ def test_any_schedule_can_be_the_last_part(row):
     close(lrs[BOUNDARY:], alone(spec, TOTAL - BOUNDARY))
 
 
-@pytest.mark.parametrize("row", PARTS)
+@cases("row", PARTS)
 def test_any_schedule_can_be_the_first_part_behind_the_warm_up(row):
     spec = format_spec(row.name, row.kwargs)
     lrs = join([spec, "constant"], [BOUNDARY], warmup=WARMUP)
@@ -52,16 +53,14 @@ def test_any_schedule_can_be_the_first_part_behind_the_warm_up(row):
     close(lrs[:WARMUP], top * np.arange(WARMUP) / WARMUP)
 
 
-@pytest.mark.parametrize("row", PARTS)
+@cases("row", PARTS)
 def test_any_schedule_can_be_in_the_middle_at_a_smaller_scale(row):
     spec = format_spec(row.name, row.kwargs)
     lrs = join(["linear", spec, "rex"], [20, 40], scales=[1.0, 0.5, 0.25])
     close(lrs, np.concatenate([alone("linear", 20), 0.5 * alone(spec, 20), 0.25 * alone("rex", 20)]))
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs"), [(entry.name, {}) for entry in SCHEDULERS.values() if {"feedback", "momentum"} & entry.traits]
-)
+@cases(("name", "kwargs"), [(entry.name, {}) for entry in SCHEDULERS.values() if {"feedback", "momentum"} & entry.traits])
 def test_parts_that_follow_a_metric_or_set_the_momentum_are_refused(name, kwargs):
     reason = "follows a metric" if "feedback" in SCHEDULERS[name].traits else "also sets the momentum"
     with pytest.raises(LabError, match=f"join cannot take '{name}', which {reason}"):
@@ -138,7 +137,7 @@ def test_a_part_is_evaluated_alone_or_within_an_array_alike():
     close(scheduler.values(np.arange(80))[0], [float(scheduler.values(update)[0]) for update in range(80)])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kwargs", "message"),
     [
         ({"boundaries": []}, "join got 2 schedules, 0 boundaries and 2 scales; 2 schedules take 1 boundaries and 2 scales"),
@@ -172,7 +171,7 @@ def test_joins_that_cannot_be(kwargs, message):
 # --- piecewise and multistep -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("interpolation", "expected"),
     [
         ("linear", [0.2, 0.2, 0.2, 0.6, 1, 0.75, 0.5, 0.25, 0, 0]),
@@ -180,7 +179,7 @@ def test_joins_that_cannot_be(kwargs, message):
         ("constant", [0.2, 0.2, 0.2, 0.2, 1, 1, 1, 1, 0, 0]),
     ],
 )
-@pytest.mark.parametrize("updates", [[2, 4, 8], [0.2, 0.4, 0.8], [2, 0.4, 8]])
+@cases("updates", [[2, 4, 8], [0.2, 0.4, 0.8], [2, 0.4, 8]])
 def test_piecewise_goes_through_its_points(interpolation, expected, updates):
     kwargs = {"updates": updates, "values": [0.2, 1.0, 0.0], "interpolation": interpolation}
     close(lr_curve("piecewise", BASE, 0, 10, kwargs), BASE * np.array(expected))
@@ -200,15 +199,13 @@ def test_piecewise_of_one_point_is_that_point(interpolation):
         close(lr_curve("piecewise", BASE, 0, 10, kwargs), 0.5 * BASE * np.ones(10))
 
 
-@pytest.mark.parametrize(
-    ("updates", "counts"), [([0, 1.0], [0, 8]), ([0.25, 1.0], [2, 8]), ([1, 8], [1, 8]), ([0, 2], [0, 2])]
-)
+@cases(("updates", "counts"), [([0, 1.0], [0, 8]), ([0.25, 1.0], [2, 8]), ([1, 8], [1, 8]), ([0, 2], [0, 2])])
 def test_one_is_the_end_of_the_run_after_fractions_only(updates, counts):
     expected = BASE * np.interp(np.arange(8), counts, [1, 0.5])
     close(lr_curve("piecewise", BASE, 0, 8, {"updates": updates, "values": [1.0, 0.5]}), expected)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kwargs", "message"),
     [
         ({"updates": [1, 2, 3]}, "piecewise got 3 updates and 2 values; give as many of one as of the other"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedules import BASE, COPIES, CountSyncs, close, run, settings
+from schedule_rows import BASE, COPIES, CountSyncs, close, run, settings
+from tables import cases
 from torch.optim import lr_scheduler
 from transformers.optimization import Adafactor as HFAdafactor
 
@@ -45,7 +46,7 @@ VECTORS = [
 ]
 
 
-@pytest.mark.parametrize(("beta", "progress", "betas", "factors"), VECTORS)
+@cases(("beta", "progress", "betas", "factors"), VECTORS)
 def test_mdlrc_has_the_tabulated_values(beta, progress, betas, factors):
     scheduler = get_scheduler("mdlrc", adamw(beta), 10, 110)
     lrs, momenta = scheduler.values(10 + np.rint(100 * np.array(progress)).astype(int))
@@ -73,8 +74,8 @@ def test_the_weight_of_a_fresh_gradient_stays_what_it_was(beta, floor, clock):
             assert form == "heavy_ball" or lr == pytest.approx(ramp * (1 - beta * p), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", list_momentum_schedulers())
-@pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
+@cases("name", list_momentum_schedulers())
+@cases("beta", [0.5, 0.9, 0.99])
 def test_every_momentum_schedule_is_a_momentum_and_stays_at_its_end(name, beta):
     has_floor = any(parameter.name == "min_momentum" for parameter in MOMENTUM_SCHEDULERS[name].parameters)
     for kwargs in ({}, {"min_momentum": 0.3}) if has_floor else ({},):
@@ -128,7 +129,7 @@ def watch(optimizer):
     return seen
 
 
-@pytest.mark.parametrize(("kind", "spec"), [(kind, spec) for kind, (_, specs) in OPTIMIZERS.items() for spec in specs])
+@cases(("kind", "spec"), [(kind, spec) for kind, (_, specs) in OPTIMIZERS.items() for spec in specs])
 def test_the_optimizer_has_both_numbers_when_it_steps(kind, spec):
     optimizer = OPTIMIZERS[kind][0]()
     beta, seen = settings(optimizer)[0][1], watch(optimizer)
@@ -139,7 +140,7 @@ def test_the_optimizer_has_both_numbers_when_it_steps(kind, spec):
     close(seen, np.stack([BASE * ramp * expected[:, 1], expected[:, 0]], axis=1))
 
 
-@pytest.mark.parametrize("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle"])
+@cases("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle"])
 def test_tensors_are_filled_in_place_and_never_read(spec):
     optimizer = adamw_of_tensors()
     scheduler, group = get_momentum_scheduler(spec, optimizer, 2, 8), optimizer.param_groups[0]
@@ -179,7 +180,7 @@ NONE = "needs an optimizer with momentum, and this"
 SIGN = "the compensation would have the wrong sign. Give momentum_form="
 
 
-@pytest.mark.parametrize(
+@cases(
     ("make", "spec", "message"),
     [
         (lambda: torch.optim.Adafactor(weights()), "demon", f"{NONE} Adafactor has none: use one that has it"),
@@ -211,7 +212,7 @@ def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
             get_scheduler(spec, make(), 0, 10)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("momentum", "lr_scheduler", "message"),
     [
         ("demon", "one_cycle", "'one_cycle' sets the momentum, and so does .*'demon'. Give it cycle_momentum=false"),
@@ -229,8 +230,8 @@ def test_two_things_that_drive_one_number_are_refused(momentum, lr_scheduler, me
 # --- beside and together with a schedule of the learning rate --------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", ["demon", "one_cycle", "constant"])
-@pytest.mark.parametrize("first", [True, False])
+@cases("spec", ["demon", "one_cycle", "constant"])
+@cases("first", [True, False])
 def test_a_momentum_schedule_leaves_the_rate_to_a_foreign_scheduler(spec, first):
     optimizer, alone, n = adamw(), adamw(), np.arange(8)
     makers = [
@@ -256,7 +257,7 @@ def test_without_a_schedule_of_the_rate_mdlrc_multiplies_the_optimizers():
     close(applied, np.stack([BASE * (1 - 0.9 * p), demon(0.9, p)], axis=1))
 
 
-@pytest.mark.parametrize("rate", ["constant", "piecewise_constant", "constant_with_warmup", "cosine"])
+@cases("rate", ["constant", "piecewise_constant", "constant_with_warmup", "cosine"])
 def test_momentum_decays_after_warm_up_beside_any_rate(rate):
     optimizer = adamw()
     applied = run(get_momentum_scheduler("demon", optimizer, 2, 10, lr_scheduler=rate), optimizer, 10)
@@ -280,8 +281,8 @@ def test_a_product_of_two_decays_warns_with_both_ends(lr_scheduler, together, al
 # --- resume ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle", "constant"])
-@pytest.mark.parametrize("beta", [0.9, 0.95])
+@cases("spec", ["demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear", "one_cycle", "constant"])
+@cases("beta", [0.9, 0.95])
 def test_the_base_momentum_survives_a_resume_at_any_update(spec, beta):
     def build():
         optimizer = adamw(beta)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers.optimization
-from test_schedules import BASE, COPIES, Row, close, cos, run, settings, variants
+from schedule_rows import BASE, COPIES, Row, close, cos, run, settings, variants
+from tables import cases
 from torch.optim import lr_scheduler
 
 from diffusers_lrlab import get_scheduler, lr_curve
@@ -41,8 +42,8 @@ COOLDOWNS = {
 }
 
 
-@pytest.mark.parametrize("decay_type", COOLDOWNS)
-@pytest.mark.parametrize("floor", [0.0, 0.1])
+@cases("decay_type", COOLDOWNS)
+@cases("floor", [0.0, 0.1])
 def test_the_six_cooldowns(decay_type, floor):
     kwargs = {"decay_type": decay_type, "num_decay_steps": 4, "min_lr_ratio": floor}
     lrs, _ = get_scheduler("wsd", sgd(), 2, 10, kwargs).values(np.arange(6, 11))
@@ -74,8 +75,8 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kwargs"), GRID)
-@pytest.mark.parametrize(("num_updates", "warmup"), LENGTHS)
+@cases(("name", "kwargs"), GRID)
+@cases(("num_updates", "warmup"), LENGTHS)
 def test_diffusers_names_have_diffusers_values(name, kwargs, num_updates, warmup):
     optimization = diffusers.optimization
     clock = {"num_warmup_steps": warmup, "num_training_steps": num_updates}
@@ -112,8 +113,8 @@ WSD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kwargs"), TRANSFORMERS)
-@pytest.mark.parametrize(("num_updates", "warmup"), LENGTHS)
+@cases(("name", "kwargs"), TRANSFORMERS)
+@cases(("num_updates", "warmup"), LENGTHS)
 def test_transformers_names_have_transformers_values(name, kwargs, num_updates, warmup):
     def theirs(optimizer):
         return transformers.optimization.get_scheduler(name, optimizer, warmup, num_updates, kwargs)
@@ -121,8 +122,8 @@ def test_transformers_names_have_transformers_values(name, kwargs, num_updates, 
     close(lr_curve(name, BASE, warmup, num_updates, kwargs), applied(theirs, num_updates))
 
 
-@pytest.mark.parametrize("kwargs", WSD)
-@pytest.mark.parametrize("stable", [None, 3])
+@cases("kwargs", WSD)
+@cases("stable", [None, 3])
 def test_warmup_stable_decay_is_transformers(kwargs, stable):
     def theirs(optimizer):
         total = 40 if stable is None else None  # transformers warns if it gets both
@@ -150,8 +151,8 @@ TORCH = [
 ]
 
 
-@pytest.mark.parametrize(("name", "torch_class", "kwargs"), TORCH)
-@pytest.mark.parametrize("warmup", [0, 6])
+@cases(("name", "torch_class", "kwargs"), TORCH)
+@cases("warmup", [0, 6])
 def test_torchs_names_have_torchs_values_once_warm_up_is_over(name, torch_class, kwargs, warmup):
     theirs = applied(lambda optimizer: getattr(lr_scheduler, torch_class)(optimizer, **kwargs), 50)
     if name == "multistep":  # which counts from the start of the run
@@ -160,9 +161,9 @@ def test_torchs_names_have_torchs_values_once_warm_up_is_over(name, torch_class,
         close(lr_curve(name, BASE, warmup, 50 + warmup, kwargs)[warmup:], theirs)
 
 
-@pytest.mark.parametrize("mode", ["triangular", "triangular2", "exp_range"])
-@pytest.mark.parametrize("sizes", [(8, 8), (5, 11), (1, 1), (60, 3)])
-@pytest.mark.parametrize("floor", [0.0, 2e-4])
+@cases("mode", ["triangular", "triangular2", "exp_range"])
+@cases("sizes", [(8, 8), (5, 11), (1, 1), (60, 3)])
+@cases("floor", [0.0, 2e-4])
 def test_cyclic_is_torchs(mode, sizes, floor):
     kwargs = {
         "step_size_up": sizes[0],
@@ -174,12 +175,12 @@ def test_cyclic_is_torchs(mode, sizes, floor):
     close(lr_curve("cyclic", BASE, 0, 50, {"min_lr": floor, **kwargs}), theirs)
 
 
-@pytest.mark.parametrize("anneal_strategy", ["cos", "linear"])
-@pytest.mark.parametrize("three_phase", [False, True])
-@pytest.mark.parametrize("pct_start", [0.3, 0.17, 0.5])
-@pytest.mark.parametrize("factors", [{}, {"div_factor": 10.0, "final_div_factor": 3.0}, {"div_factor": 1.0}])
-@pytest.mark.parametrize("momenta", [{}, {"base_momentum": 0.5, "max_momentum": 0.99}, {"cycle_momentum": False}])
-@pytest.mark.parametrize("total", [3, 50])
+@cases("anneal_strategy", ["cos", "linear"])
+@cases("three_phase", [False, True])
+@cases("pct_start", [0.3, 0.17, 0.5])
+@cases("factors", [{}, {"div_factor": 10.0, "final_div_factor": 3.0}, {"div_factor": 1.0}])
+@cases("momenta", [{}, {"base_momentum": 0.5, "max_momentum": 0.99}, {"cycle_momentum": False}])
+@cases("total", [3, 50])
 def test_one_cycle_is_torchs_with_its_momentum(anneal_strategy, three_phase, pct_start, factors, momenta, total):
     kwargs = {"anneal_strategy": anneal_strategy, "three_phase": three_phase, "pct_start": pct_start, **factors, **momenta}
     ours, theirs = (torch.optim.AdamW([torch.zeros(1)], lr=BASE) for _ in range(2))
@@ -199,8 +200,8 @@ def impatient(entry, kwargs):
 
 
 ROWS = [pytest.param(impatient(e, kwargs), id=" ".join([e.name, *kwargs])) for e in FEEDBACK for kwargs in variants(e)]
-each_feedback_row = pytest.mark.parametrize("row", ROWS)
-each_feedback_name = pytest.mark.parametrize("row", [pytest.param(impatient(e, {}), id=e.name) for e in FEEDBACK])
+each_feedback_row = cases("row", ROWS)
+each_feedback_name = cases("row", [pytest.param(impatient(e, {}), id=e.name) for e in FEEDBACK])
 
 
 def feed(scheduler, optimizer, metrics):
@@ -226,7 +227,7 @@ def test_feedback_warms_up_by_the_clock_and_then_follows_the_metric(row):
 
 
 @each_feedback_row
-@pytest.mark.parametrize("loaded_before_the_scheduler_is_built", [False, True])
+@cases("loaded_before_the_scheduler_is_built", [False, True])
 def test_feedback_resumed_at_any_update_is_the_same(row, loaded_before_the_scheduler_is_built):
     whole = feed(*row.build(100, 3), METRICS)
     for stop, through in itertools.product(range(len(METRICS)), COPIES):
@@ -265,7 +266,7 @@ PLATEAU = {"factor": 0.3, "patience": 1, "threshold": 0.01, "cooldown": 1, "min_
 GREEDY = {"factor": 0.5, "patience": 1, "cooldown": 2, "warmup": 1, "min_lr": 1e-4, "max_lr": 3e-3, "reset_start": 1}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "theirs", "kwargs"),
     [
         *(("reduce_lr_on_plateau", lr_scheduler.ReduceLROnPlateau, {**PLATEAU, "mode": mode}) for mode in ("min", "max")),
@@ -275,7 +276,7 @@ GREEDY = {"factor": 0.5, "patience": 1, "cooldown": 2, "warmup": 1, "min_lr": 1e
         ("greedy", transformers.optimization.GreedyLR, {"patience": 0, "threshold_mode": "rel", "min_lr": 0.0}),
     ],
 )
-@pytest.mark.parametrize("warmup", [0, 4])
+@cases("warmup", [0, 4])
 def test_feedback_is_torchs_and_transformers_behind_the_warm_up(name, theirs, kwargs, warmup):
     # A validation counts once the warm-up is over, the one after its last update included.
     ours = feed(*Row(name, kwargs).build(100, warmup), [99.0] * (warmup - 1) + METRICS * 2)

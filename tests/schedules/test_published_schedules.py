@@ -1,12 +1,12 @@
 """A schedule as a file of data, and `--lr_scheduler hub:USER/NAME`."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import started
 from published import lrlab
+from tables import cases
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
@@ -18,7 +18,7 @@ from diffusers_lrlab.schedules.resolve import merge_spec, resolve_schedule
 from diffusers_lrlab.schedules.schedule import Schedule
 
 
-@pytest.mark.parametrize("name", list(SCHEDULERS))
+@cases("name", list(SCHEDULERS))
 def test_every_schedule_is_read_back_as_it_was(tmp_path, name):
     file = tmp_path / "schedule.json"
     given = {key: value for key, value in SCHEDULERS[name].resolve({}).items() if value is not None and key != "min_lr"}
@@ -43,7 +43,7 @@ def test_a_folder_has_data_picture_and_card(tmp_path):
     assert "hub:USER/NAME" in (tmp_path / "mine" / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ({"format": "something else"}, "not a schedule of this format"),
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_schedule_is_refused(tmp_path, change, message):
         read_schedule_file(file, "hub:user/mine@1")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "message"),
     [
         (["x", "--lr_scheduler", "cosin"], "Did you mean 'cosine'"),
@@ -121,8 +121,8 @@ for update in range(100):
     optimizer.step(); scheduler.step()
 assert group["betas"][0] < 0.5
 """
-    result = subprocess.run([sys.executable, "-c", python], env=hub.env, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    status, _, error = started.run("-c", python, env=hub.env, cwd=tmp_path)
+    assert status == 0, error
 
 
 def test_a_published_schedule_can_be_held_still(mine, hub, tmp_path):

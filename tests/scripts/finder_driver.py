@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "finder"))
 
-from test_lr_finder import QUICK, assert_same, state_of
+from trainer_states import QUICK, assert_same, state_of
 
 from diffusers_lrlab.finder.find import find_lr_of
 from diffusers_lrlab.finder.range_test import FinderConfig

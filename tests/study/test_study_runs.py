@@ -11,7 +11,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +27,8 @@ from PIL import Image
 from pyarrow import parquet
 from runs import TINY_UNET, environment
 from safetensors.torch import load_file
+from started import Started
+from tables import cases
 
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
@@ -486,13 +487,11 @@ def undisturbed(home):
 @contextlib.contextmanager
 def started(home, out, *options, **changes):
     """A study in a process of its own."""
-    command = [sys.executable, str(DRIVER), "study", "run", str(write_spec(home, **changes)), f"--out={out}", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    process = Started(DRIVER, "study", "run", write_spec(home, **changes), f"--out={out}", *options, env=environment())
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.communicate()
 
 
@@ -533,7 +532,7 @@ MOMENTS = [
 
 
 @RESUMES
-@pytest.mark.parametrize(("executor", "pattern"), MOMENTS)
+@cases(("executor", "pattern"), MOMENTS)
 def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern):
     out = tmp_path / "out"
     with started(home, out, f"--executor={executor}", **LONG) as process:

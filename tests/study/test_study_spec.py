@@ -13,6 +13,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import cases
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.study.runs.results import StudyFolder
@@ -281,7 +282,7 @@ TUNINGS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@cases("name", REFUSED)
 def test_it_is_refused_before_anything_is_written(capsys, tmp_path, name):
     changes, parts = REFUSED[name]
     text = yaml.safe_dump({key: value for key, value in {**SPEC, **changes}.items() if value is not None}, sort_keys=False)
@@ -290,7 +291,7 @@ def test_it_is_refused_before_anything_is_written(capsys, tmp_path, name):
         assert part in error
 
 
-@pytest.mark.parametrize("name", TUNINGS)
+@cases("name", TUNINGS)
 def test_tuning_that_makes_no_sense(capsys, tmp_path, name):
     changes, others, parts = TUNINGS[name]
     tune = {key: value for key, value in {**TUNE, **changes}.items() if value is not None}
@@ -299,7 +300,7 @@ def test_tuning_that_makes_no_sense(capsys, tmp_path, name):
         assert part in error
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "parts"),
     [
         ("arms:\n  a: {}\n  a: {lr_scheduler: constant}\ndatasets: [dino]\n", ["not valid YAML", "'a'", "twice"]),
@@ -325,7 +326,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@cases("name", OPTIONS)
 def test_options_that_are_refused(capsys, tmp_path, monkeypatch, name):
     options, env, parts = OPTIONS[name]
     for key, value in env.items():
@@ -351,7 +352,7 @@ def test_what_cannot_be_stacked(capsys, tmp_path, more):
     assert "Use --executor local" in error
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "parts"),
     [
         (["study", "run", "quick"], ["Where to?", "--out DIR"]),
@@ -400,7 +401,7 @@ def test_a_folder_that_cannot_be_written(capsys, tmp_path):
 # --- what a specification means --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", preset_names())
+@cases("name", preset_names())
 def test_every_preset_expands(name):
     study = load_spec(name)
     runs, tuning = expand(study), expand_tuning(study)
@@ -525,7 +526,7 @@ def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
     assert str(tmp_path) not in (tmp_path / "b" / "out" / "spec.yaml").read_text()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("place", "value", "part"),
     [
         (("baseline",), "nonsense", "The baseline 'nonsense' is none of the arms"),
@@ -581,7 +582,7 @@ def a_run():
     return expand(spec())[0]
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TrainingConfig)])
+@cases("name", [field.name for field in dataclasses.fields(TrainingConfig)])
 def test_which_fields_decide(a_run, name):
     if name == "model_config_name_or_path":
         pytest.skip("what is in the file decides, see below")

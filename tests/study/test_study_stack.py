@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
@@ -56,9 +57,9 @@ def some_inputs(number, batch, dimension):
 # --- matrix products ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", BACKENDS)
+@cases("add", [False, True])
+@cases("kind", KINDS)
+@cases("way", BACKENDS)
 def test_products(way, kind, add):
     """x W^T, g^T x and g W, of sizes that fill no vector."""
     x, w, g = torch.randn(3, 7, 13), torch.randn(3, 5, 13), torch.randn(3, 7, 5)
@@ -74,8 +75,8 @@ def test_products(way, kind, add):
 # --- networks side by side ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("layers", "dimension"), ARCHITECTURES)
-@pytest.mark.parametrize(("way", "dtype"), PRECISIONS)
+@cases(("layers", "dimension"), ARCHITECTURES)
+@cases(("way", "dtype"), PRECISIONS)
 def test_gradients_by_hand_are_those_of_autograd(way, dtype, layers, dimension):
     number, batch, tolerance = 3, 10, 1e-12 if dtype == torch.float64 else 1e-5
     alone, models = (networks(number, layers, dimension, dtype) for _ in range(2))
@@ -116,9 +117,9 @@ def test_a_network_stays_usable_by_itself():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("layers", "dimension"), [(0, 1), (1, 5), (2, 2)])
-@pytest.mark.parametrize(("way", "dtype"), PRECISIONS)
-@pytest.mark.parametrize(("hidden_size", "embedding_size", "batch"), [(24, 12, 10), (36, 6, 7), (64, 32, 64), (33, 6, 7)])
+@cases(("layers", "dimension"), [(0, 1), (1, 5), (2, 2)])
+@cases(("way", "dtype"), PRECISIONS)
+@cases(("hidden_size", "embedding_size", "batch"), [(24, 12, 10), (36, 6, 7), (64, 32, 64), (33, 6, 7)])
 def test_neither_number_nor_order_changes_a_bit(layers, dimension, way, dtype, hidden_size, embedding_size, batch):
     """Widths that are no multiple of 4 begin at odd addresses, where MKL rounds otherwise."""
     points, timesteps = some_inputs(8, batch, dimension)
@@ -273,7 +274,7 @@ def with_a_stop(request):
     return members
 
 
-@pytest.mark.parametrize("name", ARMS)
+@cases("name", ARMS)
 def test_saving_and_going_on_is_never_having_stopped(without_a_stop, with_a_stop, name):
     nothing = torch.zeros(3)
     assert_same_state(with_a_stop[name].state_dict(nothing), without_a_stop[name].state_dict(nothing))
@@ -344,7 +345,7 @@ def test_an_error_in_a_worker_is_everyones(threads):
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("name", ARMS)
+@cases("name", ARMS)
 def test_an_optimizer_works_in_the_stack(name):
     """Its parameters stay views of the stack, whatever it does to them, and the stack changes."""
     others = [make_member(), make_member(seed=1)]
@@ -414,7 +415,7 @@ def test_the_probe_knows_what_only_torch_computes():
     assert fastest_backends(networks(1, dtype=torch.float64)[0], 16) == STOCK
 
 
-@pytest.mark.parametrize("num_updates", [1, 7, 200, 201, 999, 10_000])
+@cases("num_updates", [1, 7, 200, 201, 999, 10_000])
 def test_curves_are_thinned(num_updates):
     curves = Curves(num_updates)
     for update in range(num_updates):

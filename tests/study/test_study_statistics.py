@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.metrics import METRICS
@@ -115,14 +116,14 @@ def test_students_own_example_of_pairs():
     assert result.effect_size == pytest.approx(-1.58 / 1.229995 * 0.9139, rel=1e-3)
 
 
-@pytest.mark.parametrize("n", [3, 5, 8, 20])
+@cases("n", [3, 5, 8, 20])
 def test_pairs_agree_with_a_test_of_the_differences(n):
     a, b = np.random.default_rng(n).normal(size=(2, n))
     one = stats.ttest_1samp(a - b, 0)
     assert paired(a, b)[:4] == pytest.approx(((a - b).mean(), *one.confidence_interval(), one.pvalue))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("figures", "baseline", "n", "pairs", "diff"),
     [
         ([1, 2, 3, 4, 5], [2, 3, 4, 5, 7], 5, 5, -1.2),
@@ -172,8 +173,8 @@ def test_two_seeds_have_intervals_of_t_but_no_bootstrap_and_no_corrected_effect(
 # --- No spread ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e-30, 1e30, 0.1, 1 / 3])
-@pytest.mark.parametrize("n", [2, 3, 5, 7])
+@cases("value", [0.0, 1.0, -3.5, 1e-30, 1e30, 0.1, 1 / 3])
+@cases("n", [2, 3, 5, 7])
 def test_equal_pairs_of_equal_values(value, n):
     row = two_arms([value] * n, [value] * n)
     assert (row["std"], row["diff"], row["p"], row["p_adjusted"]) == (0, 0, 1, 1)
@@ -187,8 +188,8 @@ def test_equal_pairs_of_different_values():
     assert row["ci_low"] < 2 < row["ci_high"]
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 6, 10])
-@pytest.mark.parametrize("shift", [0.1, -7.0, 1e-5, 1e9])
+@cases("n", [2, 3, 5, 6, 10])
+@cases("shift", [0.1, -7.0, 1e-5, 1e9])
 def test_a_constant_difference_has_the_p_of_a_sign_test(n, shift):
     """Also where the differences differ in their last digits, as those of 0.1 do."""
     baseline = np.random.default_rng(n).uniform(1, 2, n)
@@ -214,16 +215,16 @@ def test_ties_in_some_pairs_are_no_trouble():
 # --- What is refused ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), None, "0.3"])
-@pytest.mark.parametrize("function", [lambda values: compare(values, "b", "kl"), lambda values: ranks(values, "kl")])
+@cases("value", [math.nan, math.inf, -math.inf, np.float32("nan"), None, "0.3"])
+@cases("function", [lambda values: compare(values, "b", "kl"), lambda values: ranks(values, "kl")])
 def test_figures_that_are_no_finite_numbers_are_refused(function, value):
     values = {"a": {"dino": {0: 1.0, 7: value}}, "b": {"dino": by_seed(1.0)}}
     with pytest.raises(LabError, match=r"kl of arm 'a' on 'dino' with seed 7 is .*leave out runs that diverged"):
         function(values)
 
 
-@pytest.mark.parametrize("function", [lambda values, name: compare(values, name, "kl"), speedups])
-@pytest.mark.parametrize(("name", "hint"), [("constan", "Did you mean 'constant'"), ("zzz", "'a', 'constant'")])
+@cases("function", [lambda values, name: compare(values, name, "kl"), speedups])
+@cases(("name", "hint"), [("constan", "Did you mean 'constant'"), ("zzz", "'a', 'constant'")])
 def test_a_baseline_that_is_no_arm_is_told(function, name, hint):
     with pytest.raises(LabError, match=f"The baseline '{name}' is none of the arms.*{hint}"):
         function({"a": {}, "constant": {}}, name)
@@ -236,7 +237,7 @@ def test_nothing_gives_nothing():
 # --- Holm ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("p", "adjusted"),
     [
         ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
@@ -266,7 +267,7 @@ def test_the_family_is_every_comparison_of_the_metric():
 # --- Seeds that would be needed -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("effect_size", "seeds"),
     # The first four are in Cohen's and everybody's tables of paired t tests.
     [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (1.5, 6), (2.0, 5), (3.0, 4), (3.5, 3), (5, 3), (8.1, 3), (1e3, 3)]
@@ -342,7 +343,7 @@ def test_studies_with_a_large_effect_find_it():
     assert all(row["p_adjusted"] < 0.05 and row["diff"] < 0 for row in others)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
+@cases("n", [2, 3, 5, 10])
 def test_t_intervals_cover_the_mean_and_the_difference(n):
     reps = 1000
     samples = np.random.default_rng(n).normal(3, 2, (reps, 2, n))
@@ -352,7 +353,7 @@ def test_t_intervals_cover_the_mean_and_the_difference(n):
     assert within(sum(result.low <= 0 <= result.high for result in differences), reps, 0.95)
 
 
-@pytest.mark.parametrize(("n", "coverage"), [(3, 0.73), (5, 0.84), (10, 0.91), (20, 0.93)])
+@cases(("n", "coverage"), [(3, 0.73), (5, 0.84), (10, 0.91), (20, 0.93)])
 def test_the_bootstrap_covers_less_than_it_is_called_as_its_docstring_says(n, coverage):
     reps = 1200
     samples = np.random.default_rng(n).normal(size=(reps, n))
@@ -498,7 +499,7 @@ def sentence(figures, baseline, metric="kl", **counts):
     return text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("figures", "baseline", "counts", "text"),
     [
         (
@@ -561,7 +562,7 @@ def test_sentences(figures, baseline, counts, text):
     assert sentence(figures, baseline, **counts) == text
 
 
-@pytest.mark.parametrize("metric", ["kl", "energy_distance", "validation_loss", *LARGER_IS_BETTER])
+@cases("metric", ["kl", "energy_distance", "validation_loss", *LARGER_IS_BETTER])
 def test_better_follows_the_direction_of_the_metric(metric):
     word = "worse" if metric in LARGER_IS_BETTER else "better"
     assert sentence(FIGURES, BASELINE, metric).startswith(f"cosine is {word} than constant on dino in {metric}: 0.34")
@@ -580,7 +581,7 @@ def test_sharpness_is_no_merit():
     assert sentence.startswith("a is lower than b on dino in sharpness: ")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("needed", "hint"),
     [
         ({"1": 100, "5": 50, "10": 20}, "; about 20 seeds would show one of 10 %"),
@@ -601,7 +602,7 @@ def test_what_so_many_seeds_could_see(needed, hint):
     assert sentence.endswith(f"(difference +0.1, 95 % interval -0.1 to +0.3, adjusted p = 0.6){hint}.")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("p", "text"),
     [(0.0499999, "p = 0.0499999"), (0.05, "p = 0.05"), (0.0496, "p = 0.0496"), (0.049, "p = 0.049"), (0, "p < 0.0001")]
     + [(0.003, "p = 0.003"), (1, "p = 1"), (0.99e-4, "p < 0.0001"), (0.000123, "p = 0.00012")],
@@ -623,7 +624,7 @@ def table(**columns):
     return {arm: {f"set{i}": {0: value} for i, value in enumerate(column)} for arm, column in columns.items()}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("num_arms", "q"),
     # Table 5(a) of Demšar (2006)
     [(2, 1.960), (3, 2.343), (4, 2.569), (5, 2.728), (6, 2.850), (7, 2.949), (8, 3.031), (9, 3.102), (10, 3.164)],
@@ -678,7 +679,7 @@ def test_a_set_on_which_an_arm_has_nothing_is_left_out():
     assert result["mean_ranks"] == {"a": 1, "b": 2, "c": 3}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "arms", "sets"),
     [
         (table(a=[1, 2], b=[2, 1]), 2, 2),
@@ -695,7 +696,7 @@ def test_too_few_to_rank_gives_the_reason(values, arms, sets):
     assert len(result["mean_ranks"]) == (arms if sets else 0)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mean_ranks", "difference", "groups"),
     [
         ([1, 2, 3, 4], 1.0, ["ab", "bc", "cd"]),
@@ -724,7 +725,7 @@ def test_ranks_without_an_effect_are_told_apart_at_the_stated_rate():
 # --- Updates that are needed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("updates", "quality", "target", "needed"),
     [
         ([0, 100, 200], [4, 2, 1], 2, 100),
@@ -749,7 +750,7 @@ def test_the_first_crossing(updates, quality, target, needed):
     assert updates_to_reach(updates, quality, target) == needed
 
 
-@pytest.mark.parametrize(
+@cases(
     ("updates", "quality", "part"),
     [
         ([0, 1], [1], r"the updates have shape \(2,\), the quality \(1,\)"),
@@ -821,7 +822,7 @@ def noisy_course(rng, noise, length, speed=1.0):
 COURSES = [(0.05, 0.05, 2, False), (0.1, 0.01, 7, False), (0.1, 0.01, 7, True), (0.01, 0.1, 2, True)]
 
 
-@pytest.mark.parametrize(("noise", "other", "length", "common"), COURSES)
+@cases(("noise", "other", "length", "common"), COURSES)
 def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, length, common):
     """However much the evaluations of each scatter, and whether the run ends on a slope or on a plateau."""
     rng = np.random.default_rng(0)
@@ -832,7 +833,7 @@ def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, leng
     assert told / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)  # three standard errors
 
 
-@pytest.mark.parametrize(("noise", "other", "length", "common"), COURSES)
+@cases(("noise", "other", "length", "common"), COURSES)
 def test_a_known_speed_up_is_found_and_covered(noise, other, length, common):
     rng = np.random.default_rng(0)
     rows = []
@@ -1065,7 +1066,7 @@ def test_an_upper_bound_below_one_is_tested_as_it_is():
 # --- Sentences about speed ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("figures", "text"),
     [
         (

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
+from tables import cases
 
 from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
@@ -36,7 +37,7 @@ TABLE = """
 """
 
 
-@pytest.mark.parametrize("row", TABLE.strip().splitlines())
+@cases("row", TABLE.strip().splitlines())
 def test_clts_is_the_table_to_the_printed_digits(row):
     sigma, *printed = row.split()
     p = clts(N, sigma=int(sigma) / 1000)
@@ -70,7 +71,7 @@ def test_it_is_the_mixture_that_it_says(mu, sigma, lambda_max, update):
     assert clts(update, mu=mu, sigma=sigma, lambda_max=lambda_max) == pytest.approx(expected, abs=1e-14)
 
 
-@pytest.mark.parametrize("update", [0, 1, 50, N, N + 5])
+@cases("update", [0, 1, 50, N, N + 5])
 def test_the_controls(update):
     now, end = clts(update), clts(N)
     assert np.array_equal(clts(update, "clts_static"), end)
@@ -183,12 +184,12 @@ def show(state, number):
     state.observe(timesteps, torch.rand(25, generator=generator) * (1 + timesteps))
 
 
-@pytest.mark.parametrize(
+@cases(
     "make",
     [lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01), lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01)],
     ids=["second moment", "log variance"],
 )
-@pytest.mark.parametrize("seen", [0, 1, 5])
+@cases("seen", [0, 1, 5])
 def test_the_state_goes_into_a_file_and_comes_back_to_the_bit(make, seen):
     whole, first, second = make(), make(), make()
     for number in range(seen + 5):

@@ -12,6 +12,7 @@ from diffusers import DDPMScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
+from tables import cases
 
 from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.adaptive import LearnedLogVariance, LossSecondMoment
@@ -20,7 +21,7 @@ from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import DRAWS, TIMESTEP_SAMPLERS
 
 UPDATES = 20
-each_name = pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+each_name = cases("name", TIMESTEP_SAMPLERS)
 
 
 def make(name, num=60, **kwargs):
@@ -38,7 +39,7 @@ def is_distribution(probabilities):
 # --- from one update to the next -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@cases("draw", DRAWS)
 @each_name
 def test_draws_depend_on_the_update_and_not_on_those_before(name, draw):
     sampler = make(name, draw=draw)
@@ -46,7 +47,7 @@ def test_draws_depend_on_the_update_and_not_on_those_before(name, draw):
         assert sampler.sample(40, update, seeded()).equal(make(name, draw=draw).sample(40, update, seeded()))
 
 
-@pytest.mark.parametrize("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "restricted" not in entry.traits])
+@cases("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "restricted" not in entry.traits])
 def test_weights_are_those_of_the_update_and_come_in_the_shape_of_the_timesteps(name):
     sampler = make(name, unbiased=True)
     timesteps = torch.tensor([[0, 59, 30], [30, 1, 0]])
@@ -100,7 +101,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameter", "value"), LIMITS)
+@cases(("name", "parameter", "value"), LIMITS)
 def test_what_is_allowed_gives_a_distribution_or_says_why_not(name, parameter, value):
     try:
         sampler = make(name, **{parameter: value})
@@ -154,7 +155,7 @@ def test_any_moderate_values_give_a_distribution_that_can_be_drawn(num, data):
     assert 0 <= drawn.min() <= drawn.max() < num
 
 
-@pytest.mark.parametrize("noise", [{"rescale_betas_zero_snr": True}, {"beta_schedule": "squaredcos_cap_v2"}], ids=str)
+@cases("noise", [{"rescale_betas_zero_snr": True}, {"beta_schedule": "squaredcos_cap_v2"}], ids=str)
 @each_name
 def test_other_noise_schedules_give_distributions_too(name, noise):
     scheduler = DDPMScheduler(**noise)
@@ -172,7 +173,7 @@ def test_clts_is_highest_at_mu_and_falls_to_both_sides(mu, sigma, lambda_max, up
     assert (p[peak + 1 :].diff() <= 1e-15).all()
 
 
-@pytest.mark.parametrize("num", [5, 7, 38, 60])
+@cases("num", [5, 7, 38, 60])
 def test_easy_to_hard_is_never_an_update_late(num):
     """Part k joins at the first update at or after (k - 1) / (K - 1) of the ramp, in whole numbers."""
     for updates in (*range(1, 60), 1000):
@@ -195,7 +196,7 @@ FOLLOWERS = {
     "second moment": lambda: LossSecondMoment(noise_levels(None, 12), 3, 0.01),
     "log variance": lambda: LearnedLogVariance(noise_levels(None, 12), 16, 0.01),
 }
-each_follower = pytest.mark.parametrize("new", FOLLOWERS.values(), ids=FOLLOWERS)
+each_follower = cases("new", FOLLOWERS.values(), ids=FOLLOWERS)
 
 
 def show(state, batches, seed=0):

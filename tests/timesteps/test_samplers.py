@@ -8,6 +8,7 @@ import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from scipy import integrate, stats
 from scipy.special import logit
+from tables import cases
 
 from diffusers_lrlab import LabError, get_timestep_sampler
 from diffusers_lrlab.timesteps.bands import band_of_update
@@ -32,8 +33,8 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("num", [1000, 37, 1])
-@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+@cases("num", [1000, 37, 1])
+@cases("name", TIMESTEP_SAMPLERS)
 def test_probabilities_are_a_distribution_at_every_update(name, num):
     if num == 1 and "restricted" in TIMESTEP_SAMPLERS[name].traits and name != "range":
         with pytest.raises(LabError, match="band|num_clusters|holds none"):
@@ -52,9 +53,9 @@ def test_probabilities_are_a_distribution_at_every_update(name, num):
         assert table[-1].equal(table[UPDATES]), "it stays where it is past the end"
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("update", [0, UPDATES // 2, UPDATES])
-@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+@cases("draw", DRAWS)
+@cases("update", [0, UPDATES // 2, UPDATES])
+@cases("name", TIMESTEP_SAMPLERS)
 def test_a_million_draws_have_the_density(name, update, draw):
     sampler = make(name, draw=draw)
     drawn = sampler.sample(1_000_000, update, seeded())
@@ -70,8 +71,8 @@ def test_a_million_draws_have_the_density(name, update, draw):
     assert stats.chi2.sf(chi_square, len(counts) - 1) > 1e-6
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+@cases("draw", DRAWS)
+@cases("name", TIMESTEP_SAMPLERS)
 def test_draws_follow_from_the_generator(name, draw):
     sampler = make(name, draw=draw)
     first, again, other = (sampler.sample(65, 7, seeded(seed)) for seed in (3, 3, 4))
@@ -87,7 +88,7 @@ def test_uniform_draws_are_those_of_diffusers_scripts():
     assert make("uniform").sample(64, 0, seeded()).equal(torch.randint(0, 1000, (64,), generator=seeded()))
 
 
-@pytest.mark.parametrize("update", [0, 1, UPDATES - 1, UPDATES + 1])
+@cases("update", [0, 1, UPDATES - 1, UPDATES + 1])
 def test_clts_without_its_gaussian_is_uniform_to_the_bit(update):
     plain, curriculum = make("uniform"), make("clts", lambda_max=0.0)
     first, second = seeded(), seeded()
@@ -96,7 +97,7 @@ def test_clts_without_its_gaussian_is_uniform_to_the_bit(update):
     assert curriculum.loss_weights(torch.arange(1000), update) is None
 
 
-@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+@cases("name", TIMESTEP_SAMPLERS)
 def test_two_samplers_draw_timesteps_of_the_same_rank(name):
     uniform = make("uniform").sample(500, UPDATES, seeded())
     other = make(name, draw="independent").sample(500, UPDATES, seeded())
@@ -105,8 +106,8 @@ def test_two_samplers_draw_timesteps_of_the_same_rank(name):
     assert (steps >= 0).all()
 
 
-@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
-@pytest.mark.parametrize("update", [0, UPDATES // 2, UPDATES])
+@cases("name", TIMESTEP_SAMPLERS)
+@cases("update", [0, UPDATES // 2, UPDATES])
 def test_unbiased_weights_give_back_the_uniform_mean(name, update):
     if "restricted" in TIMESTEP_SAMPLERS[name].traits:
         with pytest.raises(LabError, match="never draws some timesteps"):
@@ -122,7 +123,7 @@ def test_unbiased_weights_give_back_the_uniform_mean(name, update):
         assert make(name).loss_weights(torch.arange(1000), update) is None
 
 
-@pytest.mark.parametrize("name", ["clts", "clts_static", "logit_normal", "speed", "loss_second_moment"])
+@cases("name", ["clts", "clts_static", "logit_normal", "speed", "loss_second_moment"])
 def test_unbiased_leaves_the_expected_gradient_as_it_is(name):
     model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
     timesteps = torch.arange(50)
@@ -158,7 +159,7 @@ class TestStratified:
         # The standard error of each mean is 288 / sqrt(4000).
         assert (means - 499.5).abs().max() < 5 * 288.7 / math.sqrt(4000)
 
-    @pytest.mark.parametrize("count", [1, 2, 7, 64])
+    @cases("count", [1, 2, 7, 64])
     def test_antithetic_pairs_lie_opposite(self, count):
         drawn = make("antithetic").sample(count, 0, seeded())
         pairs = count // 2
@@ -217,7 +218,7 @@ def test_every_static_density_has_a_form_of_its_own_here():
     assert {spec.split(":")[0] for spec in EXPECTED} == {*STATIC}
 
 
-@pytest.mark.parametrize("spec", EXPECTED)
+@cases("spec", EXPECTED)
 def test_densities_against_forms_of_their_own(spec):
     expected, tolerance = EXPECTED[spec]
     found = get_timestep_sampler(spec, noise_scheduler=DDPMScheduler(num_train_timesteps=50)).probabilities(0).numpy()
@@ -282,19 +283,19 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kwargs", "words"), WRONG, ids=[f"{name} {kwargs}" for name, kwargs, _ in WRONG])
+@cases(("name", "kwargs", "words"), WRONG, ids=[f"{name} {kwargs}" for name, kwargs, _ in WRONG])
 def test_wrong_arguments(name, kwargs, words):
     with pytest.raises(LabError, match=words):
         get_timestep_sampler(name, num_train_timesteps=1000, num_training_steps=10, **kwargs)
 
 
-@pytest.mark.parametrize("update", [-1, 2.5, float("nan"), None, "5", np.array([0, -1])], ids=str)
+@cases("update", [-1, 2.5, float("nan"), None, "5", np.array([0, -1])], ids=str)
 def test_updates_are_counts(update):
     with pytest.raises(LabError, match="it is the number of optimizer updates done so far"):
         make("clts").probabilities(update)
 
 
-@pytest.mark.parametrize("name", TIMESTEP_SAMPLERS)
+@cases("name", TIMESTEP_SAMPLERS)
 def test_counts_of_other_kinds_will_do(name):
     sampler = make(name)
     expected = sampler.sample(9, 7, seeded())
@@ -302,7 +303,7 @@ def test_counts_of_other_kinds_will_do(name):
     assert sampler.sample(9, np.uint8(7), seeded()).equal(expected)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "words"),
     [
         ({"num_training_steps": 10}, "How many timesteps"),
@@ -322,8 +323,8 @@ def test_wrong_lengths_and_schedulers(arguments, words):
         get_timestep_sampler("clts", **arguments)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "epsilon" in entry.traits])
-@pytest.mark.parametrize("prediction_type", ["v_prediction", "sample"])
+@cases("name", [name for name, entry in TIMESTEP_SAMPLERS.items() if "epsilon" in entry.traits])
+@cases("prediction_type", ["v_prediction", "sample"])
 def test_a_premise_that_does_not_hold_is_warned_of(name, prediction_type):
     with pytest.warns(UserWarning, match="high noise is the hard end"):
         get_timestep_sampler(name, num_training_steps=10, noise_scheduler=DDPMScheduler(prediction_type=prediction_type))

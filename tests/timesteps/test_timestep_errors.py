@@ -4,6 +4,7 @@ import pytest
 from accelerate.state import AcceleratorState
 from helpers import config as small_config
 from helpers import image_folder
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.loading import load_image_data
@@ -241,7 +242,7 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
         make_plan(config, load_image_data(config), None)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "words"),
     [
         (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.layout import BatchLayout
@@ -55,8 +56,8 @@ def test_there_is_a_closed_form_of_every_weighting():
     assert list_loss_weightings() == [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
 
 
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-@pytest.mark.parametrize("name", FIXED)
+@cases("prediction_type", PREDICTION_TYPES)
+@cases("name", FIXED)
 def test_weights_are_the_closed_forms(name, prediction_type):
     scheduler = DDPMScheduler(prediction_type=prediction_type)
     weights = get_loss_weighting(name, scheduler).weights(torch.tensor(TIMESTEPS))
@@ -79,14 +80,14 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize(("spec", "prediction_type"), BY_HAND)
+@cases(("spec", "prediction_type"), BY_HAND)
 def test_weights_at_timesteps_computed_by_hand(spec, prediction_type):
     weighting = get_loss_weighting(spec, DDPMScheduler(), prediction_type)
     by_hand = BY_HAND[spec, prediction_type]
     np.testing.assert_allclose(weighting.weights(torch.tensor([*by_hand])), [*by_hand.values()], rtol=1e-3)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("spec", "form"),
     [
         ("min_snr:gamma=1", lambda snr: min(snr, 1) / snr),
@@ -107,7 +108,7 @@ def test_parameters_are_those_of_the_papers(spec, form):
 SAME_LOSS = [name for name in FIXED if name != "none"]
 
 
-@pytest.mark.parametrize("name", SAME_LOSS)
+@cases("name", SAME_LOSS)
 def test_one_prediction_has_one_loss_in_all_three_forms(name):
     levels = noise_levels(DDPMScheduler())
     generator = torch.Generator().manual_seed(0)
@@ -160,9 +161,9 @@ def objective(layout, **options):
     return Objective(config, scheduler, layout, 100, torch.device("cpu"), gather=lambda values: values), scheduler
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-@pytest.mark.parametrize("name", FIXED)
+@cases("micro_batches", [1, 3])
+@cases("prediction_type", PREDICTION_TYPES)
+@cases("name", FIXED)
 def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_type, micro_batches):
     """The weights of training, on the losses of training, against closed forms on plain errors."""
     layout = BatchLayout(6 // micro_batches, micro_batches)
@@ -185,17 +186,17 @@ def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_t
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-@pytest.mark.parametrize("beta_schedule", BETA_SCHEDULES)
-@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+@cases("prediction_type", PREDICTION_TYPES)
+@cases("beta_schedule", BETA_SCHEDULES)
+@cases("name", LOSS_WEIGHTINGS)
 def test_weights_in_training_are_finite_for_every_noise_schedule(name, beta_schedule, prediction_type):
     options = {"loss_weighting": name, "ddpm_beta_schedule": beta_schedule, "prediction_type": prediction_type}
     weights = objective(BatchLayout(1), **options)[0].weights(torch.arange(1000), 0)
     assert weights is None or (weights.isfinite().all() and (weights >= 0).all() and (weights > 0).any())
 
 
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+@cases("prediction_type", PREDICTION_TYPES)
+@cases("name", LOSS_WEIGHTINGS)
 def test_normalized_weights_have_mean_1(name, prediction_type):
     plain = get_loss_weighting(name, DDPMScheduler(), prediction_type)
     normalized = get_loss_weighting(name, DDPMScheduler(), prediction_type, normalize=True)
@@ -216,8 +217,8 @@ def test_the_largest_weight_is_cut_before_the_mean_is_divided_out():
 ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
 
 
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+@cases("prediction_type", PREDICTION_TYPES)
+@cases("name", LOSS_WEIGHTINGS)
 def test_a_terminal_snr_of_zero_gives_finite_weights(name, prediction_type):
     assert ZERO.alphas_cumprod[-1] == 0
     weighting = get_loss_weighting(name, ZERO, prediction_type)
@@ -242,8 +243,8 @@ LIMITS_ON_IMAGES = {
 }
 
 
-@pytest.mark.parametrize("prediction_type", ["sample", "v_prediction"])
-@pytest.mark.parametrize("name", FIXED)
+@cases("prediction_type", ["sample", "v_prediction"])
+@cases("name", FIXED)
 def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
     """There the error of the image and that of the velocity are one; only that of the noise says nothing any more."""
     plain_velocity = (name, prediction_type) == ("none", "v_prediction")
@@ -288,7 +289,7 @@ def test_what_was_learned_can_be_kept_and_brought_back(name):
     assert torch.equal(second.table, first.table)
 
 
-@pytest.mark.parametrize("name", FIXED)
+@cases("name", FIXED)
 def test_other_weightings_do_not_care_what_they_are_shown(name):
     weighting = get_loss_weighting(name, DDPMScheduler())
     before = weighting.table.clone()
@@ -305,7 +306,7 @@ def test_weights_have_the_shape_of_the_timesteps():
     assert torch.equal(weighting.weights(timesteps)[1], weighting.weights(timesteps[1]))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "kwargs", "parts"),
     [
         ("min_sn", {}, ["'min_sn'", "Did you mean 'min_snr'?", "Known: ", "p2"]),
@@ -332,7 +333,7 @@ def test_what_cannot_be_done_is_explained(name, kwargs, parts):
         assert part in str(told.value)
 
 
-@pytest.mark.parametrize("name", LOSS_WEIGHTINGS)
+@cases("name", LOSS_WEIGHTINGS)
 def test_an_unknown_prediction_type_is_named(name):
     with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
         get_loss_weighting(name, DDPMScheduler(), "x0")

@@ -1,6 +1,7 @@
 """What the command line says when something cannot be done: short, with the value, what is allowed and the remedy."""
 
 import contextlib
+import functools
 import importlib.util
 import io
 import json
@@ -13,12 +14,14 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+import started
 import torch
 from accelerate.state import AcceleratorState
 from helpers import image_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import SCRIPT, TINY_UNET, environment
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.unet import check_resolution, default_down_blocks
@@ -63,9 +66,7 @@ def call(monkeypatch):
 
 def start(*arguments, **options):
     """Runs the script as a user does."""
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), **options)
-    return Outcome(result.returncode, result.stdout, result.stderr)
+    return Outcome(*started.run(SCRIPT, *arguments, env=environment(), **options))
 
 
 def assert_told(outcome, *parts):
@@ -453,19 +454,15 @@ def test_resuming_another_run_says_what_differs_and_changes_nothing(call, finish
 
 def limit_files(num_bytes):
     """Makes every file longer than this fail to be written, which to the writer is like a full disk."""
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-
-    return limit
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
 # The weights have 2.7 MiB, the optimizer's state twice that: safetensors fails at the one, torch at the other.
 @pytest.mark.parametrize("mebibytes", [1, 4])
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, mebibytes):
     folder = tmp_path / "run"
-    outcome = start(*SMALL, f"--output_dir={folder}", preexec_fn=limit_files(mebibytes * 2**20))
+    outcome = start(*SMALL, f"--output_dir={folder}", before=functools.partial(limit_files, mebibytes * 2**20))
     assert_told(outcome, "No room to write", "checkpoint-2", "Free some space", "--overwrite_output_dir")
     assert {path.name for path in folder.iterdir()} == {"lrlab"}
     assert not list(folder.rglob(".tmp*"))
@@ -478,7 +475,9 @@ def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished_run, folder)
     before = contents(folder)
-    outcome = start(*SMALL, "--resume_from_checkpoint=latest", f"--output_dir={folder}", preexec_fn=limit_files(2**20))
+    outcome = start(
+        *SMALL, "--resume_from_checkpoint=latest", f"--output_dir={folder}", before=functools.partial(limit_files, 2**20)
+    )
     assert_told(outcome, "No room to write", "Free some space")
     after = contents(folder)
     assert after.keys() == before.keys()
@@ -523,7 +522,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
 # --- configurations made in Python -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "part"),
     [
         ({"prediction_type": "x0"}, "'epsilon', 'sample', 'v_prediction'"),

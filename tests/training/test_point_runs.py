@@ -3,19 +3,19 @@
 import json
 import math
 import signal
-import subprocess
-import time
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import runs
+import started
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from datasets import Dataset, Features, List, Value
 from PIL import Image
 from safetensors.torch import load_file
+from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
 from diffusers_lrlab.core.errors import LabError
@@ -69,7 +69,7 @@ def choices():
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # optional optimizers' own
-@pytest.mark.parametrize("options", list(choices()), ids=lambda options: "-".join(map(str, options.values())))
+@cases("options", list(choices()), ids=lambda options: "-".join(map(str, options.values())))
 def test_whatever_can_be_chosen_for_images_trains_points(tmp_path, model, options):
     trainer = make_trainer(tmp_path, model, **options)
     before = [parameter.detach().clone() for parameter in trainer.bare_model.parameters()]
@@ -173,8 +173,8 @@ def test_the_cards_examples_run(finished, tmp_path):
     blocks = (folder / "README.md").read_text().split("```python\n")[1:]
     for block in blocks:
         code = block.partition("```")[0].replace("10_000", "10").replace("num_inference_steps=20", "num_inference_steps=2")
-        command = [runs.sys.executable, "-c", code]
-        subprocess.run(command, check=True, capture_output=True, timeout=120, env=runs.environment())
+        status, _, error = started.run("-c", code, env=runs.environment(), cwd=tmp_path)
+        assert status == 0, error
     assert len(blocks) == 2
 
 
@@ -189,12 +189,7 @@ def assert_same_end(first, second):
 def test_killed_and_resumed_ends_with_the_same_bits(finished, tmp_path, model):
     folder, _ = finished
     options = arguments(tmp_path, tmp_path / "run", model, "--timestep_grad_every=20")
-    process = subprocess.Popen(
-        runs.command(*options), env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while not (tmp_path / "run/checkpoint-20/trainer.json").exists():
-        assert process.poll() is None
-        time.sleep(0.005)
+    process = runs.start_and_wait_for((tmp_path / "run/checkpoint-20/trainer.json").exists, *options)
     process.send_signal(signal.SIGKILL)
     process.wait()
     for later in (tmp_path / "run").glob("checkpoint-40*"):

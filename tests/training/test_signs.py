@@ -1,9 +1,9 @@
 """Signs of a bad learning rate: each in a log made to show it, none in good ones."""
 
 import numpy as np
-import pytest
 import runs
 import started
+from tables import cases
 
 from diffusers_lrlab.training.diagnostics.lr_warnings import signs_of
 
@@ -32,19 +32,19 @@ GOOD = 0.1 + np.exp(-X / 10)
 NOISY = GOOD * (1 + 0.1 * RNG.standard_normal(NUM))
 
 
-@pytest.mark.parametrize("losses", [GOOD, NOISY, GOOD[:45], np.where(X % 17 == 3, 5, GOOD)])
+@cases("losses", [GOOD, NOISY, GOOD[:45], np.where(X % 17 == 3, 5, GOOD)])
 def test_good_logs_have_none(losses):
     assert signs(losses) == {}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_noise_alone_is_no_sign(seed):
     noise = np.random.default_rng(seed)
     for scale in (0.02, 0.1, 0.2):
         assert signs(GOOD * (1 + scale * noise.standard_normal(NUM))) == {}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("losses", "name", "part"),
     [
         (np.full(NUM, 1.0), "not_falling", "has not fallen: 1 in the first rows, 1 at update 1000, learning rate 0.001"),
@@ -95,7 +95,7 @@ def test_a_run_tells_records_and_prints_them(tmp_path):
         *(*runs.tiny_arguments(tmp_path), "--max_train_steps=60", "--train_batch_size=8", "--learning_rate=1e-9"),
         *("--lr_scheduler=constant", "--no_preflight", f"--output_dir={tmp_path / 'run'}"),
     ]
-    status, _, told = started.run_script(runs.SCRIPT, arguments, runs.environment())
+    status, _, told = started.run(runs.SCRIPT, *arguments, env=runs.environment())
     assert status == 0
     assert told.count("sign of a bad learning rate: The loss has not fallen") == 1
     assert "not_falling" in runs.read_record(tmp_path / "run")["train"]["signs"]

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import runs
+import started
 import torch
 from diffusers import DDPMScheduler
 
@@ -262,11 +263,9 @@ def test_an_error_reaches_the_user_through_accelerate_launch():
 
 
 def test_the_plan_trains_nothing(tmp_path):
-    import subprocess
-
     arguments = [*runs.tiny_arguments(tmp_path), f"--output_dir={tmp_path / 'run'}", "--dry_run", "--num_epochs=3"]
-    result = subprocess.run(runs.command(*arguments), capture_output=True, text=True, check=True, env=runs.environment())
-    plan = result.stdout
+    status, plan, stderr = started.run(runs.SCRIPT, *arguments, env=runs.environment())
+    assert status == 0, stderr
     for part in (
         "digits: 1781 training images, 16 held out, 1 x 8 x 8",
         "44,969 parameters",

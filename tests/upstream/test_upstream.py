@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tables import cases
 
 from diffusers_lrlab import LabError, lr_curve
 from diffusers_lrlab.core.progress import Progress
@@ -260,7 +261,7 @@ def test_the_curves_are_the_labs(stack):
         np.testing.assert_allclose(curve, ours, rtol=0, atol=1e-12, err_msg=f"{name} {kwargs} {warmup} {total}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_arguments_are_the_registrys(name):
     function = ast.parse(function_source(name)).body[0]
     own = [parameter.name for parameter in SCHEDULERS[name].parameters if parameter.same_as is None]

@@ -1,0 +1,69 @@
+"""Tables of cases that are one test each: thousands of rows cost little more than what they compute."""
+
+import functools
+import inspect
+
+import pytest
+
+
+def cases(names, rows, ids=None):
+    """Used like `pytest.mark.parametrize`: the test is called for every row, and what fails names its rows.
+
+    For cheap cases that fail together. The others go on when one fails, each has a `tmp_path`, a `monkeypatch` and a
+    `capsys` of its own, and several of these decorators multiply.
+    """
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    rows = list(rows)
+    table = [dict(zip(names, _values(row, len(names)), strict=True)) for row in rows]
+    labels = [_label(row, len(names), ids, index) for index, row in enumerate(rows)]
+
+    def decorate(test):
+        @functools.wraps(test)
+        def every_case(*args, **fixtures):
+            errors = {}
+            for index, (label, row) in enumerate(zip(labels, table, strict=True)):
+                try:
+                    _call(test, index, args, fixtures, row)
+                except (Exception, pytest.fail.Exception) as error:
+                    errors[label] = error
+            if errors:
+                first = next(iter(errors.values()))
+                first.add_note(f"{len(errors)} of {len(table)} cases fail: " + "; ".join(errors))
+                raise first
+
+        signature = inspect.signature(test)
+        assert table, f"{test.__name__} has no cases."
+        assert set(names) <= set(signature.parameters), f"{test.__name__} does not take {names}."
+        own = [parameter for name, parameter in signature.parameters.items() if name not in names]
+        every_case.__signature__ = signature.replace(parameters=own)
+        for mark in ("hypothesis", "is_hypothesis_test"):  # those of the test are not of the table
+            vars(every_case).pop(mark, None)
+        return every_case
+
+    return decorate
+
+
+def _values(row, count):
+    values = row.values if hasattr(row, "marks") else row  # of a pytest.param, or as they are
+    return values if count > 1 or hasattr(row, "marks") else [values]
+
+
+def _label(row, count, ids, index):
+    if callable(ids):
+        return " ".join(str(ids(value)) for value in _values(row, count))
+    label = [*ids][index] if ids is not None else getattr(row, "id", None)
+    return str(label) if label is not None else " ".join(f"{value!r}"[:100] for value in _values(row, count))
+
+
+def _call(test, index, args, fixtures, row):
+    """One case, with fixtures that know nothing of the others."""
+    fixtures = dict(fixtures)
+    if "tmp_path" in fixtures:
+        fixtures["tmp_path"] = fixtures["tmp_path"] / str(index)
+        fixtures["tmp_path"].mkdir()
+    if "capsys" in fixtures:
+        fixtures["capsys"].readouterr()
+    if "monkeypatch" in fixtures:
+        with pytest.MonkeyPatch.context() as fixtures["monkeypatch"]:
+            return test(*args, **fixtures, **row)
+    return test(*args, **fixtures, **row)

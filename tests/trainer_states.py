@@ -1,0 +1,44 @@
+"""All that the next update of a trainer depends on, to be compared before and after."""
+
+import copy
+import random
+
+import numpy as np
+import torch
+
+QUICK = {"num_updates": 24, "repeats": 2, "probe_size": 32}
+
+
+def state_of(trainer):
+    """All that an update depends on, as copies."""
+    return copy.deepcopy(
+        {
+            "model": trainer.bare_model.state_dict(),
+            "training": trainer.bare_model.training,
+            "optimizer": trainer.optimizer.state_dict(),
+            "ema": trainer.ema.state_dict() if trainer.ema else None,
+            "schedules": [scheduler.state_dict() for scheduler in trainer.schedulers],
+            "objective": trainer.objective.state_dict(),
+            "observer": trainer.observer.state_dict(),
+            "random": [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64)), random.getstate()[1]],
+            "clock": [trainer.update, trainer.sums, trainer.training_seconds],
+            "skipped": list(trainer.data.skipped),
+            "draw": trainer.objective.sampler.draw,
+        }
+    )
+
+
+def assert_same(found, expected):
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert found == expected
