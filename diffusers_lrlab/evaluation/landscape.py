@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from ..core.streams import stream_generator
-from ..objective.loss import denoising_losses
 
 _POINTS = 2000
 _ITERATIONS = 30
@@ -20,9 +19,8 @@ def _mean_loss(run: Any, model: Any) -> torch.Tensor:
     validation = run.validation
     assert validation is not None  # the metric was refused otherwise
     part = slice(0, _POINTS)
-    return denoising_losses(
-        model, run.noise_scheduler, validation.images[part], validation.noise[part], validation.timesteps[part]
-    ).mean()
+    parts = (validation.images[part], validation.noise[part], validation.timesteps[part])
+    return validation.process.losses(model, *parts).mean()
 
 
 def sharpness(run: Any) -> float:

@@ -137,9 +137,7 @@ def _training_set_loss(evaluation: Evaluation) -> float:
     run = evaluation.run
     model, data = run.bare_model, evaluation.real
     with run.raw_weights():
-        losses = [
-            ValidationLoss(data, run.noise_scheduler, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)
-        ]
+        losses = [ValidationLoss(data, run.process, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)]
     return float(np.mean(losses))
 
 
@@ -166,7 +164,7 @@ def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
     if log_prob is None or len(points) < 2 or run.config.ddpm_num_steps < 2:
         return {}  # the path of the ODE is from the first timestep to the last
     with run.averaged_weights():
-        of_model = log_likelihood(run.bare_model, run.noise_scheduler, torch.from_numpy(points).to(run.bare_model.device))
+        of_model = log_likelihood(run.bare_model, run.process, torch.from_numpy(points).to(run.bare_model.device))
     mean, error = exact_kl(log_prob(points), of_model.cpu().numpy())
     return {"exact_kl": mean, "exact_kl_standard_error": error}
 

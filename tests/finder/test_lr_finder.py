@@ -245,7 +245,7 @@ def state_of(trainer):
             "model": trainer.bare_model.state_dict(),
             "training": trainer.bare_model.training,
             "optimizer": trainer.optimizer.state_dict(),
-            "ema": trainer.ema.state_dict() if trainer.ema else None,
+            "ema": trainer.average.state_dict() if trainer.average else None,
             "schedules": [scheduler.state_dict() for scheduler in trainer.schedulers],
             "objective": trainer.objective.state_dict(),
             "observer": trainer.observer.state_dict(),
@@ -372,9 +372,9 @@ def test_classic_reads_what_was_trained_on(tmp_path):
 
 def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
     trainer, seen = make_trainer(tmp_path), []
-    add_noise = trainer.noise_scheduler.add_noise
+    add_noise = trainer.process.scheduler.add_noise
     monkeypatch.setattr(
-        trainer.noise_scheduler,
+        trainer.process.scheduler,
         "add_noise",
         lambda images, noise, timesteps: seen.append((noise, timesteps)) or add_noise(images, noise, timesteps),
     )
