@@ -1,25 +1,20 @@
-"""What an average of the weights can do, those that there are, and the one that some optimizers make themselves."""
+"""Averages of the weights: by name, and the one that a schedule-free optimizer makes by itself."""
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from diffusers.training_utils import EMAModel
+from diffusers.utils import logging
 
 from ..core.registry import Registry
 
 AVERAGES = Registry("average of the weights")
-"""Entries are `"module:Class"` of a [`WeightAverage`], called as `Class(model, device, **parameters)`."""
-
-AVERAGES.register(
-    "ema",
-    description="the decay n updates after the start is 1 - (1 + n / inv_gamma)^-power, max_decay at most",
-    source="diffusers.training_utils.EMAModel",
-)("diffusers_lrlab.averaging.ema:EMA")
+"""Entries are classes with the methods of [`WeightAverage`], called as `Class(model, device, **parameters)`."""
 
 
 class WeightAverage(Protocol):
@@ -45,9 +40,87 @@ class WeightAverage(Protocol):
     def load(self, folder: Path) -> None: ...
 
 
-def make_average(name: str, model: Any, device: torch.device, **parameters: Any) -> WeightAverage:
-    """An average in `AVERAGES` of a model's parameters, which must stay where they are."""
-    return pkgutil.resolve_name(AVERAGES[name].factory)(model, device, **parameters)
+@contextmanager
+def without_config_warnings() -> Iterator[None]:
+    """Diffusers takes what an EMA keeps in its config.json for misspelt arguments of the model, and says so."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@AVERAGES.register(
+    "ema",
+    description="the decay n updates after the start is 1 - (1 + n / inv_gamma)^-power, max_decay at most",
+    source="diffusers.training_utils.EMAModel",
+)
+class EMA:
+    """
+    The exponential moving average of diffusers, stepped by the clock.
+
+    Args:
+        model: Of diffusers; its parameters must stay where they are.
+        device (`torch.device`): Of the average.
+        max_decay, inv_gamma, power (`float`): The decay rises to `max_decay`, see `AVERAGES`.
+        start_update (`int`): Until then it is a copy of the weights.
+        update_every (`int`): Updates between two steps.
+    """
+
+    def __init__(
+        self, model: Any, device: Any, max_decay: float, inv_gamma: float, power: float, start_update: int, update_every: int
+    ):
+        self.parameters, self.model_class, self.device = list(model.parameters()), type(model), device
+        self.update_every = update_every
+        self.ema = EMAModel(
+            self.parameters,
+            decay=max_decay,
+            use_ema_warmup=True,
+            update_after_step=start_update,
+            inv_gamma=inv_gamma,
+            power=power,
+            foreach=True,
+            model_cls=self.model_class,
+            model_config=model.config,
+        )
+        self.ema.to(device)
+
+    @property
+    def decay(self) -> float:
+        return self.ema.cur_decay_value
+
+    def step(self, update: int) -> None:
+        if update % self.update_every == 0:
+            # Its decay follows the clock, however often it is updated.
+            self.ema.optimization_step = update - 1
+            self.ema.step(self.parameters)
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        self.ema.store(self.parameters)
+        self.ema.copy_to(self.parameters)
+        try:
+            yield
+        finally:
+            self.ema.restore(self.parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.ema.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ema.load_state_dict(state)
+        self.ema.to(self.device)
+
+    def save(self, folder: Path) -> None:
+        # diffusers builds a model for this, which draws random numbers that dropout would miss.
+        with torch.random.fork_rng(devices=[]):
+            self.ema.save_pretrained(folder)
+
+    def load(self, folder: Path) -> None:
+        with torch.random.fork_rng(devices=[]), without_config_warnings():
+            saved = EMAModel.from_pretrained(str(folder), self.model_class, foreach=self.ema.foreach)
+        self.load_state_dict(saved.state_dict())
 
 
 def averages_itself(optimizer: Any) -> bool:

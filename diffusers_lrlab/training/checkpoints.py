@@ -15,15 +15,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from ..averaging.averages import without_config_warnings
 from ..core.files import atomic_folder, full_disk_explained, write_text
 from .run_folder import RunFolder, check_same_run, read_state
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from .run_state import RunState
+from .run_state import RunState
 
 _TENSORS = "timesteps.safetensors"
 _OWNERS = ("objective", "observer")  # of what is in there
@@ -36,7 +36,6 @@ def register_model_format(accelerator: Accelerator, component: str) -> list[Any]
     Returns:
         `list`: of handles whose `remove()` undoes it.
     """
-    from ..averaging.ema import without_config_warnings
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
         # Every process runs this; they hold the same weights.
@@ -75,8 +74,6 @@ def save_checkpoint(accelerator: Accelerator, run: RunState, folder: RunFolder) 
         run ([`RunState`]): Its state, between two updates.
         folder ([`RunFolder`]): Of the run.
     """
-    from safetensors.torch import save_file
-
     state, keep = run.state_dict(), run.config.checkpoints_total_limit or 0
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     path = folder.path / f"checkpoint-{run.update}"
@@ -109,8 +106,6 @@ def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path) -> None
     Raises:
         LabError: if the checkpoint is of another run.
     """
-    from safetensors.torch import load_file
-
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
     if run.average is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
-from ..averaging.averages import WeightAverage, averages_itself, make_average, own_average
+from ..averaging.averages import AVERAGES, WeightAverage, averages_itself, own_average
 from ..core.streams import stream_seed
 from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
@@ -62,7 +62,7 @@ class RunState:
         if config.use_ema:
             names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
             own = {name: getattr(config, f"ema_{name}") for name in names}
-            self.average = make_average("ema", self.model, device, **own)
+            self.average = AVERAGES["ema"].factory(self.model, device, **own)
         self.validation: ValidationLoss | None = None
         if len(self.data.held_out):
             batch = self.kind.evaluation_batch(plan.layout)

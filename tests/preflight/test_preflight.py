@@ -15,7 +15,7 @@ from PIL import Image
 from test_lr_finder import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
-from diffusers_lrlab.averaging.averages import make_average
+from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
@@ -273,7 +273,7 @@ def test_decays_are_diffusers_own(power, every, start):
     model.config = {}
     names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
     own = {name: getattr(config, f"ema_{name}") for name in names}
-    ema = make_average("ema", model, torch.device("cpu"), **own).ema
+    ema = EMA(model, torch.device("cpu"), **own).ema
     expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
     np.testing.assert_allclose(ema_decays(config, 300), expected)
 
