@@ -48,7 +48,8 @@ class Evaluation:
     """
 
     def __init__(self, run: Any, samples: np.ndarray | None):
-        self.run, self.samples = run, samples
+        self.run = run
+        self.samples = np.empty(0) if samples is None else samples  # metrics that need some are not asked without
 
     @cached_property
     def real(self) -> torch.Tensor:
@@ -59,12 +60,6 @@ class Evaluation:
     @property
     def held_out(self) -> np.ndarray:
         return self.run.data.held_out.numpy()
-
-    @property
-    def drawn(self) -> np.ndarray:
-        """The samples, for metrics that need them."""
-        assert self.samples is not None
-        return self.samples
 
 
 # --- what validation logs ---------------------------------------------------------------------------------------------
@@ -104,9 +99,9 @@ register_metric(
 )
 def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
     """With what real images score in the place of samples."""
-    features, data, num = digit_features(), evaluation.run.data, len(evaluation.drawn)
+    features, data, num = digit_features(), evaluation.run.data, len(evaluation.samples)
     # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
-    samples = features(torch.from_numpy(evaluation.drawn).permute(0, 3, 1, 2) * 2 - 1)
+    samples = features(torch.from_numpy(evaluation.samples).permute(0, 3, 1, 2) * 2 - 1)
     held_out, training = features(data.held_out), features(data.all_in_memory())
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
