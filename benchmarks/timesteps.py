@@ -17,7 +17,6 @@ from train_step import machine, make_trainer
 
 from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.data.batches import RowOrder
-from diffusers_lrlab.objective.loss import denoising_losses
 
 DRAWS = ("uniform", "stratified", "antithetic", "loss_second_moment", "clts_static:unbiased=true")
 
@@ -62,14 +61,13 @@ def variances(trainer, num_losses, num_gradients):
     model, parameters = trainer.bare_model.eval(), list(trainer.bare_model.parameters())
     found = {}
     for spec in DRAWS:
-        sampler = get_timestep_sampler(spec, noise_scheduler=trainer.noise_scheduler)
+        sampler = get_timestep_sampler(spec, noise_scheduler=trainer.process.scheduler)
 
         def batch_losses(number, sampler=sampler):
             images = pixels[order.rows(list(range(number * batch, (number + 1) * batch)))]
             timesteps = sampler.sample(batch, number, generator)
-            losses = denoising_losses(
-                model, trainer.noise_scheduler, images, torch.randn(images.shape, generator=generator), timesteps
-            )
+            noise = torch.randn(images.shape, generator=generator)
+            losses = trainer.process.losses(model, images, noise, timesteps)
             weights = sampler.loss_weights(timesteps, number)
             return timesteps, losses, losses if weights is None else losses * weights
 

@@ -128,14 +128,13 @@ def matmul_limit():
 
 def breakdown(trainer):
     """Milliseconds of the parts of an update of ours, each alone."""
-    model, scheduler, objective = trainer.bare_model, trainer.noise_scheduler, trainer.objective
+    model, objective = trainer.bare_model, trainer.objective
     points = trainer.data.in_memory[:BATCH].clone()
     timesteps = objective.draw(0)
     (noise,) = objective.noise(0, points)
-    from diffusers_lrlab.objective.loss import denoising_losses
 
     def forward():
-        return denoising_losses(model, scheduler, points, noise, timesteps).mean()
+        return trainer.process.losses(model, points, noise, timesteps).mean()
 
     def forward_backward():
         forward().backward()
@@ -158,7 +157,7 @@ def breakdown(trainer):
 def evaluation_seconds(trainer):
     """Seconds of what is done with a model once it is trained."""
     real, other = toy_points("dino", 100_000), toy_points("dino", 10_000, split="test")
-    pipeline = trainer.kind.make_pipeline(trainer.bare_model.eval(), trainer.noise_scheduler)
+    pipeline = trainer.kind.make_pipeline(trainer.bare_model.eval(), trainer.process.scheduler)
     pipeline.set_progress_bar_config(disable=True)
     calls = {
         "KL by nearest neighbours, 100,000 against 10,000 points": lambda: knn_kl(real, other),

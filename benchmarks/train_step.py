@@ -103,7 +103,7 @@ def bare_updates(trainer):
     from diffusers import UNet2DModel
     from diffusers.training_utils import EMAModel
 
-    config, scheduler = trainer.config, trainer.noise_scheduler
+    config, scheduler = trainer.config, trainer.process.scheduler
     torch.manual_seed(0)
     model = UNet2DModel(**trainer.plan.model_config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.95, 0.999), fused=True)

@@ -16,7 +16,7 @@ def state_of(trainer):
             "model": trainer.bare_model.state_dict(),
             "training": trainer.bare_model.training,
             "optimizer": trainer.optimizer.state_dict(),
-            "ema": trainer.ema.state_dict() if trainer.ema else None,
+            "ema": trainer.average.state_dict() if trainer.average else None,
             "schedules": [scheduler.state_dict() for scheduler in trainer.schedulers],
             "objective": trainer.objective.state_dict(),
             "observer": trainer.observer.state_dict(),

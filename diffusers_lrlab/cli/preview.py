@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.spec import parse_json_kwargs
 from ..core.terminal_plot import can_encode
-from ..timesteps.noise_levels import PREDICTION_TYPES
+from ..timesteps.noise_levels import PREDICTIONS
 from .output import say, say_json, say_written
 
 
@@ -40,7 +40,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timestep_sampler", action="append", metavar="NAME", help="instead of schedules: a density over timesteps, or all")
     add("--loss_weighting", action="append", metavar="NAME", help="instead of schedules: weights of timesteps, or all")
     add("--ddpm_num_steps", type=int, metavar="T", help="timesteps, for these two; 1000 if not given")
-    add("--prediction_type", choices=PREDICTION_TYPES, help="what the weighted error is of; epsilon if not given")
+    add("--prediction_type", choices=tuple(PREDICTIONS), help="what the weighted error is of; epsilon if not given")
     add("--num_training_steps", type=int, metavar="N", help="optimizer updates of the run")
     add("--num_warmup_steps", type=number, default=0, metavar="W", help="of them warm-up, or a fraction of the run below 1")
     add("--learning_rate", type=float, default=1e-4, metavar="LR", help="of the optimizer; default: %(default)s")

@@ -1,1 +1,1 @@
-"""What a model is worth: validation loss and distances."""
+"""How good a model is: validation loss, distances, likelihood."""

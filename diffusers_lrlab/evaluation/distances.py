@@ -28,12 +28,9 @@ def energy_distance(first: np.ndarray, second: np.ndarray) -> float:
     r"""
     The energy distance \(2 E|X - Y| - E|X - X'| - E|Y - Y'|\) (Székely and Rizzo 2013), of the sets as they are.
 
-    The means are over all pairs, those of a point with itself too (a V-statistic), so it is 0 for equal sets and never
-    negative; for two sets of n points of one distribution it is about \(2 E|X - X'| / n\). Time grows with the product of
-    the sizes: half a second or so for 10,000 points each.
-
-    Returns:
-        `float`: in the unit of the coordinates.
+    In the unit of the coordinates. The means are over all pairs, those of a point with itself too (a V-statistic), so it is
+    0 for equal sets and never negative; for two sets of n points of one distribution it is about \(2 E|X - X'| / n\). Time
+    grows with the product of the sizes: half a second or so for 10,000 points each.
     """
     first, second = as_points(first, second)
     between = _mean_of_pairs(first, second, lambda distances: distances)
@@ -59,15 +56,8 @@ def squared_mmd(first: np.ndarray, second: np.ndarray, bandwidth: float | None =
     The squared maximum mean discrepancy with the kernel \(e^{-|x - y|^2 / 2 h^2}\), without bias.
 
     The U-statistic of A. Gretton et al., JMLR 13, 2012, eq. 3: 0 on average for sets of one distribution, so negative
-    half of the time.
-
-    Args:
-        first (`np.ndarray`): `(n, dimension)`, 2 points at least.
-        second (`np.ndarray`): `(m, dimension)`, likewise.
-        bandwidth (`float`, *optional*): h, in the unit of the coordinates; the median distance inside the first set.
-
-    Returns:
-        `float`: without a unit; at most 2.
+    half of the time, and 2 at most. `bandwidth` is h, in the unit of the coordinates: the median distance inside the first
+    set if not given. Either set has 2 points at least.
     """
     first, second = as_points(first, second, at_least=2)
     h = median_bandwidth(first) if bandwidth is None else bandwidth
@@ -103,17 +93,8 @@ def sliced_wasserstein(
     The sliced p-Wasserstein distance: \((\mathrm{mean}_u\, W_p(\langle X, u \rangle, \langle Y, u \rangle)^p)^{1/p}\).
 
     The directions u are evenly spread half a turn around in two dimensions, and random in more; along each the distance
-    is exact, by quantiles (N. Bonneel et al., J. Math. Imaging Vis. 51, 2015).
-
-    Args:
-        first (`np.ndarray`): `(n, dimension)`.
-        second (`np.ndarray`): `(m, dimension)`; n and m may differ.
-        p (`float`): Order, 1 or more.
-        num_projections (`int`): Directions.
-        seed (`int`): Of the random directions.
-
-    Returns:
-        `float`: in the unit of the coordinates.
+    is exact, by quantiles (N. Bonneel et al., J. Math. Imaging Vis. 51, 2015). In the unit of the coordinates; the sets may
+    differ in size, and `p` is 1 or more.
     """
     first, second = as_points(first, second)
     _check_order(p)
@@ -143,9 +124,6 @@ def exact_wasserstein(first: np.ndarray, second: np.ndarray, p: float = 2.0) -> 
 
     Between samples it is biased upwards, by an amount that shrinks slowly with their number. Time grows with about the
     cube of it, so more than `MAX_EXACT_POINTS` are refused.
-
-    Returns:
-        `float`: in the unit of the coordinates.
     """
     first, second = as_points(first, second)
     if len(first) != len(second) or len(first) > MAX_EXACT_POINTS:
@@ -168,20 +146,12 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
     number of balls that a generated point is in, over k: 1 for sets of one distribution, less for samples outside of it.
     Coverage is the share of balls that hold a generated point. For sets of one distribution it depends on their sizes (and
     is 0.97 for as many of either and k = 5), so compare it only between sets of the same sizes.
-
-    Args:
-        real (`np.ndarray`): `(n, dimension)`, more than k points.
-        generated (`np.ndarray`): `(m, dimension)`.
-        k (`int`): Which neighbour.
-
-    Returns:
-        `tuple[float, float]`: density, not negative; coverage, from 0 to 1. Both without a unit.
     """
     real, generated = as_points(real, generated)
     check_neighbour(k, len(real) - 1, f"{len(real)} real points")
     radii = cKDTree(real).query(real, k=[k + 1], workers=available_cores())[0][:, 0]
     radii *= 1 + 1e-12  # balls are closed: a point at the distance itself is in, whatever rounding says
-    # Repeated real points have balls of radius 0; they hold what cannot be told apart from their centre.
+    # Repeated real points have balls of radius 0; they hold what float32 cannot distinguish from their centre.
     inside = cKDTree(generated).query_ball_point(
         real, np.maximum(radii, resolution(real)), workers=available_cores(), return_length=True
     )

@@ -14,14 +14,8 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     The squared Fréchet (2-Wasserstein) distance between Gaussians fitted to two sets of features.
 
     \(|\mu_1 - \mu_2|^2 + \mathrm{tr}(C_1 + C_2 - 2 (C_1 C_2)^{1/2})\) (Dowson and Landau 1982; as FID, arXiv
-    1706.08500, eq. 6). It is biased upwards for small sets: compare only values of sets of the same sizes.
-
-    Args:
-        first (`np.ndarray`): Features of shape `(num_first, dimension)`.
-        second (`np.ndarray`): Features of shape `(num_second, dimension)`.
-
-    Returns:
-        `float`: in squared units of the features; 0 for equal means and covariances.
+    1706.08500, eq. 6), of features `(num, dimension)`. It is biased upwards for small sets: compare only values of sets of
+    the same sizes.
     """
     for features in (first, second):
         if features.ndim != 2 or len(features) < 2:

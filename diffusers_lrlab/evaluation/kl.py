@@ -14,13 +14,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_base(base: float) -> None:
-    """Raises a `ValueError` for what cannot be the base of a logarithm here."""
     if not 1 < base < math.inf:
         raise ValueError(f"base={base!r} is not allowed; use 2 for bits, math.e for nats.")
 
 
 def check_neighbour(k: int, most: int, sizes: str) -> None:
-    """Raises a `ValueError` unless `k` is a whole number from 1 to `most`."""
     if not isinstance(k, (int, np.integer)) or not 1 <= k <= most:
         raise ValueError(f"k={k!r} is not allowed for {sizes}; use 1 to {most}.")
 
@@ -49,9 +47,9 @@ def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple
 
 def resolution(real: np.ndarray) -> float:
     """
-    The distance below which nothing can be told apart from a real point: the rounding of float32 at the largest coordinate.
+    The smallest distance that means anything near a real point: the rounding of float32 at the largest coordinate.
 
-    Of real points alone, near which others have the same coordinates: a sample far away must not blur all distances.
+    Of real points alone: a sample far away must not blur all distances.
     """
     return float(np.finfo(np.float32).eps * max(np.abs(real).max(), np.finfo(np.float32).tiny))
 
@@ -77,13 +75,6 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
         generated (`np.ndarray`): `(m, dimension)`.
         k (`int`): Which neighbour; less than n, and at most m.
         base (`float`): Of the logarithm: 2 gives bits, e nats.
-
-    Returns:
-        `float`: in bits, with base 2.
-
-    Raises:
-        ValueError: for sets of different dimensions or too few points, coordinates that are not finite, `k` or `base` that
-            are not allowed.
     """
     real, generated = as_points(real, generated)
     sizes = f"{len(real)} real and {len(generated)} generated points"
@@ -126,9 +117,6 @@ def histogram_kl(
         limits (`tuple` of two `np.ndarray`, *optional*): Lowest and highest coordinates of the grid; those of the real
             points.
         base (`float`): Of the logarithm: 2 gives bits.
-
-    Returns:
-        `float`: in bits, with base 2; not negative.
     """
     real, generated = as_points(real, generated)
     dimension = real.shape[1]

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from ..core.streams import stream_generator
-from ..objective.loss import denoising_losses
 
 _POINTS = 2000
 _ITERATIONS = 30
@@ -17,12 +16,9 @@ _TOLERANCE = 1e-3
 
 def _mean_loss(run: Any, model: Any) -> torch.Tensor:
     """Of the first held-out points, with the timesteps and noise of validation."""
-    validation = run.validation
-    assert validation is not None  # the metric was refused otherwise
-    part = slice(0, _POINTS)
-    return denoising_losses(
-        model, run.noise_scheduler, validation.images[part], validation.noise[part], validation.timesteps[part]
-    ).mean()
+    validation, part = run.validation, slice(0, _POINTS)
+    parts = (validation.images[part], validation.noise[part], validation.timesteps[part])
+    return validation.process.losses(model, *parts).mean()
 
 
 def sharpness(run: Any) -> float:

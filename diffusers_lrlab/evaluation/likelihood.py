@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..objective.process import NoiseProcess
 from .kl import check_base
 
 
@@ -17,11 +18,9 @@ class _NoisePrediction:
     \(\sigma = \sqrt{(1 - \bar\alpha) / \bar\alpha}\), between the timesteps too.
     """
 
-    def __init__(self, model: Any, noise_scheduler: Any):
-        self.model, self.prediction_type = model, noise_scheduler.config.prediction_type
-        if self.prediction_type not in ("epsilon", "sample", "v_prediction"):
-            raise ValueError(f"Unknown prediction type {self.prediction_type!r}; known: epsilon, sample, v_prediction.")
-        alphas = noise_scheduler.alphas_cumprod.double().cpu()
+    def __init__(self, model: Any, process: NoiseProcess):
+        self.model, self.process = model, process
+        alphas = torch.from_numpy(process.levels.alphas_cumprod)
         if not 0 < float(alphas[-1]) < float(alphas[0]) < 1:
             raise ValueError(
                 "The noise schedule has a single timestep, no noise at its first timestep or no signal at its last one."
@@ -31,15 +30,9 @@ class _NoisePrediction:
     def __call__(self, scaled: torch.Tensor, log_sigma: float) -> torch.Tensor:
         timestep = float(np.interp(log_sigma, self.log_sigmas.numpy(), np.arange(len(self.log_sigmas))))
         sigma = math.exp(log_sigma)
-        noisy = scaled / math.sqrt(1 + sigma**2)
         timesteps = torch.full((len(scaled),), timestep, device=scaled.device)
-        prediction = self.model(noisy.to(self.model.dtype), timesteps).sample.double()
-        if self.prediction_type == "epsilon":
-            return prediction
-        if self.prediction_type == "sample":
-            return (scaled - prediction) / sigma
-        # v = alpha * epsilon - sigma_vp * x0, so epsilon = alpha * v + sigma_vp * x_t.
-        return (prediction + sigma * noisy) / math.sqrt(1 + sigma**2)
+        prediction = self.model(self.process.model_input(scaled, sigma).to(self.model.dtype), timesteps).sample.double()
+        return self.process.predicted_noise(prediction, scaled, sigma)
 
     def with_divergence(self, scaled: torch.Tensor, log_sigma: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The prediction `(batch, dimension)`, and the sum of its derivatives by its own coordinates `(batch,)`."""
@@ -55,7 +48,7 @@ class _NoisePrediction:
 
 
 def log_likelihood(
-    model: Any, noise_scheduler: Any, points: torch.Tensor, num_steps: int = 100, batch_size: int = 10_000
+    model: Any, process: NoiseProcess, points: torch.Tensor, num_steps: int = 100, batch_size: int = 10_000
 ) -> torch.Tensor:
     r"""
     The log-density of points under the distribution that the model's probability-flow ODE makes of Gaussian noise.
@@ -69,7 +62,7 @@ def log_likelihood(
 
     Args:
         model: Called as `model(points, timesteps).sample`; in evaluation mode.
-        noise_scheduler: A diffusers scheduler with `alphas_cumprod`, whose `prediction_type` says what the model predicts.
+        process ([`NoiseProcess`]): What the model was trained on.
         points (`torch.Tensor`): `(num_points, dimension)`, on the device of the model.
         num_steps (`int`): Steps of the integration.
         batch_size (`int`): Points at a time.
@@ -79,7 +72,7 @@ def log_likelihood(
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} is not allowed; use 1 or more.")
-    predict = _NoisePrediction(model, noise_scheduler)
+    predict = _NoisePrediction(model, process)
     grid = np.linspace(float(predict.log_sigmas[0]), float(predict.log_sigmas[-1]), num_steps + 1)
     logs = []
     for part in points.double().split(batch_size):
@@ -100,12 +93,7 @@ def log_likelihood(
 
 def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray, base: float = 2.0) -> tuple[float, float]:
     r"""
-    KL(data || model) from log-densities at points of the data: \(E[\log p - \log q]\).
-
-    Args:
-        log_prob (`np.ndarray`): Natural logarithms of the density of the data at its points, `(num_points,)`.
-        model_log_prob (`np.ndarray`): Of the model at the same points.
-        base (`float`): Of the logarithm of the result: 2 gives bits.
+    KL(data || model) from natural log-densities at the same points of the data: \(E[\log p - \log q]\).
 
     Returns:
         `tuple[float, float]`: the mean, without bias, and its standard error, in bits with base 2.

@@ -44,7 +44,8 @@ class Evaluation:
     """
 
     def __init__(self, run: Any, samples: np.ndarray | None):
-        self.run, self.samples = run, samples
+        self.run = run
+        self.samples = np.empty(0) if samples is None else samples  # metrics that need some are not asked without
 
     @cached_property
     def real(self) -> torch.Tensor:
@@ -55,12 +56,6 @@ class Evaluation:
     @property
     def held_out(self) -> np.ndarray:
         return self.run.data.held_out.numpy()
-
-    @property
-    def drawn(self) -> np.ndarray:
-        """The samples, for metrics that need them."""
-        assert self.samples is not None
-        return self.samples
 
 
 # --- what validation logs ---------------------------------------------------------------------------------------------
@@ -100,9 +95,9 @@ register_metric(
 )
 def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
     """With what real images score in the place of samples."""
-    features, data, num = digit_features(), evaluation.run.data, len(evaluation.drawn)
+    features, data, num = digit_features(), evaluation.run.data, len(evaluation.samples)
     # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
-    samples = features(torch.from_numpy(evaluation.drawn).permute(0, 3, 1, 2) * 2 - 1)
+    samples = features(torch.from_numpy(evaluation.samples).permute(0, 3, 1, 2) * 2 - 1)
     held_out, training = features(data.held_out), features(data.all_in_memory())
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
@@ -133,9 +128,7 @@ def _training_set_loss(evaluation: Evaluation) -> float:
     run = evaluation.run
     model, data = run.bare_model, evaluation.real
     with run.raw_weights():
-        losses = [
-            ValidationLoss(data, run.noise_scheduler, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)
-        ]
+        losses = [ValidationLoss(data, run.process, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)]
     return float(np.mean(losses))
 
 
@@ -162,7 +155,7 @@ def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
     if log_prob is None or len(points) < 2 or run.config.ddpm_num_steps < 2:
         return {}  # the path of the ODE is from the first timestep to the last
     with run.averaged_weights():
-        of_model = log_likelihood(run.bare_model, run.noise_scheduler, torch.from_numpy(points).to(run.bare_model.device))
+        of_model = log_likelihood(run.bare_model, run.process, torch.from_numpy(points).to(run.bare_model.device))
     mean, error = exact_kl(log_prob(points), of_model.cpu().numpy())
     return {"exact_kl": mean, "exact_kl_standard_error": error}
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..core.streams import block_randn, stream_generator
-from ..objective.loss import denoising_losses
+from ..objective.process import NoiseProcess
 
 # Fixed for every run, whatever its seed: validation losses of different runs are of the same images, timesteps, noise.
 VALIDATION_SEED = 0
@@ -20,17 +20,16 @@ class ValidationLoss:
 
     Args:
         images (`torch.Tensor`): Held-out images `(num_images, channels, height, width)` in [-1, 1].
-        noise_scheduler: A diffusers scheduler; see [`denoising_losses`].
+        process ([`NoiseProcess`]): Whose loss it is.
         batch_size (`int`): Images per forward pass.
         device: Of the model.
         draw (`int`, *optional*): Which of many draws of timesteps and noise.
     """
 
-    def __init__(self, images: torch.Tensor, noise_scheduler: Any, batch_size: int, device: torch.device, draw: int = 0):
+    def __init__(self, images: torch.Tensor, process: NoiseProcess, batch_size: int, device: torch.device, draw: int = 0):
         self.images = images.to(device)
-        self.noise_scheduler = noise_scheduler
-        self.batch_size = batch_size
-        num_images, num_timesteps = len(images), noise_scheduler.config.num_train_timesteps
+        self.process, self.batch_size = process, batch_size
+        num_images, num_timesteps = len(images), process.num_train_timesteps
         # Evenly spread over all timesteps, in an order that has nothing to do with that of the images.
         spread = (torch.arange(num_images) * 2 + 1) * num_timesteps // (2 * num_images)
         counters = (draw,) if draw else ()
@@ -48,8 +47,6 @@ class ValidationLoss:
         losses = []
         for start in range(0, len(self.images), self.batch_size):
             part = slice(start, start + self.batch_size)
-            losses.append(
-                denoising_losses(model, self.noise_scheduler, self.images[part], self.noise[part], self.timesteps[part])
-            )
+            losses.append(self.process.losses(model, self.images[part], self.noise[part], self.timesteps[part]))
         model.train(was_training)
         return torch.cat(losses).double().cpu().numpy()

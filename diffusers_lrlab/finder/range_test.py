@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from ..core.streams import block_randn, stream_generator, stream_seed
 from ..data.batches import iterate_batches
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
-from ..timesteps.bands import scaled_lr
-from ..training.averaging import averages_itself
+from ..timesteps.bands import TimestepLR, scaled_lr
 from .snapshot import as_it_was
 
 if TYPE_CHECKING:
@@ -110,24 +109,31 @@ class Sweep(NamedTuple):
     ended: str | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class StillObjective(Objective):
     """
-    The objective of a trainer at one moment of its run, with draws of their own.
+    The objective of a run at one moment, with draws of its own.
 
     The density of timesteps and the weights of losses stay as they are at this moment, but for bands, which take turns;
     nothing here learns from losses.
 
     Args:
-        trainer ([`Trainer`]): Whose.
-        repeat (`int`): Which test.
-        evenly (`bool`): Timesteps evenly spread over their density, and noise in opposite pairs.
+        at (`int`): The moment, in updates.
+        evenly (`bool`): Timesteps evenly spread over their density, and antithetic noise.
     """
 
-    def __init__(self, trainer: Trainer, repeat: int, evenly: bool):
-        self.__dict__.update(trainer.objective.__dict__)
-        self.seed, self.at = stream_seed(trainer.config.seed, "finder", repeat), trainer.update
-        self.stratified, self.paired_noise = evenly, evenly and self._noise.name == "gaussian"
-        self._bands = trainer.config.timestep_lr_form if self.sampler.name == "banded" else None
+    at: int
+    evenly: bool
+
+    @classmethod
+    def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
+        """What a trainer learns from now, for one of several tests."""
+        seed = stream_seed(trainer.config.seed, "finder", repeat)
+        return trainer.objective.variant(cls, seed, at=trainer.update, evenly=evenly)
+
+    @property
+    def _bands(self) -> TimestepLR | None:
+        return self.spec.timestep_lr if self.sampler.name == "banded" else None
 
     def _moment(self, update: int) -> int:
         return self.at if self._bands is None else self.at + update
@@ -140,25 +146,23 @@ class StillObjective(Objective):
         return None if factors is None else float(factors[0])
 
     def draw(self, update: int) -> torch.Tensor:
-        """See [`Objective`]."""
-        sampler, generator = self.sampler, stream_generator(self.seed, "timesteps", update, device=self.device)
-        asked, sampler.draw = sampler.draw, "stratified" if self.stratified else sampler.draw
+        sampler, generator = self.sampler, stream_generator(self.spec.seed, "timesteps", update, device=self.device)
+        asked, sampler.draw = sampler.draw, "stratified" if self.evenly else sampler.draw
         try:
             return sampler.sample(self.layout.global_batch, self._moment(update), generator)
         finally:
             sampler.draw = asked
 
     def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
-        """See [`Objective`]."""
         return super().weights(timesteps, self._moment(update))
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """See [`Objective`]; the second half of a batch has the noise of the first with the other sign."""
-        if not self.paired_noise:
+        """The second half of a batch has the noise of the first with the other sign."""
+        if not self.evenly or self.spec.noise != "gaussian":
             yield from super().noise(update, images)
             return
         batch = self.layout.global_batch
-        half = block_randn(self.seed, "noise", update, range(batch - batch // 2), tuple(images.shape[1:]), self.device)
+        half = block_randn(self.spec.seed, "noise", update, range(batch - batch // 2), tuple(images.shape[1:]), self.device)
         whole = torch.cat([half, -half[: batch // 2]])
         for part in self.layout.positions():
             yield whole[part.start : part.stop]
@@ -193,12 +197,10 @@ def range_test(
         # Of a short test, more often: rules want some readings.
         every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
         reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size, every)
-        objective = StillObjective(trainer, repeat, settings.mode == "probe")
+        objective = StillObjective.now(trainer, repeat, settings.mode == "probe")
         trainer.objective = objective
         trainer.observer = None  # its log is the run's
-        trainer.model.train()
-        if averages_itself(trainer.optimizer):
-            trainer.optimizer.train()
+        trainer.set_training()
         return _sweep(trainer, objective, settings, iter(batches), reader)
 
 
@@ -268,10 +270,10 @@ class _Probe:
         images = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
         batch = trainer.kind.evaluation_batch(layout)
         self.trainer = trainer
-        self.loss = ValidationLoss(images, trainer.noise_scheduler, batch, trainer.accelerator.device)
+        self.loss = ValidationLoss(images, trainer.process, batch, trainer.accelerator.device)
         timesteps = self.loss.timesteps.cpu().numpy()
         self.num_bins = _NOISE_BINS if len(images) >= 2 * _NOISE_BINS else 1
-        place = timesteps * self.num_bins // trainer.noise_scheduler.config.num_train_timesteps
+        place = timesteps * self.num_bins // trainer.process.num_train_timesteps
         self._members = [place == index for index in range(self.num_bins)]
 
     def read(self) -> tuple[float, np.ndarray]:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..objective.loss import denoising_losses
-from ..objective.objective import make_noise_scheduler
 from ..optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
+from ..training.objective_spec import objective_spec
 from ..training.plan import Plan
 
 _MANY, _MOST_POWER = 64, 20  # images of a batch
@@ -132,7 +131,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
         for module in model.modules():
             if isinstance(module, torch.nn.Conv2d) and device == "cpu":
                 module.register_forward_hook(lambda _, given, made: sizes.append(4 * (given[0].numel() + made.numel())))
-        scheduler = make_noise_scheduler(config)
+        process = objective_spec(config).make_process()
         images, noise = torch.zeros(shape), torch.zeros(shape)
         timesteps = torch.zeros(shape[0], dtype=torch.int64)
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.mixed_precision or "no")
@@ -141,7 +140,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
         with tracker:
             for _ in range(accumulation):
                 with torch.autocast(device, low, enabled=low is not None):
-                    losses = denoising_losses(model, scheduler, images, noise, timesteps)
+                    losses = process.losses(model, images, noise, timesteps)
                 losses.mean().backward()
                 del losses
                 tracker.reset_mod_stats()  # it refuses a second pass otherwise

@@ -127,7 +127,7 @@ def _median_seconds(call: Callable[[], Any]) -> float:
 
 def _seconds_of_samples(trainer: Trainer, most: int) -> Callable[[int], float]:
     """From a number of samples, up to `most`, to seconds: a start and a slope, from few samples and from many."""
-    config, kind, scheduler = trainer.config, trainer.kind, trainer.noise_scheduler
+    config, kind, scheduler = trainer.config, trainer.kind, trainer.process.scheduler
     model = trainer.bare_model.eval()
     pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
     pipeline.set_progress_bar_config(disable=True)

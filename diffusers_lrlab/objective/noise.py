@@ -1,4 +1,4 @@
-"""The noise that images are mixed with: which image gets which, and of what kind it is.
+"""The noise that is added to the data: its kind, and which image gets which draw.
 
 Validation and sampling always have plain Gaussian noise.
 """
@@ -22,7 +22,6 @@ noise. The trait `"images"` marks those that look at what the noise is for, `"sp
 
 @NOISES.register("gaussian", description="standard normal, independent of everything", source="DDPM, arXiv 2006.11239")
 def gaussian(noise: torch.Tensor, images: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
-    """As it is."""
     return noise
 
 
@@ -53,7 +52,6 @@ def immiscible(noise: torch.Tensor, images: torch.Tensor, generator: torch.Gener
 def offset(
     noise: torch.Tensor, images: torch.Tensor | None, generator: torch.Generator | None, strength: float
 ) -> torch.Tensor:
-    """`noise + strength * constant`."""
     import torch
 
     constants = torch.randn(

@@ -5,92 +5,112 @@ Pure functions of seed and clock, but for samplers and weightings that follow th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
-from diffusers import DDPMScheduler
 
 from ..core.streams import block_randn, stream_generator
 from ..data.layout import BatchLayout
+from ..timesteps.bands import TimestepLR
 from ..timesteps.loss_weights import LossWeighting
-from ..timesteps.noise_levels import noise_levels
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler
-from ..training.config import ResolvedConfig
 from .noise import NOISES
+from .process import NoiseProcess, make_process
+
+_Variant = TypeVar("_Variant")
 
 
-def make_noise_scheduler(config: ResolvedConfig) -> DDPMScheduler:
-    """The diffusion process of a run."""
-    return DDPMScheduler(
-        num_train_timesteps=config.ddpm_num_steps,
-        beta_schedule=config.ddpm_beta_schedule,
-        prediction_type=config.prediction_type,
-        # Images lie in [-1, 1] and samples are kept there; points lie anywhere.
-        clip_sample=config.point_column is None,
-    )
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSpec:
+    """
+    What a run learns from: names in `TIMESTEP_SAMPLERS`, `LOSS_WEIGHTINGS` and `NOISES` with all their arguments, the name
+    in `OBJECTIVES` and the arguments of the noise process.
+    """
+
+    seed: int
+    timestep_sampler: str
+    timestep_sampler_kwargs: Mapping[str, Any]
+    loss_weighting: str
+    loss_weighting_kwargs: Mapping[str, Any]
+    noise: str
+    noise_kwargs: Mapping[str, Any]
+    timestep_lr: TimestepLR | None = None
+    process: Mapping[str, Any] = field(default_factory=dict)
+    objective: str = "ddpm"
+
+    def make_process(self) -> NoiseProcess:
+        return make_process(self.objective, **self.process)
+
+    def make_sampler(self, process: NoiseProcess, num_updates: int, device: Any = None) -> TimestepSampler:
+        name, kwargs, lr = self.timestep_sampler, dict(self.timestep_sampler_kwargs), self.timestep_lr
+        if lr is not None and lr.form == "banded":
+            bands = {"num_bands": len(lr.factors), "edges": lr.edges}
+            name, kwargs = "banded", TIMESTEP_SAMPLERS["banded"].resolve({**kwargs, **bands})
+        return TimestepSampler(name, kwargs, process.levels, num_updates, device)
+
+    def make_weighting(self, process: NoiseProcess, device: Any = None) -> LossWeighting:
+        kwargs = dict(self.loss_weighting_kwargs)
+        return LossWeighting(self.loss_weighting, kwargs, process.levels, process.prediction_type, device)
 
 
-def make_sampler(
-    config: ResolvedConfig, noise_scheduler: DDPMScheduler, num_updates: int, device: Any = None
-) -> TimestepSampler:
-    """The timestep sampler of a run; bands that take turns are one."""
-    name, kwargs = config.timestep_sampler, dict(config.timestep_sampler_kwargs)
-    lr = config.timestep_lr_form
-    if lr is not None and lr.form == "banded":
-        bands = {"num_bands": len(lr.factors), "edges": lr.edges}
-        name, kwargs = "banded", TIMESTEP_SAMPLERS["banded"].resolve({**kwargs, **bands})
-    return TimestepSampler(name, kwargs, noise_levels(noise_scheduler), num_updates, device)
-
-
-def make_weighting(config: ResolvedConfig, noise_scheduler: DDPMScheduler, device: Any = None) -> LossWeighting:
-    """The loss weighting of a run."""
-    kwargs = dict(config.loss_weighting_kwargs)
-    levels = noise_levels(noise_scheduler)
-    return LossWeighting(config.loss_weighting, kwargs, levels, config.prediction_type, device)
-
-
+@dataclass(eq=False)
 class Objective:
     """
     Timesteps, weights and noise of the updates of a run.
 
     Args:
-        config ([`ResolvedConfig`]): Resolved.
-        noise_scheduler (`DDPMScheduler`): The diffusion process.
+        spec ([`ObjectiveSpec`]): What it is.
         layout ([`BatchLayout`]): How the images of an update are shared out.
-        num_updates (`int`): Optimizer updates of the run.
         device (`torch.device`): Where everything is drawn.
         gather (`Callable`): From a tensor of this process to those of all of them, along the first dimension.
+        sampler ([`TimestepSampler`]), weighting ([`LossWeighting`]): Their state, if they follow the losses.
+        table (`torch.Tensor` or `None`): Weights of all timesteps, if they are fixed and not all 1.
+        factors (`torch.Tensor` or `None`): Factors on them, of a learning rate per timestep.
     """
 
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        noise_scheduler: DDPMScheduler,
+    spec: ObjectiveSpec
+    layout: BatchLayout
+    device: torch.device
+    gather: Callable[[torch.Tensor], torch.Tensor]
+    sampler: TimestepSampler
+    weighting: LossWeighting
+    table: torch.Tensor | None
+    factors: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        spec: ObjectiveSpec,
+        process: NoiseProcess,
         layout: BatchLayout,
         num_updates: int,
         device: torch.device,
         gather: Callable[[torch.Tensor], torch.Tensor],
-    ):
-        self.seed, self.layout, self.device, self._gather = config.seed, layout, device, gather
-        self.sampler = make_sampler(config, noise_scheduler, num_updates, device)
-        self.weighting = make_weighting(config, noise_scheduler, device)
-        self._noise, self._noise_kwargs = NOISES[config.noise], dict(config.noise_kwargs)
-        # Losses of predicted images come weighted by SNR (see `denoising_losses`); the table is of plain ones.
-        levels = noise_levels(noise_scheduler)
-        base = torch.from_numpy(levels.snr) if config.prediction_type == "sample" else torch.ones(())
-        factors = config.timestep_lr_form.weights(levels.num_train_timesteps) if config.timestep_lr_form else None
-        self._factors = None if factors is None else torch.from_numpy(factors).float().to(device)
-        self._table: torch.Tensor | None = None
-        if not self.weighting.follows_losses:
-            table = self.weighting.table.cpu() / base
-            self._table = None if (table == 1).all() else table.float().to(device)
+    ) -> Objective:
+        """What `spec` names, for a run of `num_updates`; `process` is that of `spec`."""
+        sampler, weighting = spec.make_sampler(process, num_updates, device), spec.make_weighting(process, device)
+        factors = None if spec.timestep_lr is None else spec.timestep_lr.weights(process.num_train_timesteps)
+        table = None
+        if not weighting.follows_losses:
+            # What the process weighs by is in the losses already.
+            table = weighting.table.cpu() / torch.from_numpy(process.built_in_weights)
+            table = None if (table == 1).all() else table.float().to(device)
+        scales = None if factors is None else torch.from_numpy(factors).float().to(device)
+        return Objective(spec, layout, device, gather, sampler, weighting, table, scales)
+
+    def variant(self, cls: Callable[..., _Variant], seed: int, **more: Any) -> _Variant:
+        """An objective of a subclass, which needs `more`: with draws of its own, and all else this one's, state included."""
+        parts = {part.name: getattr(self, part.name) for part in dataclasses.fields(Objective)}
+        return cls(**parts | {"spec": dataclasses.replace(self.spec, seed=seed)}, **more)
 
     @property
     def is_weighted(self) -> bool:
         """Whether the losses of images are multiplied by anything."""
-        own = self._table is not None or self._factors is not None or self.weighting.follows_losses
+        own = self.table is not None or self.factors is not None or self.weighting.follows_losses
         return own or self.sampler.unbiased
 
     @property
@@ -100,7 +120,7 @@ class Objective:
 
     def draw(self, update: int) -> torch.Tensor:
         """Timesteps of the whole global batch: int64 of shape `(global_batch,)`, the same on every process."""
-        generator = stream_generator(self.seed, "timesteps", update, device=self.device)
+        generator = stream_generator(self.spec.seed, "timesteps", update, device=self.device)
         return self.sampler.sample(self.layout.global_batch, update, generator)
 
     def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
@@ -111,9 +131,9 @@ class Objective:
 
     def _weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """The factors that belong to the objective itself, without those that make up for the density."""
-        table = self.weighting.table if self.weighting.follows_losses else self._table
-        if self._factors is not None:
-            table = self._factors if table is None else table * self._factors
+        table = self.weighting.table if self.weighting.follows_losses else self.table
+        if self.factors is not None:
+            table = self.factors if table is None else table * self.factors
         return None if table is None else table[timesteps]
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -124,16 +144,16 @@ class Objective:
             update (`int`): The update it is for.
             images (`torch.Tensor`): This process's share of the images of the update, micro-batch after micro-batch.
         """
-        shape, positions = tuple(images.shape[1:]), self.layout.positions()
-        if self._noise.name == "gaussian":
+        seed, shape, positions = self.spec.seed, tuple(images.shape[1:]), self.layout.positions()
+        if self.spec.noise == "gaussian":
             for part in positions:
-                yield block_randn(self.seed, "noise", update, part, shape, self.device)
+                yield block_randn(seed, "noise", update, part, shape, self.device)
             return
-        everything = range(self.layout.global_batch)
-        noise = block_randn(self.seed, "noise", update, everything, shape, self.device)
-        others = self._in_order(images) if "images" in self._noise.traits else None
-        generator = stream_generator(self.seed, "noise-kind", update, device=self.device)
-        noise = self._noise.factory(noise, others, generator, **self._noise_kwargs)
+        entry, everything = NOISES[self.spec.noise], range(self.layout.global_batch)
+        noise = block_randn(seed, "noise", update, everything, shape, self.device)
+        others = self._in_order(images) if "images" in entry.traits else None
+        generator = stream_generator(seed, "noise-kind", update, device=self.device)
+        noise = entry.factory(noise, others, generator, **self.spec.noise_kwargs)
         for part in positions:
             yield noise[part.start : part.stop]
 
@@ -142,8 +162,7 @@ class Objective:
         layout = self.layout
         if layout.num_processes == 1:
             return values
-        gathered = self._gather(values)
-        shares = gathered.view(layout.num_processes, layout.accumulation, layout.micro_batch, *values.shape[1:])
+        shares = self.gather(values).view(layout.num_processes, layout.accumulation, layout.micro_batch, *values.shape[1:])
         return shares.transpose(0, 1).reshape(layout.global_batch, *values.shape[1:])
 
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
@@ -167,7 +186,6 @@ class Objective:
         return sampler | {f"weighting.{key}": value for key, value in self.weighting.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Goes back to a state."""
         for name, part in (("sampler", self.sampler), ("weighting", self.weighting)):
             own = {key.partition(".")[2]: value for key, value in state.items() if key.startswith(f"{name}.")}
             if own:

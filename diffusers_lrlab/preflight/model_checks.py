@@ -10,7 +10,6 @@ from ..core.errors import LabError
 from ..data.batches import iterate_batches
 from ..finder.range_test import StillObjective, do_one_update
 from ..finder.snapshot import as_it_was
-from ..objective.loss import denoising_losses
 from .subject import Subject
 
 _SANITY_UPDATES, _SANITY_FALL = 150, 0.5
@@ -61,18 +60,16 @@ def _probe_loss(subject: Subject, images: torch.Tensor, step: int) -> torch.Tens
     noise = torch.randn(images.shape, generator=generator, device=images.device)
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
     # In float32: small gradients of half precision, without a loss scale, would look like none.
-    return denoising_losses(trainer.bare_model, trainer.noise_scheduler, images, noise, timesteps).mean()
+    return trainer.process.losses(trainer.bare_model, images, noise, timesteps).mean()
 
 
 class _OneBatch(StillObjective):
     """The same timesteps and the same noise at every update."""
 
     def draw(self, update: int) -> torch.Tensor:
-        """See [`Objective`]."""
         return super().draw(0)
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """See [`Objective`]."""
         return super().noise(0, images)
 
 
@@ -94,7 +91,7 @@ def overfit_one_batch(subject: Subject) -> str:
     images = next(iterate_batches(subject.data, plan.layout, config.seed, range(1), config.dataloader_num_workers, skip))
     losses = []
     with as_it_was(trainer):
-        trainer.objective, trainer.observer = _OneBatch(trainer, 0, evenly=True), None
+        trainer.objective, trainer.observer = _OneBatch.now(trainer, 0, evenly=True), None
         trainer.model.train()
         for group in trainer.optimizer.param_groups:
             group["lr"] = plan.learning_rate

@@ -12,7 +12,6 @@ import torch
 from ..core.streams import stream_generator
 from ..finder.saved_result import kept_result
 from ..optimizers.entries import OPTIMIZERS
-from ..timesteps.noise_levels import noise_levels
 from ..training.config import TrainingConfig
 from .subject import Subject
 
@@ -37,7 +36,7 @@ def timesteps(subject: Subject) -> str | None:
 
 def terminal_snr(subject: Subject) -> str | None:
     """A process that does not end in noise, though samples start from it (arXiv 2305.08891)."""
-    snr = float(noise_levels(subject.trainer.noise_scheduler).snr[-1])
+    snr = float(subject.trainer.process.levels.snr[-1])
     if snr <= 0.01:
         return None
     config = subject.config

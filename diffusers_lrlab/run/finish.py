@@ -21,7 +21,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         rows = folder.read_metrics()
         results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
         record["train"]["results"] = results
-        record["train"]["signs"] = trainer.signs
+        record["train"]["signs"] = trainer.lr_warnings
         with trainer.averaged_weights():
             samples = draw_samples(trainer, config.eval_batch_size)
         results.update(shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer)))

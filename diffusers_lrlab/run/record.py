@@ -72,7 +72,7 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
             "peak_memory_mb": peak_memory_mb(),
             "schedule_audit": trainer.audit.state_dict(),
             "skipped_corrupt_images": trainer.data.skipped,
-            "signs": trainer.signs,
+            "signs": trainer.lr_warnings,
         }
         try:
             if trainer.observer is not None:

@@ -184,7 +184,7 @@ def _check_run(trainer: Trainer) -> dict[str, str]:
 def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
     """What the checks said when the run began that now goes on; its warnings are not repeated."""
     before = previous.get("train", {})
-    trainer.signs = before.get("signs", {})
+    trainer.lr_warnings = before.get("signs", {})
     if trainer.config.sanity:
         trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
     return before.get("preflight", {})

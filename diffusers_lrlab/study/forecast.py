@@ -165,7 +165,7 @@ def _seconds_per_update(do_update: Any, num_updates: int) -> float:
 def _bytes_of(member: Member) -> float:
     """Memory of a member's own: weights and gradients are the stack's."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in member.model.parameters())
-    return weights * (member.ema is not None) + optimizer_state_bytes(member.optimizer)
+    return weights * (member.average is not None) + optimizer_state_bytes(member.optimizer)
 
 
 def _local_cost(specs: list[RunSpec], study: StudyData) -> _Cost:

@@ -9,7 +9,7 @@ import torch
 
 from ..core.spec import checked_name, resolve_spec
 from .follow import MayFollowLosses, state_of
-from .noise_levels import NoiseLevels, convert_weights, noise_levels
+from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
 
 
@@ -53,17 +53,14 @@ class LossWeighting(MayFollowLosses):
         entry = LOSS_WEIGHTINGS[name]
         self.name, self.kwargs = name, kwargs
         own = {key: value for key, value in kwargs.items() if key not in ("normalize", "max_weight")}
-        self.state = state_of(entry, levels, own, device)
+        prediction, self.state = find_prediction(prediction_type), state_of(entry, levels, own, device)
         if self.state is not None:
-            convert_weights(levels.snr, levels.snr, prediction_type)  # refuses unknown ones
             return
-        as_noise = "plain" in entry.traits and prediction_type == "v_prediction"
-        weights = convert_weights(
-            entry.factory(levels, **own),
-            levels.snr,
-            "epsilon" if as_noise else prediction_type,
-            of_images="image" in entry.traits,
-        )
+        weights = entry.factory(levels, **own)
+        if "plain" in entry.traits:
+            weights = weights * prediction.plain(levels.snr)
+        else:
+            weights = convert_weights(weights, levels.snr, prediction_type, of_images="image" in entry.traits)
         self._table = self._finish(torch.from_numpy(np.ascontiguousarray(weights, np.float64))).to(device)
 
     def _finish(self, weights: torch.Tensor) -> torch.Tensor:

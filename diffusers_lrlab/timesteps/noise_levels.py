@@ -7,16 +7,15 @@ command line lists the names before it is imported.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.errors import LabError
-
-PREDICTION_TYPES = ("epsilon", "sample", "v_prediction")
 
 
 @dataclass(frozen=True)
@@ -93,18 +92,36 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
     return NoiseLevels(np.asarray(alphas.cpu() if hasattr(alphas, "cpu") else alphas, dtype=np.float64))
 
 
+class Prediction(NamedTuple):
+    """What a model predicts, as functions of SNR."""
+
+    error: Callable[[np.ndarray], np.ndarray]  # its squared error, in units of the image's error of the same prediction
+    plain: Callable[[np.ndarray], np.ndarray]  # the weights on it where nobody chose any
+
+
+# arXiv 2202.00512, section 4. An objective adds its own.
+PREDICTIONS = {
+    "epsilon": Prediction(error=lambda snr: snr, plain=np.ones_like),
+    "sample": Prediction(error=np.ones_like, plain=lambda snr: snr),
+    "v_prediction": Prediction(error=lambda snr: snr + 1, plain=np.ones_like),
+}
+
+
+def find_prediction(prediction_type: str) -> Prediction:
+    if prediction_type not in PREDICTIONS:
+        raise LabError(f"Unknown prediction type {prediction_type!r}; known: {', '.join(PREDICTIONS)}.")
+    return PREDICTIONS[prediction_type]
+
+
 def convert_weights(weights: np.ndarray, snr: np.ndarray, prediction_type: str, of_images: bool = False) -> np.ndarray:
     """
     Weights on the squared error of the noise, or of the image, as those on the squared error of what the model predicts.
 
-    The errors of one prediction, as noise, image and velocity, are in the ratio SNR : 1 : SNR + 1 (arXiv 2202.00512,
-    section 4). Where SNR is 0, the noise says nothing about the image; there, weights on images (`of_images`) become 1 on
-    the noise, as in the code of Min-SNR.
+    Where SNR is 0, the noise says nothing about the image; there, weights on images (`of_images`) become 1 on the noise, as
+    in the code of Min-SNR.
     """
-    if prediction_type not in PREDICTION_TYPES:
-        raise LabError(f"Unknown prediction type {prediction_type!r}; known: {', '.join(PREDICTION_TYPES)}.")
-    if prediction_type == "epsilon":
-        return np.divide(weights, snr, out=np.ones_like(snr), where=snr > 0) if of_images else weights
-    if not of_images:
-        weights = weights * snr
-    return weights if prediction_type == "sample" else weights / (snr + 1)
+    error = find_prediction(prediction_type).error(snr)
+    if prediction_type == "epsilon" and not of_images:
+        return weights
+    weights = weights if of_images else weights * snr
+    return np.divide(weights, error, out=np.ones_like(snr), where=error > 0)

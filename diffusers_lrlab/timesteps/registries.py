@@ -49,8 +49,8 @@ LOSS_WEIGHTINGS = Registry(
 """
 Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
 with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of
-them. More traits: `"plain"` is 1 for the velocity too; `"middle"` as above; `"feedback"` learns from the losses and is
-registered as `"module:Class"`.
+them. More traits: `"plain"` is relative to a prediction's plain weights; `"middle"` as above; `"feedback"` learns from the
+losses and is registered as `"module:Class"`.
 """
 
 EDGES = Parameter(

@@ -14,7 +14,7 @@ from ..core.progress import Progress
 from ..core.spec import checked_name, resolve_spec
 from ..schedules.schedule import ENDLESS
 from .follow import MayFollowLosses, state_of
-from .noise_levels import NoiseLevels, noise_levels
+from .noise_levels import PREDICTIONS, NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
 _BELOW_ONE = float(np.nextafter(1.0, 0.0))
@@ -59,7 +59,8 @@ def get_timestep_sampler(
 
 def contradiction(name: str, prediction_type: str) -> str | None:
     """A warning if a sampler's premise does not hold for what the model predicts, else `None`."""
-    if "epsilon" not in TIMESTEP_SAMPLERS[name].traits or prediction_type == "epsilon":
+    premise = TIMESTEP_SAMPLERS[name].traits & {*PREDICTIONS}
+    if not premise or prediction_type in premise:
         return None
     return (
         f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "

@@ -14,41 +14,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from ..averaging.averages import without_config_warnings
 from ..core.files import atomic_folder, full_disk_explained, write_text
 from .run_folder import RunFolder, check_same_run, read_state
-
-if TYPE_CHECKING:
-    import torch
-    from accelerate import Accelerator
-    from diffusers.training_utils import EMAModel
-
-    from .kinds.base import DataKind
-
+from .run_state import RunState
 
 _TENSORS = "timesteps.safetensors"
+_OWNERS = ("objective", "observer")  # of what is in there
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Diffusers takes what an EMA keeps in its config.json for misspelt arguments of the model, and says so."""
-    from diffusers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def register_model_format(accelerator: Accelerator, kind: DataKind) -> list[Any]:
+def register_model_format(accelerator: Accelerator, component: str) -> list[Any]:
     """
-    Makes `accelerator.save_state` write the model as a diffusers folder instead of a bare state dict.
+    Makes `accelerator.save_state` write the model as a diffusers folder `component` instead of a bare state dict.
 
     Returns:
         `list`: of handles whose `remove()` undoes it.
@@ -58,50 +41,52 @@ def register_model_format(accelerator: Accelerator, kind: DataKind) -> list[Any]
         # Every process runs this; they hold the same weights.
         weights.clear()
         if accelerator.is_main_process:
-            accelerator.unwrap_model(models[0]).save_pretrained(Path(folder) / kind.component)
+            accelerator.unwrap_model(models[0]).save_pretrained(Path(folder) / component)
 
     def load(models: list[Any], folder: str) -> None:
-        with _quiet():
-            saved = kind.model_class().from_pretrained(folder, subfolder=kind.component)
-        accelerator.unwrap_model(models.pop()).load_state_dict(saved.state_dict())
+        model = accelerator.unwrap_model(models.pop())
+        with without_config_warnings():
+            saved = type(model).from_pretrained(folder, subfolder=component)
+        model.load_state_dict(saved.state_dict())
 
     return [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
 
 
-def save_checkpoint(
-    accelerator: Accelerator,
-    kind: DataKind,
-    folder: RunFolder,
-    update: int,
-    ema: EMAModel | None,
-    state: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
-    keep: int,
-) -> Path:
+def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
+    """What a start must have in common with the checkpoint that it goes on from, besides its configuration."""
+    plan, data = run.plan, run.data
+    return {
+        "global_batch": plan.layout.global_batch,
+        "num_processes": plan.layout.num_processes,
+        "num_updates": plan.num_updates,
+        "mixed_precision": accelerator.mixed_precision,
+        "model": plan.model_config,
+        "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images},
+    }
+
+
+def save_checkpoint(accelerator: Accelerator, run: RunState, folder: RunFolder) -> Path:
     """
-    Writes `checkpoint-<update>` atomically and removes the oldest ones.
+    Writes `checkpoint-<update>` atomically and removes the oldest ones. All processes call this.
 
     Args:
         accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
-        kind ([`DataKind`]): Names the folders of weights.
+        run ([`RunState`]): Its state, between two updates.
         folder ([`RunFolder`]): Of the run.
-        update (`int`): Updates done.
-        ema (`EMAModel` or `None`): Its weights are saved too.
-        state (`dict`): JSON data for `trainer.json`.
-        tensors (`dict`): For `timesteps.safetensors`.
-        keep (`int`): How many checkpoints stay; 0 keeps all.
     """
-    from safetensors.torch import save_file
-
-    path = folder.path / f"checkpoint-{update}"
+    state, keep = run.state_dict(), run.config.checkpoints_total_limit or 0
+    parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
+    path = folder.path / f"checkpoint-{run.update}"
     if accelerator.is_main_process:
         with atomic_folder(path, shared=True) as temporary:
             accelerator.wait_for_everyone()
             accelerator.save_state(str(temporary))
-            if ema is not None:
-                ema.save_pretrained(temporary / f"{kind.component}_ema")
+            if run.average is not None:
+                run.average.save(temporary / f"{run.kind.component}_ema")
+            tensors = {f"{owner}.{key}": value for owner, part in parts.items() for key, value in part.items()}
             save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, temporary / _TENSORS)
-            write_text(temporary / "trainer.json", json.dumps({"update": update, **state}, indent=2))
+            facts = {"config": run.config.to_dict(), **_facts(accelerator, run)}
+            write_text(temporary / "trainer.json", json.dumps({**facts, **state}, indent=2))
             accelerator.wait_for_everyone()
         for old in folder.checkpoints()[: -keep or None] if keep else []:
             shutil.rmtree(old)
@@ -114,37 +99,23 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(
-    accelerator: Accelerator, kind: DataKind, path: Path, ema: EMAModel | None, facts: dict[str, Any]
-) -> dict[str, Any]:
+def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path) -> None:
     """
-    Puts model, optimizer, EMA and random states back.
-
-    Args:
-        accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
-        kind ([`DataKind`]): Names the folders of weights.
-        path (`Path`): The checkpoint.
-        ema (`EMAModel` or `None`): Gets its weights back.
-        facts (`dict`): What this start must have in common with the checkpoint, besides its configuration.
-
-    Returns:
-        `dict`: `trainer.json`, and as `tensors` what `timesteps.safetensors` holds.
+    Puts a run back to where a checkpoint was written.
 
     Raises:
         LabError: if the checkpoint is of another run.
     """
-    from diffusers.training_utils import EMAModel
-    from safetensors.torch import load_file
-
-    state = read_state(path)
-    check_same_run(state, facts, path)
-    if ema is not None:
-        with _quiet():
-            saved = EMAModel.from_pretrained(str(path / f"{kind.component}_ema"), kind.model_class(), foreach=ema.foreach)
-        ema.load_state_dict(saved.state_dict())
-        ema.to(accelerator.device)
-    # Last, since building the model for the EMA above draws from the random states that this restores.
+    state: dict[str, Any] = read_state(path)
+    check_same_run(state, _facts(accelerator, run), path)
+    if run.average is not None:
+        run.average.load(path / f"{run.kind.component}_ema")
+    # It restores the random states last: building a model, as diffusers does for the weights, draws from them.
     accelerator.load_state(str(path))
     # It also restores a count of micro-batches; a checkpoint lies between updates, whatever the accumulation was.
     accelerator.step = 0
-    return {**state, "tensors": load_file(path / _TENSORS)}
+    state.update({owner: {} for owner in _OWNERS})
+    for name, tensor in load_file(path / _TENSORS).items():
+        owner, _, key = name.partition(".")
+        state[owner][key] = tensor
+    run.load_state_dict(state)

@@ -44,8 +44,9 @@ def _check_timestep_lr(config: ResolvedConfig) -> None:
 
 def check_timesteps(config: ResolvedConfig) -> None:
     """Builds sampler and weighting once, for what only the densities themselves can refuse."""
-    from ..objective.objective import make_noise_scheduler, make_sampler, make_weighting
+    from .objective_spec import objective_spec
 
-    noise_scheduler = make_noise_scheduler(config)
-    make_sampler(config, noise_scheduler, config.max_train_steps or 1000)
-    make_weighting(config, noise_scheduler)
+    spec = objective_spec(config)
+    process = spec.make_process()
+    spec.make_sampler(process, config.max_train_steps or 1000)
+    spec.make_weighting(process)

@@ -9,22 +9,23 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
+from ..averaging.averages import AVERAGES, WeightAverage, averages_itself, own_average
 from ..core.streams import stream_seed
 from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
-from ..objective.objective import make_noise_scheduler
+from ..objective.objective import Objective
 from ..optimizers.entries import get_optimizer
 from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum
 from ..schedules.scheduler import build_all
-from .averaging import ema_weights, make_ema, own_average
+from .objective_spec import objective_spec
 from .plan import Plan
 
 
 class RunState:
     """
-    Model, optimizer, schedules, EMA and clock of a run.
+    Model, optimizer, schedules, average and clock of a run.
 
     Args:
         plan ([`Plan`]): What to do.
@@ -32,9 +33,12 @@ class RunState:
         process_index (`int`, *optional*): Of this process, which dropout depends on.
     """
 
+    objective: Objective
+
     def __init__(self, plan: Plan, data: TrainingData, process_index: int = 0):
         self.plan, self.data, self.config, self.kind = plan, data, plan.config, plan.kind
-        self.noise_scheduler = make_noise_scheduler(self.config)
+        self.objective_spec = objective_spec(self.config)
+        self.process = self.objective_spec.make_process()
         self.update = 0
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0
         self.audit = ScheduleAudit(self.config.strict_lr_audit)
@@ -48,46 +52,62 @@ class RunState:
         set_seed(stream_seed(self.config.seed, "dropout", process_index) % 2**32)
 
     def make_parts(self, device: torch.device) -> None:
-        """Optimizer, schedules, EMA and validation, once the model's parameters are where they stay."""
+        """Optimizer, schedules, average and validation, once the model's parameters are where they stay."""
         config, plan = self.config, self.plan
         parameters = self.model.parameters()
         self.optimizer: Any = get_optimizer(config.optimizer, parameters, plan.learning_rate, **config.optimizer_kwargs)
         # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
-        self.ema = make_ema(self.model, config, device) if config.use_ema else None
+        self.average: WeightAverage | None = None
+        if config.use_ema:
+            names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
+            own = {name: getattr(config, f"ema_{name}") for name in names}
+            self.average = AVERAGES["ema"].factory(self.model, device, **own)
         self.validation: ValidationLoss | None = None
         if len(self.data.held_out):
             batch = self.kind.evaluation_batch(plan.layout)
-            self.validation = ValidationLoss(self.data.held_out, self.noise_scheduler, batch, device)
+            self.validation = ValidationLoss(self.data.held_out, self.process, batch, device)
 
     @property
     def bare_model(self) -> Any:
-        """The model without wrappers."""
         return self.model
+
+    def set_training(self) -> None:
+        """Model and optimizer as they are for updates."""
+        self.model.train()
+        if averages_itself(self.optimizer):
+            self.optimizer.train()
 
     # --- the clock ---------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Moves the clock by one update, and with it the schedules and the EMA."""
+        """Moves the clock by one update, and with it the schedules and the average."""
         self.update += 1
         for scheduler in self.schedulers:
             if isinstance(scheduler, FeedbackSchedule):
                 scheduler.advance()
             else:
                 scheduler.step()
-        if self.ema is not None and self.update % self.config.ema_update_every == 0:
-            # Its decay follows the clock, however often it is updated.
-            self.ema.optimization_step = self.update - 1
-            self.ema.step(self.model.parameters())
+        if self.average is not None:
+            self.average.step(self.update)
+
+    def at_interval(self, updates: int) -> bool:
+        """Whether something that happens every so many updates, and at the end of the run, happens now."""
+        return self.update % updates == 0 or self.update == self.plan.num_updates
+
+    def follow_loss(self, validation_loss: float) -> None:
+        """Shows the validation loss to a schedule that follows it."""
+        if isinstance(self.schedulers[0], FeedbackSchedule):
+            self.schedulers[0].step(validation_loss)  # type: ignore[arg-type]  # a metric, not torch's old epoch
 
     def check_schedules(self) -> None:
-        """Compares what the optimizer has at this update with what was promised."""
-        promised_lr = None if self.plan.follows_metric else float(self.plan.expected_lrs[self.update])
-        promised_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
+        """Compares what the optimizer has at this update with what is expected."""
+        expected_lr = None if self.plan.follows_metric else float(self.plan.expected_lrs[self.update])
+        expected_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
         self.audit.check(
             self.update,
             [(self.current_lr, self.current_momentum)],
-            [(promised_lr, promised_momentum)],
+            [(expected_lr, expected_momentum)],
             [self.plan.learning_rate],
         )
 
@@ -98,7 +118,6 @@ class RunState:
 
     @property
     def current_lr(self) -> float:
-        """The learning rate in the optimizer now."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
@@ -109,21 +128,45 @@ class RunState:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """The model carries the EMA's weights, or the average that the optimizer makes, inside this block."""
-        if self.ema is not None:
-            return ema_weights(list(self.bare_model.parameters()), self.ema)
-        return self.raw_weights()
+        """The model carries the average, or the one that the optimizer makes, inside this block."""
+        return self.raw_weights() if self.average is None else self.average.weights()
 
     def raw_weights(self) -> AbstractContextManager[None]:
-        """The model carries what is to be evaluated of the weights without an EMA inside this block."""
+        """The model carries what is to be evaluated of the weights without an average inside this block."""
         return own_average(list(self.bare_model.parameters()), self.optimizer)
 
     def validation_losses(self) -> dict[str, np.ndarray]:
-        """Losses of the raw and the averaged weights on held-out images: float64 of shape `(num_held_out,)` each."""
-        assert self.validation is not None
+        """
+        Losses of the raw and the averaged weights on held-out images: float64 of shape `(num_held_out,)` each; none
+        without held-out images.
+        """
+        if self.validation is None:
+            return {}
         with self.raw_weights():
             losses = {"validation_loss": self.validation(self.bare_model)}
-        if self.ema is not None:
-            with self.averaged_weights():
+        if self.average is not None:
+            with self.average.weights():
                 losses["validation_loss_ema"] = self.validation(self.bare_model)
         return losses
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clock and what follows it, without weights and optimizer: tensors by name as `objective`, else plain data."""
+        return {
+            "update": self.update,
+            "schedules": [scheduler.state_dict() for scheduler in self.schedulers],
+            "seconds": [self.training_seconds, self.evaluation_seconds],
+            "audit": self.audit.state_dict(),
+            "objective": self.objective.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a state, or to one of version 0.1."""
+        self.update = state["update"]
+        for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
+            scheduler.load_state_dict(saved)
+        # Checkpoints of 0.1 have the first alone.
+        self.training_seconds, self.evaluation_seconds = state.get("seconds") or (state["training_seconds"], 0.0)
+        self.audit.load_state_dict(state["audit"])
+        self.objective.load_state_dict(state["objective"])

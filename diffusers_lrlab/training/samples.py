@@ -30,7 +30,7 @@ def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progres
     kind, config, model = run.kind, run.config, run.bare_model
     was_training = model.training
     model.eval()
-    scheduler = run.noise_scheduler
+    scheduler = run.process.scheduler
     pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
     # Over the passes if there are several, else over the steps of the one.
     several = num > kind.sampling_batch
@@ -60,7 +60,7 @@ def save_pipeline(run: RunState, folder: Path) -> None:
     temporary = folder / f".tmp-{os.getpid()}-pipeline"
     try:
         with full_disk_explained(folder / "model_index.json"):
-            run.kind.make_pipeline(run.bare_model, run.noise_scheduler).save_pretrained(temporary)
+            run.kind.make_pipeline(run.bare_model, run.process.scheduler).save_pretrained(temporary)
         for part in sorted(temporary.iterdir(), key=lambda path: path.name == "model_index.json"):
             if part.is_dir() and (folder / part.name).exists():
                 os.replace(folder / part.name, temporary / f"old-{part.name}")

@@ -1,7 +1,7 @@
 """Backward pass, clipping and the optimizer's step: accelerate's where precision asks for it, torch's own elsewhere.
 
-accelerate's wrappers look for optional packages and at signatures at every call, which is nothing beside a UNet, and
-something beside a network that is as quick as that of points.
+accelerate's wrappers look for optional packages and at signatures at every call. That is nothing beside a UNet, but much
+beside the small network of points.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ class Stepper:
         model: Prepared by it.
         optimizer: Likewise.
         max_grad_norm (`float`): Gradients are clipped to this norm; 0 only measures it.
+
+    Attributes:
+        norm (`torch.Tensor`): Of the gradients of the last update, before clipping.
     """
+
+    norm: torch.Tensor
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
         self.accelerator, self.optimizer = accelerator, optimizer
@@ -33,25 +38,20 @@ class Stepper:
         self.max_norm = max_grad_norm or math.inf
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
 
-    def __call__(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """
-        Backward, and at the last micro-batch of an update clipping and a step.
-
-        Returns:
-            `torch.Tensor`: the norm of the gradients before clipping, at the last micro-batch; `None` before.
-        """
+    def __call__(self, loss: torch.Tensor) -> None:
+        """Backward, and at the last micro-batch of an update clipping and a step."""
         accelerator = self.accelerator
         if not self.is_plain:
             accelerator.backward(loss)
-            norm = accelerator.clip_grad_norm_(self.parameters, self.max_norm) if accelerator.sync_gradients else None
+            if accelerator.sync_gradients:
+                self.norm = accelerator.clip_grad_norm_(self.parameters, self.max_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            return norm
+            return
         (loss / accelerator.gradient_accumulation_steps).backward()
         if not accelerator.sync_gradients:
-            return None
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+            return
+        self.norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         self.optimizer.optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None
-        return norm

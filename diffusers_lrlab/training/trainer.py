@@ -19,13 +19,10 @@ from tqdm.auto import tqdm
 from ..core.errors import Diverged, Interrupted
 from ..data.batches import iterate_batches, to_device
 from ..data.loading import TrainingData
-from ..objective.loss import denoising_losses
 from ..objective.objective import Objective
-from ..schedules.feedback import FeedbackSchedule
 from ..timesteps.bands import scaled_lr
-from .averaging import averages_itself
-from .checkpoints import register_model_format
-from .diagnostics.lr_warnings import signs_of
+from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
+from .diagnostics.lr_warnings import find_lr_warnings
 from .diagnostics.observer import TimestepObserver
 from .interrupts import InterruptGuard
 from .plan import Plan
@@ -33,17 +30,16 @@ from .results.select import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
 from .samples import draw_samples, save_pipeline, save_preview
-from .state import resume_trainer, save_trainer
 from .stepping import Stepper
 
 # An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
 _MAX_OVERFLOWS = 30
-_LOOKS = 50  # for signs of a bad learning rate, over a run
+_LOOKS = 50  # for learning-rate warnings, over a run
 
 
 class Trainer(RunState):
     """
-    A run: its model, optimizer, schedule and EMA, and the loop over its updates.
+    A run: its model, optimizer, schedules and average, and the loop over its updates.
 
     Args:
         plan ([`Plan`]): What to do.
@@ -65,18 +61,20 @@ class Trainer(RunState):
         self.accelerator, self.folder, self.on_saved = accelerator, folder, on_saved
         config = self.config
         self.make_parts(accelerator.device)
-        self._hooks = register_model_format(accelerator, self.kind)
+        self._hooks = register_model_format(accelerator, self.kind.component)
         self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
         layout, device = plan.layout, accelerator.device
-        self.objective = Objective(config, self.noise_scheduler, layout, plan.num_updates, device, accelerator.gather)
+        self.objective = Objective.of(
+            self.objective_spec, self.process, layout, plan.num_updates, device, accelerator.gather
+        )
         self.observer = self._make_observer() if config.log_timestep_bins else None
         # Where this process's images are in the global batch.
         self._local = torch.cat([torch.arange(part.start, part.stop) for part in layout.positions()]).to(device)
         # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
         # points only.
         self.sums = torch.zeros(4, device=device)
-        self.signs: dict[str, str] = {}  # of a bad learning rate, that were told
+        self.lr_warnings: dict[str, str] = {}  # those that were shown
         self._shows = True
 
     def release(self) -> None:
@@ -89,16 +87,14 @@ class Trainer(RunState):
         config = self.config
         return TimestepObserver(
             config.log_timestep_bins,
-            self.objective.sampler,
-            self.noise_scheduler,
+            self.objective,
+            self.process,
             self.data.held_out if config.timestep_grad_every else None,
-            self.accelerator,
             self.folder.lab / "timesteps.parquet",
         )
 
     @property
     def bare_model(self) -> Any:
-        """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
 
     # --- one update --------------------------------------------------------------------------------------------------
@@ -114,16 +110,15 @@ class Trainer(RunState):
         for step, noise in enumerate(self.objective.noise(self.update, images)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
             with self._accumulating():
-                losses = denoising_losses(self.model, self.noise_scheduler, images[part], noise, local[part])
+                losses = self.process.losses(self.model, images[part], noise, local[part])
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
-                norm = self.step(weighted)
+                self.step(weighted)
                 loss += weighted.detach() / layout.accumulation
         if self.accelerator.optimizer_step_was_skipped:
             return False
-        assert norm is not None  # the last micro-batch has been
         losses = torch.cat(unweighted)
-        self.sums += torch.stack([loss, losses.mean(), norm.detach().to(loss), torch.ones_like(loss)])
+        self.sums += torch.stack([loss, losses.mean(), self.step.norm.detach().to(loss), torch.ones_like(loss)])
         if self.observer is not None:
             self.observer.add(local, losses)
         self.objective.observe(timesteps, losses)
@@ -153,17 +148,9 @@ class Trainer(RunState):
             disable=not (show_progress and self.accelerator.is_main_process),
             mininterval=0.2 if sys.stderr.isatty() else 10,
         )
-        batches = iterate_batches(
-            self.data,
-            plan.layout,
-            config.seed,
-            range(self.update, plan.num_updates),
-            config.dataloader_num_workers,
-            config.skip_corrupt_images,
-        )
-        self.model.train()
-        if averages_itself(self.optimizer):
-            self.optimizer.train()
+        workers, skip = config.dataloader_num_workers, config.skip_corrupt_images
+        batches = iterate_batches(self.data, plan.layout, config.seed, range(self.update, plan.num_updates), workers, skip)
+        self.set_training()
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
             for images in batches:
@@ -177,14 +164,14 @@ class Trainer(RunState):
                     lr, momentum = self.current_lr, self.current_momentum
                 self.advance()
                 bar.update()
-                if self.update % config.logging_steps == 0 or self.update == plan.num_updates:
+                if self.at_interval(config.logging_steps):
                     self._log(lr, momentum, bar)
                 self.training_seconds += time.perf_counter() - started
                 self._at_boundary()
                 if signal_number := guard.received():
                     raise Interrupted(signal_number, self.save())
                 # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
-                if self.update % config.checkpointing_steps == 0 or self.update == plan.num_updates:
+                if self.at_interval(config.checkpointing_steps):
                     self.save()
                 yield self.update
                 started = time.perf_counter()
@@ -205,13 +192,12 @@ class Trainer(RunState):
         if self.objective.is_weighted:
             row["unweighted_loss"] = unweighted_sum / count
         row = {key: value for key, value in row.items() if value is not None}
-        if self.ema is not None:
-            row["ema_decay"] = self.ema.cur_decay_value
+        if self.average is not None:
+            row["ema_decay"] = self.average.decay
         if not math.isfinite(row["loss"] + row["grad_norm"]):
             raise self._diverged()
         if self.observer is not None:
-            spikes = self.observer.read_sums(self.update - round(count), self.update - 1)
-            if spikes:
+            if spikes := self.observer.read_sums(self.update - round(count), self.update - 1):
                 row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
         scalars = {key: value for key, value in row.items() if key not in ("update", "loss_spike_bins")}
@@ -231,10 +217,10 @@ class Trainer(RunState):
         config, plan = self.config, self.plan
         if self.observer is not None and config.timestep_grad_every and self.update % config.timestep_grad_every == 0:
             self.observer.measure_gradients(self.update, self.bare_model)
-        if self.validation and (self.update % plan.validation_updates == 0 or self.update == plan.num_updates):
+        if self.validation and self.at_interval(plan.validation_updates):
             self.validate()
-        if self.update % max(1, plan.num_updates // _LOOKS) == 0 or self.update == plan.num_updates:
-            self._tell_signs()
+        if self.at_interval(max(1, plan.num_updates // _LOOKS)):
+            self._warn_of_lr()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
         if plan.due(config.save_images_epochs, self.update, default_times=4) and self.accelerator.is_main_process:
@@ -247,18 +233,18 @@ class Trainer(RunState):
             if self.on_saved and self.accelerator.is_main_process:
                 self.on_saved(self.update)
 
-    def _tell_signs(self) -> None:
-        """Signs of a bad learning rate, each of them once."""
+    def _warn_of_lr(self) -> None:
+        """What the log says of the learning rate; each warning is shown once."""
         if not self.accelerator.is_main_process:
             return
         plan = self.plan
         still = not (self.objective.sampler.moves or self.objective.follows_losses)
-        found = signs_of(self.folder.read_metrics(), plan.warmup_updates, plan.num_updates, self.config.max_grad_norm, still)
-        for name, message in found.items():
-            if name not in self.signs:
-                self.signs[name] = message
+        rows, max_grad_norm = self.folder.read_metrics(), self.config.max_grad_norm
+        for name, message in find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, max_grad_norm, still).items():
+            if name not in self.lr_warnings:
+                self.lr_warnings[name] = message
                 if self._shows:
-                    tqdm.write(f"sign of a bad learning rate: {message}", file=sys.stderr)
+                    tqdm.write(f"learning-rate warning: {message}", file=sys.stderr)
 
     def keep_samples(self, samples: np.ndarray) -> None:
         """Keeps samples of this moment for the plots, and shows them to the tracker."""
@@ -276,27 +262,38 @@ class Trainer(RunState):
         losses = values[0]
         if not all(map(math.isfinite, losses.values())):
             raise self._diverged()
-        if self.observer is not None:
-            assert self.validation is not None
+        if self.observer is not None and self.validation is not None:
             self.observer.after_validation(self.update, self.validation.timesteps, of_images)
         self.folder.append_metrics({"update": self.update, **losses})
         self.accelerator.log(losses, step=self.update)
-        if isinstance(self.schedulers[0], FeedbackSchedule):
-            self.schedulers[0].step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch
+        self.follow_loss(losses["validation_loss"])
         return losses
 
-    # --- checkpoints, results -------------------------------------------------------------------------------
+    # --- checkpoints, results ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """See [`RunState`]; the sums and `observer` are those of all processes, which all call this."""
+        own = {"sums": self.accelerator.gather(self.sums[None]).tolist()}
+        if self.observer is not None:
+            own["observer"] = self.observer.state_dict()
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
+        if self.observer is not None:
+            self.observer.load_state_dict(state["observer"], self.update)
 
     def save(self) -> Path:
-        """Writes a checkpoint of this update."""
-        return save_trainer(self)
+        if self.observer is not None:
+            self.observer.write()
+        return save_checkpoint(self.accelerator, self, self.folder)
 
     def resume(self, checkpoint: Path) -> None:
-        """Goes back to where a checkpoint was written."""
-        resume_trainer(self, checkpoint)
+        load_checkpoint(self.accelerator, self, checkpoint)
+        self.folder.rewind(self.update)
 
     def save_result(self) -> None:
-        """Saves the pipeline, with the averaged weights."""
         with self.averaged_weights():
             if not all(parameter.isfinite().all() for parameter in self.bare_model.parameters()):
                 raise self._diverged()

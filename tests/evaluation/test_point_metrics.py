@@ -29,6 +29,7 @@ from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.kl import histogram_kl, knn_kl
 from diffusers_lrlab.evaluation.likelihood import _NoisePrediction, exact_kl, log_likelihood
 from diffusers_lrlab.evaluation.metrics import METRICS
+from diffusers_lrlab.objective.ddpm import DDPM
 
 POINT_METRICS = [name for name, metric in METRICS.items() if metric.of == "samples"]
 
@@ -781,7 +782,7 @@ def log_likelihoods(beta_schedule, prediction_type, mean, scales, steps):
     exact = scipy.stats.norm.logpdf(points, pushed_mean, pushed_scales).sum(axis=1)
     # What the model was made for, but for the first and the last noise.
     assert np.abs(exact - scipy.stats.norm.logpdf(points, mean, scales).sum(axis=1)).max() < 0.3
-    logs = [log_likelihood(model, scheduler, torch.from_numpy(points), num_steps) for num_steps in steps]
+    logs = [log_likelihood(model, DDPM(scheduler), torch.from_numpy(points), num_steps) for num_steps in steps]
     assert all(values.shape == (50,) and values.dtype == torch.float64 for values in logs)
     return torch.stack(logs).numpy(), exact
 
@@ -803,7 +804,7 @@ def test_points_start_as_standard_normal_ones_where_signal_is_left():
     points = normal(0, 50)
     pushed_mean, pushed_scales = pushed_gaussian(model.levels, [0.7, -1.2], [0.5, 2.0])
     exact = scipy.stats.norm.logpdf(points, pushed_mean, pushed_scales).sum(axis=1)
-    np.testing.assert_allclose(log_likelihood(model, scheduler, torch.from_numpy(points), 200), exact, atol=3e-3)
+    np.testing.assert_allclose(log_likelihood(model, DDPM(scheduler), torch.from_numpy(points), 200), exact, atol=3e-3)
 
 
 @every_schedule
@@ -833,7 +834,7 @@ def test_the_density_of_a_mixture(prediction_type):
     rng = np.random.default_rng(0)
     points = MIXTURE[rng.integers(3, size=40)] + rng.normal(size=(40, 2)) * [0.4, 0.6]
     scales = np.hypot([0.4, 0.6], math.exp(model.levels[0]))
-    logs = log_likelihood(model, scheduler, torch.from_numpy(points), 400).numpy()
+    logs = log_likelihood(model, DDPM(scheduler), torch.from_numpy(points), 400).numpy()
     np.testing.assert_allclose(logs, mixture_log_prob(points, MIXTURE, scales), atol=0.01)
 
 
@@ -859,7 +860,7 @@ class Network(torch.nn.Module):
 def test_the_density_of_any_network_integrates_to_1(prediction_type, width):
     """Nothing but the flow makes it so. A network that predicts little noise leaves points as wide as the last level."""
     points = torch.linspace(-width, width, 4001, dtype=torch.float64)[:, None]
-    logs = log_likelihood(Network(1), make_scheduler("linear", prediction_type), points, 200)
+    logs = log_likelihood(Network(1), DDPM(make_scheduler("linear", prediction_type)), points, 200)
     assert torch.trapezoid(logs.exp(), points[:, 0]).item() == pytest.approx(1, abs=0.01)
 
 
@@ -869,14 +870,14 @@ def test_the_density_of_a_mixture_integrates_to_1(beta_schedule):
     model = OptimalModel(scheduler, MIXTURE.tolist(), [0.4, 0.6])
     axis = np.linspace(-5, 5, 51)
     grid = torch.from_numpy(np.array(list(itertools.product(axis, axis))))
-    total = log_likelihood(model, scheduler, grid).exp().sum().item() * (axis[1] - axis[0]) ** 2
+    total = log_likelihood(model, DDPM(scheduler), grid).exp().sum().item() * (axis[1] - axis[0]) ** 2
     assert total == pytest.approx(1, abs=0.03)
 
 
 @every_prediction
 @cases("dimension", [1, 2, 4])
 def test_the_divergence_is_that_of_finite_differences(dimension, prediction_type):
-    predict = _NoisePrediction(Network(dimension), make_scheduler(prediction_type=prediction_type))
+    predict = _NoisePrediction(Network(dimension), DDPM(make_scheduler(prediction_type=prediction_type)))
     points, width = torch.from_numpy(2 * normal(0, 6, dimension)), 1e-5
     for log_sigma in (-2.0, 0.0, 1.7):
         value, divergence = predict.with_divergence(points, log_sigma)
@@ -903,7 +904,7 @@ def test_timesteps_are_those_of_the_noise(prediction_type, beta_schedule):
             seen.append((noisy, timesteps))
             return SimpleNamespace(sample=noisy)
 
-    predict = _NoisePrediction(Model(), scheduler)
+    predict = _NoisePrediction(Model(), DDPM(scheduler))
     points = torch.from_numpy(normal(0, 5))
     for timestep in (0, 1, 500, 998, 999):
         alpha = scheduler.alphas_cumprod[timestep].double()
@@ -916,12 +917,12 @@ def test_timesteps_are_those_of_the_noise(prediction_type, beta_schedule):
 def test_the_batch_size_does_not_matter(batch_size):
     scheduler = make_scheduler()
     points = torch.from_numpy(normal(0, 7))
-    expected = log_likelihood(Network(2), scheduler, points, 10)
+    expected = log_likelihood(Network(2), DDPM(scheduler), points, 10)
     model = OptimalModel(scheduler, [[0.0, 0.0]], [1.0, 1.0])
     torch.testing.assert_close(
-        log_likelihood(Network(2), scheduler, points, 10, batch_size), expected, rtol=1e-10, atol=1e-10
+        log_likelihood(Network(2), DDPM(scheduler), points, 10, batch_size), expected, rtol=1e-10, atol=1e-10
     )
-    log_likelihood(model, scheduler, points, 3, batch_size)
+    log_likelihood(model, DDPM(scheduler), points, 3, batch_size)
     assert max(size for size, _ in model.calls) == min(batch_size, 7)
 
 
@@ -930,29 +931,29 @@ def test_likelihoods_in_float32_are_near_and_leave_no_trace():
     points = torch.from_numpy(normal(0, 20)).float()
     double, single = Network(2), Network(2).to(torch.float32)
     with torch.no_grad():
-        logs = log_likelihood(single, scheduler, points, 50)
+        logs = log_likelihood(single, DDPM(scheduler), points, 50)
     assert not logs.requires_grad
     assert logs.dtype == torch.float64
     assert not points.requires_grad
     assert all(weight.grad is None for weight in single.weights)
-    torch.testing.assert_close(logs, log_likelihood(double, scheduler, points.double(), 50), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logs, log_likelihood(double, DDPM(scheduler), points.double(), 50), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_steps", [0, -1])
 def test_a_number_of_steps_that_is_none_is_told(num_steps):
     with pytest.raises(ValueError, match=f"num_steps={num_steps}"):
-        log_likelihood(Network(2), make_scheduler(), torch.zeros(3, 2), num_steps)
+        log_likelihood(Network(2), DDPM(make_scheduler()), torch.zeros(3, 2), num_steps)
 
 
 def test_a_schedule_without_signal_at_its_end_is_told():
     scheduler = DDPMScheduler(rescale_betas_zero_snr=True)
     with pytest.raises(ValueError, match="no signal at its last"):
-        log_likelihood(Network(2), scheduler, torch.zeros(3, 2))
+        log_likelihood(Network(2), DDPM(scheduler), torch.zeros(3, 2))
 
 
 def test_a_prediction_that_is_not_known_is_told():
     with pytest.raises(ValueError, match="flow_prediction"):
-        log_likelihood(Network(2), make_scheduler(prediction_type="flow_prediction"), torch.zeros(3, 2), 5)
+        log_likelihood(Network(2), DDPM(make_scheduler(prediction_type="flow_prediction")), torch.zeros(3, 2), 5)
 
 
 @pytest.mark.parametrize("base", [2.0, math.e])
@@ -985,7 +986,7 @@ def test_the_exact_divergence_of_a_model_is_that_of_what_it_makes():
     scheduler = make_scheduler()
     model = OptimalModel(scheduler, [[0.5, -1.0]], [1.5, 0.7])
     points = normal(0, 2000) * 0.8
-    of_model = log_likelihood(model, scheduler, torch.from_numpy(points), 100).numpy()
+    of_model = log_likelihood(model, DDPM(scheduler), torch.from_numpy(points), 100).numpy()
     mean, error = exact_kl(mixture_log_prob(points, np.zeros((1, 2)), np.array([0.8, 0.8])), of_model)
     assert error < 0.1
     expected = gaussian_kl([0, 0], [0.8, 0.8], *pushed_gaussian(model.levels, [0.5, -1.0], [1.5, 0.7]))

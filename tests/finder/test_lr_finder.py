@@ -336,9 +336,9 @@ def test_classic_reads_what_was_trained_on(tmp_path):
 
 def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
     trainer, seen = make_trainer(tmp_path), []
-    add_noise = trainer.noise_scheduler.add_noise
+    add_noise = trainer.process.scheduler.add_noise
     monkeypatch.setattr(
-        trainer.noise_scheduler,
+        trainer.process.scheduler,
         "add_noise",
         lambda images, noise, timesteps: seen.append((noise, timesteps)) or add_noise(images, noise, timesteps),
     )

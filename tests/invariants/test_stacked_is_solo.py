@@ -155,14 +155,14 @@ def assert_same_inputs(member, trainer, weights_tolerance=0.0):
 def difference(member, trainer):
     """The largest difference of a weight, raw or averaged."""
     pairs = [*zip(trainer.bare_model.parameters(), member.model.parameters(), strict=True)]
-    if member.ema is not None:
-        pairs += zip(trainer.ema.shadow_params, member.ema.shadow_params, strict=True)
+    if member.average is not None:
+        pairs += zip(trainer.average.ema.shadow_params, member.average.ema.shadow_params, strict=True)
     return max((one - other).detach().abs().max().item() for one, other in pairs)
 
 
 def bits(member):
     """All that a member has become, to be compared to the bit."""
-    ema = [] if member.ema is None else member.ema.shadow_params
+    ema = [] if member.average is None else member.average.ema.shadow_params
     tensors = [*member.model.state_dict().values(), *ema]
     return [tensor.numpy().tobytes() for tensor in tensors], member.curves.state_dict(), member.error, member.update
 

@@ -11,8 +11,9 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid
-from diffusers_lrlab.objective.objective import Objective, make_noise_scheduler
+from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.objective_spec import objective_spec
 from diffusers_lrlab.training.resolve import resolve_config
 
 SHAPES = {"colour": (4, 3, 16, 16), "oblong": (3, 1, 8, 20), "one image": (1, 3, 8, 8), "grey": (5, 1, 8, 8)}
@@ -197,7 +198,8 @@ def global_noise(name, processes, accumulation, update=7):
             assert torch.equal(values, share)
             return torch.cat(shares)
 
-        objective = Objective(config, make_noise_scheduler(config), layout, 100, torch.device("cpu"), gather)
+        spec = objective_spec(config)
+        objective = Objective.of(spec, spec.make_process(), layout, 100, torch.device("cpu"), gather)
         parts = objective.noise(update, share)
         for place, part in zip(layout.positions(), parts, strict=True):
             whole[place.start : place.stop] = part

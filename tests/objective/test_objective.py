@@ -9,10 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.noise import NOISES
-from diffusers_lrlab.objective.objective import Objective, make_noise_scheduler
+from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.diagnostics.timestep_log import TimestepLosses, bin_starts
+from diffusers_lrlab.training.objective_spec import objective_spec
 from diffusers_lrlab.training.resolve import resolve_config
 
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
@@ -21,7 +22,8 @@ IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 def make_objective(layout=None, **options):
     config = resolve_config(TrainingConfig(ddpm_num_steps=20, max_train_steps=10, **options))
     device = torch.device("cpu")
-    return Objective(config, make_noise_scheduler(config), layout or BatchLayout(8), 10, device, gather=None)
+    spec = objective_spec(config)
+    return Objective.of(spec, spec.make_process(), layout or BatchLayout(8), 10, device, gather=None)
 
 
 @cases(

@@ -15,12 +15,12 @@ from tables import cases
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.setting_checks import ema_decays
 from diffusers_lrlab.preflight.subject import Subject
-from diffusers_lrlab.training.averaging import make_ema
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -271,7 +271,9 @@ def test_decays_are_diffusers_own(power, every, start):
     )
     model = torch.nn.Linear(1, 1)
     model.config = {}
-    ema = make_ema(model, config, torch.device("cpu"))
+    names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
+    own = {name: getattr(config, f"ema_{name}") for name in names}
+    ema = EMA(model, torch.device("cpu"), **own).ema
     expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
     np.testing.assert_allclose(ema_decays(config, 300), expected)
 

@@ -36,6 +36,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.study import forecast
 from diffusers_lrlab.study.analysis.consistency import consistency
 from diffusers_lrlab.study.run import run_study
@@ -1071,9 +1072,9 @@ def test_sharpness_is_the_largest_eigenvalue():
     model = MLPDenoiser(dimension=2, hidden_size=4, embedding_size=4, num_layers=1).double()
     scheduler = DDPMScheduler(num_train_timesteps=10)
     points = torch.randn(50, 2, dtype=torch.float64)
-    validation = ValidationLoss(points, scheduler, 50, "cpu")
+    validation = ValidationLoss(points, DDPM(scheduler), 50, "cpu")
     validation.noise = validation.noise.double()
-    found = sharpness(SimpleNamespace(bare_model=model, noise_scheduler=scheduler, validation=validation))
+    found = sharpness(SimpleNamespace(bare_model=model, validation=validation))
     parameters = list(model.parameters())
     noisy = scheduler.add_noise(points, validation.noise, validation.timesteps)
     loss = (model(noisy, validation.timesteps)[0] - validation.noise).square().mean()

@@ -10,12 +10,12 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.objective.loss import denoising_losses
-from diffusers_lrlab.objective.objective import Objective, make_noise_scheduler
+from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
 from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.objective_spec import objective_spec
 from diffusers_lrlab.training.resolve import resolve_config
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
@@ -157,8 +157,9 @@ def plain_errors(model, scheduler, images, noise, timesteps):
 
 def objective(layout, **options):
     config = resolve_config(TrainingConfig(**options))
-    scheduler = make_noise_scheduler(config)
-    return Objective(config, scheduler, layout, 100, torch.device("cpu"), gather=lambda values: values), scheduler
+    spec = objective_spec(config)
+    process = spec.make_process()
+    return Objective.of(spec, process, layout, 100, torch.device("cpu"), gather=lambda values: values), process
 
 
 @cases("micro_batches", [1, 3])
@@ -167,7 +168,8 @@ def objective(layout, **options):
 def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_type, micro_batches):
     """The weights of training, on the losses of training, against closed forms on plain errors."""
     layout = BatchLayout(6 // micro_batches, micro_batches)
-    weights_of, scheduler = objective(layout, loss_weighting=name, prediction_type=prediction_type)
+    weights_of, process = objective(layout, loss_weighting=name, prediction_type=prediction_type)
+    scheduler = process.scheduler
     generator = torch.Generator().manual_seed(2)
     images, noise = torch.randn(2, 6, 1, 5, 5, generator=generator)
     timesteps = torch.tensor([5, 100, 250, 400, 700, 999])
@@ -175,7 +177,7 @@ def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_t
     weights = weights_of.weights(timesteps, 0)
     assert (weights is None) == (name == "none")
     for part in (slice(place.start, place.stop) for place in layout.positions()):
-        losses = denoising_losses(model, scheduler, images[part], noise[part], timesteps[part])
+        losses = process.losses(model, images[part], noise[part], timesteps[part])
         ((losses if weights is None else losses * weights[part]).mean() / micro_batches).backward()
 
     errors = plain_errors(model, scheduler, images, noise, timesteps)

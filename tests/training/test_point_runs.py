@@ -109,7 +109,7 @@ def test_the_ema_follows_the_clock(tmp_path, model):
                 decay * old + (1 - decay) * new.detach().double()
                 for old, new in zip(average, trainer.bare_model.parameters(), strict=True)
             ]
-        for kept, found in zip(average, trainer.ema.shadow_params, strict=True):
+        for kept, found in zip(average, trainer.average.ema.shadow_params, strict=True):
             torch.testing.assert_close(found.double(), kept, rtol=0, atol=1e-6)
 
 

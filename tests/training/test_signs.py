@@ -5,7 +5,7 @@ import runs
 import started
 from tables import cases
 
-from diffusers_lrlab.training.diagnostics.lr_warnings import signs_of
+from diffusers_lrlab.training.diagnostics.lr_warnings import find_lr_warnings
 
 NUM = 100
 
@@ -23,7 +23,7 @@ def log(losses, norms=0.3, spikes=()):
 
 
 def signs(losses, **options):
-    return signs_of(log(losses, **options), 50, 10 * NUM, 1.0)
+    return find_lr_warnings(log(losses, **options), 50, 10 * NUM, 1.0)
 
 
 X = np.arange(NUM)
@@ -63,31 +63,31 @@ def test_bad_logs_have_theirs(losses, name, part):
 def test_clipping_and_spikes():
     assert "their norm is 3, --max_grad_norm 1" in signs(GOOD, norms=3.0)["clipped"]
     assert signs(GOOD, norms=np.where(X % 2, 3.0, 0.5)) == {}
-    assert signs_of(log(GOOD, norms=3.0), 50, 1000, 0.0) == {}
+    assert find_lr_warnings(log(GOOD, norms=3.0), 50, 1000, 0.0) == {}
     found = signs(GOOD, spikes=[(30, 2), (40, 0), (50, 2), (60, 2), (70, 1)])["spikes"]
     assert "5 rows of the log with spikes of the loss so far, most of them in part 2" in found
     assert signs(GOOD, spikes=[(30, 2)]) == {}
     one_bad_batch = log(GOOD)
     one_bad_batch[30]["loss_spike_bins"] = [0, 1, 2, 3, 4, 5]
-    assert signs_of(one_bad_batch, 50, 10 * NUM, 1.0) == {}
+    assert find_lr_warnings(one_bad_batch, 50, 10 * NUM, 1.0) == {}
 
 
 def test_a_curriculum_may_rise():
     rising = np.where(X < 50, GOOD, 0.3)
-    assert signs_of(log(rising), 50, 1000, 1.0, still=False) == {}
+    assert find_lr_warnings(log(rising), 50, 1000, 1.0, still=False) == {}
 
 
 def test_what_was_not_logged_may_have_fallen_before():
     late = [row | {"update": 1000 * row["update"]} for row in log(np.full(NUM, 0.1))]
-    assert signs_of(late, 50, 1_000_000, 1.0) == {}
+    assert find_lr_warnings(late, 50, 1_000_000, 1.0) == {}
 
 
 def test_too_early_to_say():
     level = log(np.full(NUM, 1.0))
-    assert signs_of(level[:39], 50, 1000, 1.0) == {}
-    assert signs_of(level[:45], 300, 1000, 1.0) == {}
-    assert signs_of(level[:45], 50, 10_000, 1.0) == {}
-    assert signs_of([{"update": 10, "validation_loss": 1.0}] * 100, 0, 1000, 1.0) == {}
+    assert find_lr_warnings(level[:39], 50, 1000, 1.0) == {}
+    assert find_lr_warnings(level[:45], 300, 1000, 1.0) == {}
+    assert find_lr_warnings(level[:45], 50, 10_000, 1.0) == {}
+    assert find_lr_warnings([{"update": 10, "validation_loss": 1.0}] * 100, 0, 1000, 1.0) == {}
 
 
 def test_a_run_tells_records_and_prints_them(tmp_path):
@@ -97,6 +97,6 @@ def test_a_run_tells_records_and_prints_them(tmp_path):
     ]
     status, _, told = started.run(runs.SCRIPT, *arguments, env=runs.environment())
     assert status == 0
-    assert told.count("sign of a bad learning rate: The loss has not fallen") == 1
+    assert told.count("learning-rate warning: The loss has not fallen") == 1
     assert "not_falling" in runs.read_record(tmp_path / "run")["train"]["signs"]
-    assert "Sign of a bad learning rate: The loss has not fallen" in (tmp_path / "run/README.md").read_text()
+    assert "Learning-rate warning: The loss has not fallen" in (tmp_path / "run/README.md").read_text()

@@ -15,7 +15,7 @@ import torch
 
 from ...evaluation.landscape import barrier, curvature, losses_between
 from ...evaluation.validation_loss import ValidationLoss
-from ...objective.objective import make_noise_scheduler
+from ...training.objective_spec import objective_spec
 from ..runs.results import RunResult
 from ..runs.study_data import StudyData
 from ..spec.spec import RunSpec
@@ -81,8 +81,8 @@ def _landscape(
         one, other = study.folder.read_weights(first.id), study.folder.read_weights(second.id)
         if first.config["num_validation_images"] and one is not None and other is not None:
             plan, data = study.plan(specs[first.id])
-            scheduler, model = make_noise_scheduler(plan.config), plan.kind.model_class()(**plan.model_config)
-            loss = ValidationLoss(data.held_out[:_POINTS], scheduler, _POINTS, torch.device("cpu"))
+            process, model = objective_spec(plan.config).make_process(), plan.kind.model_class()(**plan.model_config)
+            loss = ValidationLoss(data.held_out[:_POINTS], process, _POINTS, torch.device("cpu"))
             curves.append(losses_between(model, one, other, lambda model, loss=loss: loss(model).mean()))
     if not curves:
         return {"loss_barrier": None, "curvature_of_the_loss": None}

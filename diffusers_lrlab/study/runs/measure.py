@@ -100,7 +100,7 @@ def measure(run: RunState, spec: RunSpec, curves: Curves) -> dict[str, Any]:
 def from_fixed_start(run: RunState) -> np.ndarray:
     """Samples that the averaged weights make by DDIM from noise that is the same for all runs: `(500, ...)`."""
     with run.averaged_weights(), torch.no_grad():
-        pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.noise_scheduler.config))
+        pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.process.scheduler.config))
         pipeline.set_progress_bar_config(disable=True)
         generator = stream_generator(0, "fixed-start", device=run.bare_model.device)
         steps = min(_FIXED_STEPS, run.config.ddpm_num_steps)

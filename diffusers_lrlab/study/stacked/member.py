@@ -10,7 +10,6 @@ import torch
 
 from ...data.loading import TrainingData
 from ...objective.objective import Objective
-from ...schedules.feedback import FeedbackSchedule
 from ...timesteps.bands import scaled_lr
 from ...training.plan import Plan
 from ...training.run_state import RunState
@@ -19,7 +18,7 @@ from ..runs.curves import Curves
 
 class Member(RunState):
     """
-    A run whose network is part of a stack; model, optimizer, schedules and EMA are the real ones.
+    A run whose network is part of a stack; model, optimizer, schedules and average are the real ones.
 
     Args:
         plan ([`Plan`]): What to do.
@@ -36,16 +35,16 @@ class Member(RunState):
         self.last_momentum: float | None = None
 
     def start(self, objective: Objective, device: torch.device) -> None:
-        """Makes optimizer, schedules and averages, once the network is in its stack."""
         self.objective = objective
         self.make_parts(device)
 
     @property
     def is_done(self) -> bool:
+        """Whether it has finished or diverged."""
         return self.error is not None or self.update == self.plan.num_updates
 
     def note_rates(self) -> None:
-        """Notes the learning rate and the momentum of the next step, and compares them with the expected ones."""
+        """Notes the learning rate and the momentum of the next step, and compares them with what is expected."""
         with scaled_lr(self.optimizer, self.lr_factor):
             self.check_schedules()
             self.last_lr, self.last_momentum = self.current_lr, self.current_momentum
@@ -59,37 +58,26 @@ class Member(RunState):
         self.advance()
         self.training_seconds += time.perf_counter() - started
 
-    def state_dict(self, sums: torch.Tensor) -> dict[str, Any]:
-        """Everything that an exact continuation needs; the stack has the `sums`."""
-        return {
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that an exact continuation needs, but for the sums that the stack holds for it."""
+        return super().state_dict() | {
             "data_fingerprint": self.data.fingerprint,
-            "update": self.update,
             "error": self.error,
-            "sums": sums,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedules": [scheduler.state_dict() for scheduler in self.schedulers],
-            "ema": self.ema.state_dict() if self.ema is not None else {},
-            "objective": self.objective.state_dict(),
-            "audit": self.audit.state_dict(),
+            "ema": self.average.state_dict() if self.average is not None else {},
             "curves": self.curves.state_dict(),
-            "seconds": [self.training_seconds, self.evaluation_seconds],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state; the network stays in its stack."""
-        self.update, self.error = state["update"], state["error"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
-            scheduler.load_state_dict(saved)
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
-            self.ema.to(self.model.device)
-        self.objective.load_state_dict(state["objective"])
-        self.audit.load_state_dict(state["audit"])
+        if self.average is not None:
+            self.average.load_state_dict(state["ema"])
+        super().load_state_dict(state)
+        self.error = state["error"]
         self.curves.load_state_dict(state["curves"])
-        self.training_seconds, self.evaluation_seconds = state["seconds"]
 
     def diverge(self) -> None:
         self.error = f"The loss was not finite at update {self.update}, at learning rate {self.current_lr:.3g}."
@@ -101,5 +89,4 @@ class Member(RunState):
             self.diverge()
             return
         self.curves.add_quality(self.update, losses)
-        if isinstance(self.schedulers[0], FeedbackSchedule):
-            self.schedulers[0].step(losses["validation_loss"])  # type: ignore[arg-type]  # a metric, not torch's old epoch
+        self.follow_loss(losses["validation_loss"])

@@ -13,7 +13,6 @@ import torch
 
 from ...core.options import names_where
 from ...data.batches import iterate_batches, to_device
-from ...objective.loss import prediction_losses
 from ...objective.objective import Objective
 from ...training.config import TrainingConfig
 from .captured import CapturedUpdate, Inputs, Recorder, record_graph
@@ -26,8 +25,8 @@ class _Draws:
 
     def __init__(self, member: Member, updates: range, device: torch.device):
         plan, data, self.device = member.plan, member.data, device
-        self.objective = Objective(
-            member.config, member.noise_scheduler, plan.layout, plan.num_updates, device, lambda values: values
+        self.objective = Objective.of(
+            member.objective_spec, member.process, plan.layout, plan.num_updates, device, lambda values: values
         )
         self.batches = iterate_batches(data, plan.layout, member.config.seed, updates)
 
@@ -78,7 +77,7 @@ class Stack:
         for member, state in states.items():
             member.load_state_dict(state)
             self.sums[:, self.members.index(member)] = state["sums"].to(self.device)
-        self._let_go()
+        self._release_done()
 
     def sums_of(self, member: Member) -> torch.Tensor:
         """What was summed since the last logging point; zeros for members that are done."""
@@ -86,8 +85,8 @@ class Stack:
             return torch.zeros(3)
         return self.sums[:, self.members.index(member)].cpu()
 
-    def _let_go(self) -> None:
-        """Takes members that are done out of the stack."""
+    def _release_done(self) -> None:
+        """Goes on without the members that are done."""
         members = [member for member in self.members if not member.is_done]
         if len(members) == len(self.members):
             return
@@ -147,10 +146,10 @@ class Stack:
     def _compute(self, inputs: Inputs) -> torch.Tensor:
         """The unweighted losses `(members, batch)`; leaves the clipped gradients of their weighted means."""
         points, timesteps, noise, weights = inputs
-        scheduler, flat = self.members[0].noise_scheduler, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
-        noisy = scheduler.add_noise(*flat).view_as(points)
+        process, flat = self.members[0].process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
+        noisy = process.add_noise(*flat).view_as(points)
         prediction = self.mlp.forward(noisy, timesteps).requires_grad_()
-        losses = prediction_losses(prediction.flatten(0, 1), scheduler, *flat).view(len(points), -1)
+        losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
         (gradient,) = torch.autograd.grad(means.sum(), prediction)
         prediction.requires_grad_(False)
@@ -173,34 +172,30 @@ class Stack:
                 member.training_seconds += share
             self._validate()
             num_advanced = len(self.members)
-            self._let_go()  # of those that are done
+            self._release_done()
             yield num_advanced
 
     def _read_sums(self) -> None:
-        """Adds losses to the curves at logging points, where divergence is noticed too."""
-        due = [index for index, member in enumerate(self.members) if _is_due(member, self.update)]
-        if not due:
+        """Losses into the curves at logging points, which is also when divergence is noticed."""
+        logging = [index for index, member in enumerate(self.members) if member.at_interval(member.config.logging_steps)]
+        if not logging:
             return
-        losses, norms, counts = self.sums[:, due].double().cpu().numpy()
-        for index, loss, norm in zip(due, losses / counts, norms / counts, strict=True):
+        losses, norms, counts = self.sums[:, logging].double().cpu().numpy()
+        for index, loss, norm in zip(logging, losses / counts, norms / counts, strict=True):
             member = self.members[index]
             member.curves.add_loss(self.update - 1, float(loss), member.last_lr, member.last_momentum)
             if not np.isfinite(loss + norm):
                 member.diverge()
-        self.sums[:, due] = 0.0
+        self.sums[:, logging] = 0.0
 
     def _validate(self) -> None:
         for member in self.members:
             if member.validation is None or member.error:
                 continue
-            if self.update % member.plan.validation_updates == 0 or self.update == member.plan.num_updates:
+            if member.at_interval(member.plan.validation_updates):
                 started = time.perf_counter()
                 member.validate()
                 member.evaluation_seconds += time.perf_counter() - started
-
-
-def _is_due(member: Member, update: int) -> bool:
-    return update % member.config.logging_steps == 0 or update == member.plan.num_updates
 
 
 def _draws_key(member: Member) -> Any:

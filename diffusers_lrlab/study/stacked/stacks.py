@@ -89,7 +89,7 @@ def _run_stack(specs: list[RunSpec], study: StudyData, threads: WorkerThreads) -
     file = study.folder.stacks / f"{_stack_id(wanted)}.pt"
 
     def save() -> None:
-        state = {run_id: member.state_dict(stacks.sums_of(member)) for run_id, member in members.items()}
+        state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
         with atomic_file(file) as path:
             torch.save({"members": state, "ways": backends, "started": started}, path)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...core.streams import block_randn
-from ...objective.loss import denoising_losses
+from ...objective.process import NoiseProcess
 
 # Fixed for every run, as the validation loss's.
 _SEED = 0
@@ -26,13 +26,13 @@ class GradientProbes:
     Args:
         images (`torch.Tensor`): `(num_images, channels, height, width)` in [-1, 1]; used in turn if they are fewer than
             `NUM_PROBES`, and then without a noise scale.
-        noise_scheduler: A diffusers scheduler; see [`denoising_losses`].
+        process ([`NoiseProcess`]): Whose loss it is.
         starts (`np.ndarray`): The first timestep of each bin, and T.
         device (`torch.device`): Of the model.
     """
 
-    def __init__(self, images: torch.Tensor, noise_scheduler: Any, starts: np.ndarray, device: torch.device):
-        self.noise_scheduler = noise_scheduler
+    def __init__(self, images: torch.Tensor, process: NoiseProcess, starts: np.ndarray, device: torch.device):
+        self.process = process
         num = NUM_PROBES
         self.images = images[torch.arange(num) % len(images)].to(device)
         # Groups that share images are not independent, and the estimate of their noise would be too small.
@@ -77,7 +77,7 @@ class GradientProbes:
         for start in range(0, len(timesteps), _GROUP_IMAGES):
             part = slice(start, start + _GROUP_IMAGES)
             with torch.enable_grad():
-                losses = denoising_losses(model, self.noise_scheduler, self.images[part], self.noise[part], timesteps[part])
+                losses = self.process.losses(model, self.images[part], self.noise[part], timesteps[part])
                 # Not backward(), which would write into the gradients that training uses.
                 gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
             small += torch.stack(torch._foreach_norm(gradients)).square().sum() / _NUM_GROUPS

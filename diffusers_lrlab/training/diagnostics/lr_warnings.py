@@ -1,4 +1,4 @@
-"""Signs of a bad learning rate in the log of a run: what is seen, and what may be done. Nothing is changed by them."""
+"""Warnings of a bad learning rate, from the log of a run: what is seen, and what may help. They change nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLIPPED, _SPIKES = 0.9, 5
 _FIRST = 50  # updates: what is logged later first has fallen before
 
 
-def signs_of(
+def find_lr_warnings(
     rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: int, max_grad_norm: float, still: bool = True
 ) -> dict[str, str]:
     """
@@ -32,8 +32,8 @@ def signs_of(
             may rise because it moves to harder ones.
 
     Returns:
-        `dict`: from the names of signs ("not_falling", "rising", "swinging", "clipped", "spikes") to messages. Empty before
-            40 rows, and before a fifth of the run.
+        `dict`: from the names of warnings ("not_falling", "rising", "swinging", "clipped", "spikes") to messages. Empty
+            before 40 rows, and before a fifth of the run.
     """
     rows = [row for row in rows if "loss" in row]
     if len(rows) < 2 * _WINDOW or rows[-1]["update"] < max(num_updates / 5, 2 * warmup_updates):
@@ -42,18 +42,18 @@ def signs_of(
     windows = np.lib.stride_tricks.sliding_window_view(losses, _WINDOW)
     medians = np.median(windows, axis=1)
     at = f"at update {rows[-1]['update']}, learning rate {rows[-1]['lr']:.3g}"
-    signs = _of_course(rows, losses, medians, at) if still else {}
+    warnings = _of_course(rows, losses, medians, at) if still else {}
     if swings := _swings(windows, medians):
         scatter, growth = swings
         compared = f", {growth:.1f} times as much as it did when it was calm" if growth > _SWING_GROWTH else ""
-        signs["swinging"] = (
+        warnings["swinging"] = (
             f"The loss swings by {100 * scatter:.0f} % from row to row {at}{compared}. Lower --learning_rate or "
             "--max_grad_norm, or use larger batches."
         )
     norms = np.array([row["grad_norm"] for row in rows[-_WINDOW:]])
     share = float(np.mean(norms > max_grad_norm)) if max_grad_norm else 0.0
     if share >= _CLIPPED:
-        signs["clipped"] = (
+        warnings["clipped"] = (
             f"Nearly all gradients are clipped (their norm is {np.median(norms):.3g}, --max_grad_norm {max_grad_norm:g}) "
             f"{at}: the rate acts on their direction only. Raise --max_grad_norm, or lower --learning_rate."
         )
@@ -61,20 +61,20 @@ def signs_of(
     if len(spiked) >= max(_SPIKES, 0.02 * len(rows)):
         places = [place for row in spiked for place in row]
         most = max(set(places), key=places.count)
-        signs["spikes"] = (
+        warnings["spikes"] = (
             f"{len(spiked)} rows of the log with spikes of the loss so far, most of them in part {most} of the noise levels "
             f"(0 has least noise), {at}. Lower --learning_rate, or weigh these levels less (--timestep_lr weight:...)."
         )
-    return signs
+    return warnings
 
 
 def _of_course(rows: list[dict[str, Any]], losses: np.ndarray, medians: np.ndarray, at: str) -> dict[str, str]:
-    """The sign that the loss does not fall, or rises again, if there is one."""
+    """The warning that the loss does not fall, or rises again, if there is one."""
     start, now, best = float(np.median(losses[:3])), medians[-1], int(np.argmin(medians))
     if now > _NOT_FALLEN * start and rows[2]["update"] <= _FIRST:
         return {
             "not_falling": f"The loss has not fallen: {start:.3g} in the first rows, {now:.3g} {at}. The rate may be far "
-            "too low, or so high that nothing is learned; training_scripts/find_lr.py tells."
+            "too low, or so high that nothing is learned; training_scripts/find_lr.py tests it."
         }
     if now > _RISEN * medians[best]:
         return {
@@ -85,7 +85,7 @@ def _of_course(rows: list[dict[str, Any]], losses: np.ndarray, medians: np.ndarr
 
 
 def _swings(windows: np.ndarray, medians: np.ndarray) -> tuple[float, float] | None:
-    """The scatter of the last rows as a share of their median, and its growth since calmer ones; `None` if it is no sign."""
+    """The scatter of the last rows as a share of their median, and its growth since calmer ones; `None` if that is usual."""
     steps = np.abs(np.diff(windows, axis=1))
     scatter = np.median(steps, axis=1) / np.maximum(np.abs(medians), 1e-12)
     # The calmest ones of many are so by chance; a quarter of them is not.

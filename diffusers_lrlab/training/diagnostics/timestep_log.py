@@ -1,22 +1,56 @@
-"""What each noise level does in training: losses per bin of timesteps, summed on the device and read at logging points."""
+"""Losses per bin of timesteps, summed on the device and read at logging points, and the table they are kept in.
+
+`lrlab/timesteps.parquet` is written whole at checkpoints and at the end, and read back to go on.
+"""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 
+from ...core.files import atomic_file
 from ...timesteps.sampling import TimestepSampler
-from .timestep_file import SCHEMA
+
+SCHEMA = pa.schema(
+    [
+        ("update", pa.int64()),
+        ("bin", pa.int32()),
+        ("first_timestep", pa.int32()),
+        ("last_timestep", pa.int32()),
+        ("num_samples", pa.int64()),
+        ("share", pa.float64()),
+        ("asked_share", pa.float64()),
+        ("loss_mean", pa.float64()),
+        ("loss_variance", pa.float64()),
+        ("loss_spike", pa.bool_()),
+        ("validation_loss", pa.float64()),
+        ("validation_loss_ema", pa.float64()),
+        ("grad_norm", pa.float64()),
+        ("grad_noise_scale", pa.float64()),
+    ]
+)
 
 # A loss is a spike if its logarithm is this many robust standard deviations above the median of the rows before.
 _SPIKE_DEVIATIONS = 8.0
 _SPIKE_WINDOW = 50
 _SPIKE_MIN_ROWS = 20
+
+
+def write_timesteps(table: pa.Table, path: Path) -> None:
+    with atomic_file(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def read_timesteps(path: Path) -> pa.Table:
+    """The table that was written; an empty one if there is no file."""
+    return pq.read_table(path, schema=SCHEMA) if path.exists() else SCHEMA.empty_table()
 
 
 def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
@@ -93,7 +127,6 @@ class TimestepLog:
 
     @property
     def num_bins(self) -> int:
-        """Bins."""
         return len(self.starts) - 1
 
     @property
@@ -106,7 +139,6 @@ class TimestepLog:
 
     @property
     def num_spikes(self) -> int:
-        """Losses that were flagged."""
         return pc.sum(self.table["loss_spike"]).as_py() or 0
 
     def _add(self, update: int, columns: dict[str, Any]) -> None:
@@ -115,14 +147,14 @@ class TimestepLog:
             row["last_timestep"] = int(self.starts[index + 1]) - 1
             self._fresh.append({**row, **{key: values[index] for key, values in columns.items()}})
 
-    def add_losses(self, update: int, sums: torch.Tensor, asked: np.ndarray) -> list[int]:
+    def add_losses(self, update: int, sums: torch.Tensor, expected: np.ndarray) -> list[int]:
         """
         Adds what was summed since the last row.
 
         Args:
             update (`int`): The last update that is in the sums.
             sums (`torch.Tensor`): Numbers, sums and sums of squares of all processes: float64 `(3, num_bins)` on the CPU.
-            asked (`np.ndarray`): Probabilities of the timesteps, averaged over these updates: `(T,)`.
+            expected (`np.ndarray`): Probabilities of the timesteps, averaged over these updates: `(T,)`.
 
         Returns:
             `list` of `int`: bins whose loss is a spike.
@@ -137,7 +169,7 @@ class TimestepLog:
             {
                 "num_samples": counts.astype(int).tolist(),
                 "share": (counts / counts.sum()).tolist(),
-                "asked_share": np.add.reduceat(asked, self.starts[:-1]).tolist(),
+                "asked_share": np.add.reduceat(expected, self.starts[:-1]).tolist(),
                 "loss_mean": _without_nan(means),
                 "loss_variance": _without_nan(variances),
                 "loss_spike": spikes,
@@ -156,7 +188,6 @@ class TimestepLog:
         self._add(update, columns)
 
     def add_gradients(self, update: int, norms: list[float], noise_scales: list[float]) -> None:
-        """Adds gradient norms and gradient noise scales of the bins."""
         columns = {"grad_norm": norms, "grad_noise_scale": noise_scales}
         self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
 
@@ -178,7 +209,7 @@ def _without_nan(values: np.ndarray) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
-def asked_probabilities(sampler: TimestepSampler, first: int, last: int) -> np.ndarray:
+def expected_probabilities(sampler: TimestepSampler, first: int, last: int) -> np.ndarray:
     """The probabilities of timesteps, averaged over the updates from `first` to `last`; of now if they follow the losses."""
     if sampler.follows_losses:
         return sampler.probabilities(last).cpu().numpy()

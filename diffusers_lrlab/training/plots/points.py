@@ -78,7 +78,6 @@ def _strip(points: list[np.ndarray], titles: list[str], limits: Limits, path: Pa
 
 
 def plot_progress(previews: dict[int, np.ndarray], num_updates: int, real: np.ndarray, path: Path) -> None:
-    """Samples from the same starting noise at several moments of training."""
     shown = dict(list(previews.items())[-6:])
     titles = [f"update {update}" if update < num_updates else f"end ({update})" for update in shown]
     _strip(list(shown.values()), titles, limits_of(real, next(reversed(shown.values()))), path)

@@ -17,8 +17,6 @@ _MAX_COLUMNS = 120
 
 
 class _Rows:
-    """The table of a run by bins and updates."""
-
     def __init__(self, table: pa.Table):
         self.updates, self.bins = table["update"].to_numpy(), table["bin"].to_numpy()
         self._table = table
@@ -26,7 +24,6 @@ class _Rows:
         self.edges = np.append(np.unique(first), last.max() + 1)
 
     def has(self, key: str) -> bool:
-        """Whether there is a value in this column."""
         return self._table[key].null_count < len(self._table)
 
     def grid(self, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -60,7 +57,7 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     if is_density:
         uniform = (np.diff(rows.edges) / rows.edges[-1])[:, None]
         values = values / uniform
-        # One scale for what was asked for and what was drawn, with uniform in its middle unless more is needed.
+        # One scale for what was expected and what was drawn, with uniform in its middle unless more is needed.
         norm: Normalize = Normalize(0, max(2.0, np.nanmax(_thinned(*rows.grid("asked_share"))[1] / uniform)))
     elif len(positive):
         values = np.ma.masked_less_equal(values, 0)
@@ -117,7 +114,7 @@ def plot_timesteps(table: pa.Table, path: Path) -> None:
     pairs = [pair for pair in pairs if any(map(rows.has, pair))]
     titles = {
         "loss_mean": "training loss, before weights",
-        "asked_share": "density asked for / uniform",
+        "asked_share": "expected density / uniform",
         "share": "drawn / uniform",
         "grad_norm": "gradient norm at fixed probes",
         "grad_noise_scale": "gradient noise scale, in images",

@@ -40,7 +40,7 @@ class ImageResults(Results):
         return {"png": base64.b64encode(file.getvalue()).decode()}
 
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
-        from ..plots.run import plot_progress, plot_samples
+        from ..plots.images import plot_progress, plot_samples
 
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png")
         plot_samples(to_uint8(samples), lab / "samples.png")

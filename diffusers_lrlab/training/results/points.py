@@ -55,7 +55,7 @@ class PointResults(Results):
         plot_beside(real, samples, lab / "samples.png")
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, real, lab / "progress.png")
         with run.averaged_weights():
-            pipeline = run.kind.make_pipeline(run.bare_model.eval(), run.noise_scheduler)
+            pipeline = run.kind.make_pipeline(run.bare_model.eval(), run.process.scheduler)
             pipeline.set_progress_bar_config(disable=True)
             output = pipeline(
                 num_points=len(samples),

@@ -1,0 +1,80 @@
+"""DDPM: variance-preserving noise, and a model that predicts the noise, the data or the velocity."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler
+
+from ..timesteps.noise_levels import NoiseLevels, find_prediction, noise_levels
+from .process import NoiseProcess
+
+
+class DDPM(NoiseProcess):
+    """
+    The process of a diffusers scheduler of the DDPM family.
+
+    Args:
+        scheduler: With `alphas_cumprod`; its `prediction_type` says what the model predicts.
+
+    Raises:
+        LabError: for an unknown one.
+    """
+
+    def __init__(self, scheduler: Any):
+        self.scheduler, self.prediction_type = scheduler, scheduler.config.prediction_type
+        find_prediction(self.prediction_type)
+
+    @cached_property
+    def levels(self) -> NoiseLevels:  # type: ignore[override]
+        return noise_levels(self.scheduler)
+
+    @classmethod
+    def of(cls, num_train_timesteps: int, beta_schedule: str, prediction_type: str, clip_sample: bool) -> DDPM:
+        """By the arguments of `DDPMScheduler`."""
+        return cls(
+            DDPMScheduler(
+                num_train_timesteps=num_train_timesteps,
+                beta_schedule=beta_schedule,
+                prediction_type=prediction_type,
+                clip_sample=clip_sample,
+            )
+        )
+
+    @property
+    def built_in_weights(self) -> np.ndarray:
+        """SNR for `sample`, as in diffusers' example: the error of the noise that the predicted image implies."""
+        return find_prediction(self.prediction_type).plain(self.levels.snr)
+
+    def add_noise(self, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+        return self.scheduler.add_noise(data, noise, timesteps)
+
+    def prediction_losses(
+        self, prediction: torch.Tensor, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        target = noise
+        if self.prediction_type == "sample":
+            target = data
+        elif self.prediction_type == "v_prediction":
+            target = self.scheduler.get_velocity(data, noise, timesteps)
+        errors = F.mse_loss(prediction.float(), target.float(), reduction="none").mean(dim=tuple(range(1, data.ndim)))
+        if self.prediction_type == "sample":
+            alphas = self.scheduler.alphas_cumprod.to(timesteps.device)[timesteps]
+            errors = errors * (alphas / (1 - alphas))
+        return errors
+
+    def model_input(self, scaled: torch.Tensor, sigma: float) -> torch.Tensor:
+        return scaled / math.sqrt(1 + sigma**2)
+
+    def predicted_noise(self, prediction: torch.Tensor, scaled: torch.Tensor, sigma: float) -> torch.Tensor:
+        if self.prediction_type == "epsilon":
+            return prediction
+        if self.prediction_type == "sample":
+            return (scaled - prediction) / sigma
+        # v = alpha * epsilon - sigma_vp * x0, so epsilon = alpha * v + sigma_vp * x_t.
+        return (prediction + sigma * self.model_input(scaled, sigma)) / math.sqrt(1 + sigma**2)

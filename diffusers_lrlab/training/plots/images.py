@@ -1,0 +1,58 @@
+"""Pictures of samples of images: over training, and the final grid."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from ...core.files import atomic_file
+from ...core.plotting import new_figure, save_figure
+
+
+def image_grid(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
+    """8-bit images `(num, height, width, channels)` as one, with a gap between them: `(rows', columns', channels)`."""
+    num, height, width, channels = images.shape
+    rows = math.ceil(num / columns)
+    grid = np.zeros((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), np.uint8)
+    for index, image in enumerate(images):
+        top, left = (gap + (index // columns) * (height + gap), gap + (index % columns) * (width + gap))
+        grid[top : top + height, left : left + width] = image
+    return grid
+
+
+def _enlarge(images: np.ndarray, target: int) -> np.ndarray:
+    """Small images at `target` pixels, smoothly, so that a person can read them."""
+    from PIL import Image
+
+    factor = target // images.shape[1]
+    if factor < 2:
+        return images
+    size = (images.shape[2] * factor, images.shape[1] * factor)
+    large = [np.asarray(Image.fromarray(image.squeeze()).resize(size, Image.Resampling.BICUBIC)) for image in images]
+    return np.stack(large).reshape(len(images), size[1], size[0], -1)
+
+
+def plot_samples(images: np.ndarray, path: Path) -> None:
+    """The final samples (8-bit) as a grid, enlarged if they are small."""
+    from PIL import Image
+
+    pixels = _enlarge(images, 64)
+    columns = next(number for number in (10, 9, 8, 7, 6, 5, len(images)) if len(images) % number == 0)
+    grid = image_grid(pixels, columns=columns, gap=pixels.shape[1] // 4)
+    with atomic_file(path) as temporary:
+        Image.fromarray(grid.squeeze()).save(temporary)
+
+
+def plot_progress(previews: dict[int, np.ndarray], num_updates: int, path: Path) -> None:
+    """The same starting noise denoised at several moments of training, side by side."""
+    figure = new_figure(7, 2.9, dpi=150)
+    shown = dict(list(previews.items())[-6:])
+    columns = figure.subplots(1, len(shown), squeeze=False)[0]
+    for column, (update, images) in zip(columns, shown.items(), strict=True):
+        grid = image_grid(_enlarge(images[:8], 32), columns=2, gap=6)
+        column.imshow(grid.squeeze(), cmap="gray", vmin=0, vmax=255)
+        column.set_title(f"update {update}" if update < num_updates else f"end ({update})", fontsize=8)
+        column.axis("off")
+    save_figure(figure, path)
