@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from diffusers_lrlab.core.plotting import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
-from diffusers_lrlab.finder.find import find_lr, settle
+from diffusers_lrlab.finder.find import find_lr, resolve_settings
 from diffusers_lrlab.finder.range_test import FinderConfig, range_test
 from diffusers_lrlab.finder.suggestions import RULES
 from diffusers_lrlab.training.config import TrainingConfig
@@ -161,7 +161,9 @@ def tell_cost(rounds):
     print("|---|---|---|---|")
     for dataset in ("digits", "dino"):
         plan, data, accelerator = prepare(TrainingConfig(dataset_name=dataset, max_train_steps=1000))
-        settings = settle(FinderConfig(extend=False, stop_factor=1e9, end_lr=1e-4), "adamw")  # none of them diverges
+        settings = resolve_settings(
+            FinderConfig(extend=False, stop_factor=1e9, end_lr=1e-4), "adamw"
+        )  # none of them diverges
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
             trainer.model.train()

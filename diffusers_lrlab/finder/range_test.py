@@ -1,4 +1,4 @@
-"""The test itself: updates at a rising rate, and the loss that is read between them."""
+"""The test itself: updates at a rising rate, and the losses measured between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
 _MOST_OVERFLOWS = 30
-_RISEN = 0.1  # of the fall: then the least is in sight
+_RISEN = 0.1  # of the fall: then the minimum has been passed
 
 
 def _option(default: Any, help: str) -> Any:
@@ -47,13 +47,12 @@ class FinderConfig:
     end_lr: float = _option(None, "The highest rate; 1e-2, likewise.")
     num_updates: int = _option(200, "Updates from the lowest rate to the highest.")
     extend: bool = _option(
-        True,
-        "Go on beyond the highest rate, a hundredfold at most, while the loss does not rise: its least is not in sight.",
+        True, "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen."
     )
     mode: Literal["probe", "classic"] = _option(
         "probe",
-        "probe: timesteps that are spread evenly, noise in opposite pairs, and the loss of fixed images, timesteps and "
-        "noise; classic: the training loss of each batch, as drawn.",
+        "probe: evenly spread timesteps, antithetic noise, and the loss of fixed images, timesteps and noise; classic: the "
+        "training loss of each batch, as drawn.",
     )
     repeats: int = _option(3, "Tests, each with other batches, timesteps and noise.")
     stop_factor: float = _option(10.0, "A test ends where the smoothed loss is this many times the least so far.")
@@ -61,7 +60,7 @@ class FinderConfig:
     rule: Literal["minimum_tenth", "steepest", "valley"] = _option("minimum_tenth", "The rule whose rate is taken.")
 
     def check(self) -> None:
-        """Raises a `LabError` for what cannot be done."""
+        """Raises a `LabError` for settings that are not allowed."""
         for name in ("start_lr", "end_lr"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -92,7 +91,7 @@ class FinderConfig:
 
 class Sweep(NamedTuple):
     """
-    What one test read.
+    What one test measured.
 
     Args:
         lrs (`np.ndarray`): The rate of the last update before each reading, float64 `(num_readings,)`.
@@ -100,7 +99,7 @@ class Sweep(NamedTuple):
         bins (`np.ndarray`): The same by noise level, `(num_readings, num_bins)`, low noise first; without columns in the
             mode "classic".
         num_updates (`int`): Updates that were done.
-        ended (`str` or `None`): Why before the highest rate.
+        ended (`str` or `None`): Why it ended before the highest rate, if it did.
     """
 
     lrs: np.ndarray
@@ -112,15 +111,15 @@ class Sweep(NamedTuple):
 
 class StillObjective(Objective):
     """
-    The objective of a trainer at one moment of its run, with draws of their own.
+    The objective of a trainer at one moment of its run, with random draws of its own.
 
-    The density of timesteps and the weights of losses stay as they are at this moment, but for bands, which take turns;
+    The density of timesteps and the weights of losses stay as they are at this moment, except for bands, which take turns;
     nothing here learns from losses.
 
     Args:
-        trainer ([`Trainer`]): Whose.
-        repeat (`int`): Which test.
-        evenly (`bool`): Timesteps evenly spread over their density, and noise in opposite pairs.
+        trainer ([`Trainer`]): The trainer.
+        repeat (`int`): The number of the test.
+        evenly (`bool`): Timesteps evenly spread over their density, and antithetic noise.
     """
 
     def __init__(self, trainer: Trainer, repeat: int, evenly: bool):
@@ -133,14 +132,13 @@ class StillObjective(Objective):
         return self.at if self._bands is None else self.at + update
 
     def lr_factor(self, update: int) -> float | None:
-        """What the band of an update makes of its learning rate."""
+        """The factor that the band of an update puts on its learning rate."""
         if self._bands is None:
             return None
         factors = self._bands.lr_factors(np.array([self._moment(update)]), self.sampler.num_train_timesteps)
         return None if factors is None else float(factors[0])
 
     def draw(self, update: int) -> torch.Tensor:
-        """See [`Objective`]."""
         sampler, generator = self.sampler, stream_generator(self.seed, "timesteps", update, device=self.device)
         asked, sampler.draw = sampler.draw, "stratified" if self.stratified else sampler.draw
         try:
@@ -149,11 +147,10 @@ class StillObjective(Objective):
             sampler.draw = asked
 
     def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
-        """See [`Objective`]."""
         return super().weights(timesteps, self._moment(update))
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """See [`Objective`]; the second half of a batch has the noise of the first with the other sign."""
+        """The second half of a batch has the noise of the first with the opposite sign."""
         if not self.paired_noise:
             yield from super().noise(update, images)
             return
@@ -174,11 +171,11 @@ def range_test(
     One test, from the state that a trainer is in; afterwards it is in this state again, to the bit, errors or not.
 
     Args:
-        trainer ([`Trainer`]): Whose model, optimizer, data and way of learning are tested.
+        trainer ([`Trainer`]): The trainer.
         settings ([`FinderConfig`]): With both rates.
-        repeat (`int`, *optional*): Which of several tests; each has other batches, timesteps and noise.
-        batches (`Iterable[torch.Tensor]`, *optional*): What to learn from, instead of the trainer's data: this process's
-            share of an update each, `(micro_batch * accumulation, ...)`.
+        repeat (`int`, *optional*): The number of the test; each has other batches, timesteps and noise.
+        batches (`Iterable[torch.Tensor]`, *optional*): To train on instead of the trainer's data: this process's share of an
+            update each, `(micro_batch * accumulation, ...)`.
     """
     if not any(parameter.requires_grad for parameter in trainer.bare_model.parameters()):
         raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
@@ -186,11 +183,11 @@ def range_test(
     if batches is None:
         seed = stream_seed(trainer.config.seed, "finder", repeat)
         workers, skip = trainer.config.dataloader_num_workers, trainer.config.skip_corrupt_images
-        # A stream has one order, whatever the seed: each test begins where the one before it was to end.
+        # A stream has one order, whatever the seed: each test begins where the one before it should have ended.
         first = repeat * settings.num_updates if plan.num_images is None else 0
         batches = iterate_batches(trainer.data, plan.layout, seed, range(first, first + len(settings.lrs())), workers, skip)
     with as_it_was(trainer):
-        # Of a short test, more often: rules want some readings.
+        # More often in a short test: rules need some readings.
         every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
         reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size, every)
         objective = StillObjective(trainer, repeat, settings.mode == "probe")
@@ -212,7 +209,7 @@ def _sweep(
     for update, lr in enumerate(lrs):
         images = next(batches, None)
         if images is None:
-            if update >= settings.num_updates:  # beyond, the test only goes on where it can
+            if update >= settings.num_updates:  # the extension goes only as far as the data
                 break
             ended = f"the data ended after {update} of {settings.num_updates} updates, at a rate of {lr:.3g}"
             break
@@ -232,7 +229,7 @@ def _sweep(
         if not math.isfinite(loss):
             ended = f"the loss was not finite at a rate of {lr:.3g}"
             break
-        # What the classic test reads is smoothed, as single batches say little.
+        # The classic test's losses are smoothed, since single batches say little.
         smoothed = loss if math.isnan(smoothed) else reader.memory * smoothed + (1 - reader.memory) * loss
         first, best = smoothed if math.isnan(first) else first, min(best, smoothed)
         if smoothed > settings.stop_factor * best:
@@ -246,12 +243,12 @@ def _sweep(
 
 
 def do_one_update(trainer: Trainer, images: torch.Tensor) -> bool:
-    """An update, tried again with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
+    """An update, repeated with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
     return any(trainer.do_update(images) for _ in range(_MOST_OVERFLOWS))
 
 
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
-    """The main process's: all must come to the same end."""
+    """The main process's reading: all processes must stop at the same update."""
     broadcast_object_list(values := [reading])
     return values[0]
 
@@ -275,7 +272,7 @@ class _Probe:
         self._members = [place == index for index in range(self.num_bins)]
 
     def read(self) -> tuple[float, np.ndarray]:
-        """The mean, and the means of images with low noise to high."""
+        """The mean, and the means by noise level, low noise first."""
         with self.trainer.raw_weights():
             losses = self.loss(self.trainer.bare_model)
         return float(losses.mean()), np.array([losses[members].mean() for members in self._members])
@@ -291,7 +288,7 @@ class _Classic:
         trainer.sums = torch.zeros_like(trainer.sums)
 
     def read(self) -> tuple[float, np.ndarray]:
-        """The loss of the last update."""
+
         total = self.trainer.accelerator.gather(self.trainer.sums[None, :1].double()).mean().item()
         loss, self._before = total - self._before, total
         return loss, np.empty(0)

@@ -142,6 +142,24 @@ class Images(DataKind):
             return None
         return "needs features that suit the data, which exist for digits, and frechet_samples above 0"
 
+    # --- cards and checks --------------------------------------------------------------------------------------------
+
+    card_task = "unconditional-image-generation"
+    card_tags = (card_task,)
+    card_example = """```python
+from diffusers import DDPMPipeline
+
+pipeline = DDPMPipeline.from_pretrained("{location}")
+images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
+```
+"""
+    preflight_checks = ("value_range", "constant_images", "image_sizes")
+
+    def thumbnails(self, data: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import adaptive_avg_pool2d
+
+        return adaptive_avg_pool2d(data, min(8, data.shape[-1])).flatten(1)
+
 
 def to_uint8(images: np.ndarray) -> np.ndarray:
     """Images in [0, 1] as 8-bit ones."""

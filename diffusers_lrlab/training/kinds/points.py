@@ -125,3 +125,28 @@ class Points(DataKind):
 
     def num_compared_samples(self, config: ResolvedConfig) -> int | None:
         return config.distance_samples or config.num_validation_images
+
+    # --- cards -------------------------------------------------------------------------------------------------------
+
+    card_tags = ("points",)
+    card_example = """```python
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{location}")
+points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
+```
+
+Without diffusers_lrlab, by the code that lies beside the weights; read it first:
+
+```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained(
+    "{location}", custom_pipeline="{location}", trust_remote_code=True
+)
+```
+
+![Points on their way from noise to data](lrlab/sampling.gif)
+"""
+    card_pictures = "\n![From noise to data](lrlab/trajectory.png)\n"
