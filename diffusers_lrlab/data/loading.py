@@ -1,6 +1,6 @@
-"""From a name, a folder or a Hub id to data: found, checked, and split into training and held-out ones.
+"""From a name, a folder or a Hub id to data: loaded, checked, and split into training and held-out ones.
 
-Points are in `points.py`; what both share is here.
+Images are here, with what points share; the rest of points is in `points.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..core.errors import LabError
 from ..core.streams import stream_generator, stream_seed
 from .images import ImageTransform
 from .layout import BatchLayout
-from .sources import open_dataset
+from .sources import columns_of, open_dataset
 
 if TYPE_CHECKING:
     import datasets
@@ -27,11 +27,11 @@ SPLIT_SEED = 0
 
 
 class Transform(Protocol):
-    """How a cell of the data set becomes a tensor. [`ImageTransform`] and [`PointTransform`] are the ones there are."""
+    """How a cell of the dataset becomes a tensor, as [`ImageTransform`] and [`PointTransform`] do."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a tensor that is trained on."""
+        """The shape of a tensor that is trained on."""
 
     def read(self, cell: Any) -> torch.Tensor:
         """The deterministic part; raises a `LabError` that names a cell that cannot be read."""
@@ -40,7 +40,7 @@ class Transform(Protocol):
         """The random part, a function of the number of the image in the run."""
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What takes its place for held-out data."""
+        """The same for held-out data, without randomness."""
 
     @property
     def is_random(self) -> bool:
@@ -60,9 +60,9 @@ class TrainingData:
         column (`str`): The column of `train` that is read.
         fingerprint (`str`): Changes when the data do.
         transform ([`Transform`]): How a cell of that column becomes a tensor.
-        in_memory (`torch.Tensor` or `None`): The resized training images as one float32 tensor, when they fit.
-        skipped (`list` of `str`): Corrupt images that were left out on request.
-        known (`dict`): What was computed of them and does not depend on the run.
+        in_memory (`torch.Tensor` or `None`): The resized training images as one float32 tensor, if they fit.
+        skipped (`list` of `str`): Corrupt images that were skipped on request.
+        known (`dict`): A cache of results that depend on the data alone.
     """
 
     name: str
@@ -83,11 +83,7 @@ class TrainingData:
         return len(self.train) if hasattr(self.train, "__len__") else None
 
     def all_in_memory(self, most: int | None = None) -> torch.Tensor:
-        """
-        The training images, cropped in the middle, as one tensor; decoded anew if they are not in memory.
-
-        Of those that are not, and of streams, `most` are taken at most.
-        """
+        """The training images, cropped in the middle, as one tensor; at most `most` of those that must be decoded."""
         if self.in_memory is not None:
             return self.transform.fixed(self.in_memory)
         rows = itertools.islice(self.train, most)
@@ -95,7 +91,6 @@ class TrainingData:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of one training image."""
         return self.transform.shape
 
 
@@ -153,11 +148,8 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
     """The column to read images from: the one asked for, or the only one of type `datasets.Image`."""
     from datasets import Image
 
-    features = dataset.features
-    if features is None:
-        raise LabError("The stream does not declare its columns, so none can be checked. Train without --streaming.")
+    features, listing = columns_of(dataset)
     columns = [name for name, feature in features.items() if isinstance(feature, Image)]
-    listing = ", ".join(f"{name} ({getattr(feature, 'dtype', '?')})" for name, feature in features.items())
     if asked is not None:
         if asked not in columns:
             raise LabError(f"--image_column {asked!r} is not a column of images. Columns: {listing}.")

@@ -176,7 +176,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
     config, results = record["config"], record["train"]["results"]
-    name = config["dataset_name"] or config["train_data_dir"]
+    name, on_hub = config["dataset_name"] or config["train_data_dir"], _is_on_hub(config)
     evaluations = [
         EvalResult(
             task_type=kind.card_task,
