@@ -15,12 +15,11 @@ from ..core.errors import LabError
 from ..core.streams import stream_generator, stream_seed
 from .images import ImageTransform
 from .layout import BatchLayout
+from .options import DataConfig
 from .sources import columns_of, open_dataset
 
 if TYPE_CHECKING:
     import datasets
-
-    from ..training.config import ResolvedConfig
 
 # The held-out data are the same for every seed of a study: losses on different data cannot be compared.
 SPLIT_SEED = 0
@@ -94,7 +93,7 @@ class TrainingData:
         return self.transform.shape
 
 
-def load_image_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingData:
+def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
     """
     Loads the dataset of a resolved configuration, holds out validation images, and decodes what fits into memory.
 
@@ -114,21 +113,20 @@ def load_image_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingD
         center_crop=config.center_crop,
         random_flip=config.random_flip,
         eight_bit=not config.preserve_input_precision,
-        seed=config.seed,
+        seed=seed,
     )
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
-        return stream_data(config, dataset, column, transform, name)
+        return stream_data(config, seed, dataset, column, transform, name)
 
     fingerprint = dataset._fingerprint if name != "digits" else "digits"
     data = TrainingData(name, dataset, torch.empty(0), column, fingerprint, transform)
-    held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images)
+    held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
     held_out = _decode_rows(data, config, dataset, held_out_rows, fixed=True)
     assert held_out is not None  # fixed crops have one shape
     data.held_out = held_out
     if held_out_rows:
         data.train = dataset.select(training_rows)
-    layout = BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes)
     layout.check_fits(len(data.train))
     if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
         data.in_memory = _decode_rows(data, config, data.train, range(len(data.train)), fixed=config.center_crop)
@@ -164,7 +162,7 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
     return columns[0]
 
 
-def _decode_rows(data: TrainingData, config: ResolvedConfig, dataset: Any, rows: Any, fixed: bool) -> torch.Tensor | None:
+def _decode_rows(data: TrainingData, config: DataConfig, dataset: Any, rows: Any, fixed: bool) -> torch.Tensor | None:
     """Resized images as one tensor; `None` if their sizes differ, which only random crops of oblong images do."""
     from tqdm.auto import tqdm
 
@@ -184,13 +182,14 @@ def _decode_rows(data: TrainingData, config: ResolvedConfig, dataset: Any, rows:
     return torch.stack(images) if images else torch.empty(0, *data.image_shape)
 
 
-def stream_data(config: ResolvedConfig, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
-    """A stream, whose first images are held out."""
-    train = stream.skip(config.num_validation_images).shuffle(
-        seed=stream_seed(config.seed, "stream") % 2**32, buffer_size=config.stream_shuffle_buffer
+def stream_data(config: DataConfig, seed: int, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
+    """The data of a stream, whose first images are held out."""
+    num_held_out = config.num_validation_images or 0
+    train = stream.skip(num_held_out).shuffle(
+        seed=stream_seed(seed, "stream") % 2**32, buffer_size=config.stream_shuffle_buffer
     )
     data = TrainingData(name, train, torch.empty(0), column, name, transform)
-    rows = list(stream.take(config.num_validation_images))
+    rows = list(stream.take(num_held_out))
     held_out = _decode_rows(data, config, rows, range(len(rows)), fixed=True)
     assert held_out is not None  # fixed crops have one shape
     data.held_out = held_out

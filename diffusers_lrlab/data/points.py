@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +11,9 @@ import torch
 from ..core.errors import LabError
 from .layout import BatchLayout
 from .loading import TrainingData, split_rows, stream_data
+from .options import DataConfig
 from .sources import columns_of, is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, load_toy_dataset
-
-if TYPE_CHECKING:
-    from ..training.config import ResolvedConfig
 
 # The toy datasets are the same for every seed of a run, as all other data are.
 TOY_SEED, TOY_POINTS = 42, 100_000
@@ -59,7 +57,7 @@ class PointTransform:
         return tensor
 
 
-def load_point_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingData:
+def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
     """
     Loads the points of a resolved configuration and holds out some.
 
@@ -84,9 +82,9 @@ def load_point_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingD
             raise LabError(f"The stream {name!r} has no points to train on.")
         if not first[column]:
             raise LabError(f"Row 0 of the column {column!r} is {first[column]!r} and no point. Correct or remove it.")
-        return stream_data(config, dataset, column, PointTransform(len(first[column]), column), name)
+        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name)
     points = read_points(dataset, column)
-    held_out, training = split_rows(len(points), config.num_validation_images)
+    held_out, training = split_rows(len(points), config.num_validation_images or 0)
     data = TrainingData(
         name,
         dataset.select(training),
@@ -95,13 +93,13 @@ def load_point_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingD
         dataset._fingerprint,
         PointTransform(points.shape[1], column),
     )
-    BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes).check_fits(len(training))
+    layout.check_fits(len(training))
     if points.nbytes <= config.in_memory_limit_mb * 2**20:
         data.in_memory = points[training]
     return data
 
 
-def _toy_data(name: str, config: ResolvedConfig) -> TrainingData:
+def _toy_data(name: str, config: DataConfig) -> TrainingData:
     num_held_out = config.num_validation_images
     train = load_toy_dataset(name, TOY_POINTS, TOY_SEED)
     # An independent draw, so that the number of training points does not depend on what is held out.

@@ -224,7 +224,7 @@ def make_plan(
     Raises:
         LabError: for a batch larger than the data, and for a schedule that does not fit the length of the run.
     """
-    layout = BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes, rank)
+    layout = config.layout(num_processes, rank)
     num_images = data.num_images
     if num_images is not None:
         layout.check_fits(num_images)

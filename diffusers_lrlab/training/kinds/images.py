@@ -79,7 +79,7 @@ class Images(DataKind):
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.loading import load_image_data
 
-        return load_image_data(config, num_processes)
+        return load_image_data(config, config.seed, config.layout(num_processes))
 
     def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
         channels, resolution = config.image_shape

@@ -62,7 +62,7 @@ class Points(DataKind):
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.points import load_point_data
 
-        return load_point_data(config, num_processes)
+        return load_point_data(config, config.seed, config.layout(num_processes))
 
     def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
         return f"{data.image_shape[0]} dimensions"
