@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
+from ..core.options import START, check_ranges, option
 from ..core.streams import block_randn, stream_generator, stream_seed
 from ..data.batches import iterate_batches
 from ..evaluation.validation_loss import ValidationLoss
@@ -33,53 +33,49 @@ _MOST_OVERFLOWS = 30
 _RISEN = 0.1  # of the fall: then the minimum has been passed
 
 
-def _option(default: Any, help: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help})
-
-
 @dataclass(kw_only=True)
 class FinderConfig:
     """Parameters that control the learning-rate finder."""
 
     _argument_group_name = "learning-rate finder"
 
-    start_lr: float = _option(None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.")
-    end_lr: float = _option(None, "The highest rate; 1e-2, likewise.")
-    num_updates: int = _option(200, "Updates from the lowest rate to the highest.")
-    extend: bool = _option(
-        True, "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen."
+    start_lr: float = option(
+        None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.", START, above=0
     )
-    mode: Literal["probe", "classic"] = _option(
+    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", START, above=0)
+    num_updates: int = option(200, "Updates from the lowest rate to the highest.", START, at_least=10)
+    extend: bool = option(
+        True,
+        "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
+        START,
+    )
+    mode: Literal["probe", "classic"] = option(
         "probe",
         "probe: evenly spread timesteps, antithetic noise, and the loss of fixed images, timesteps and noise; classic: the "
         "training loss of each batch, as drawn.",
+        START,
     )
-    repeats: int = _option(3, "Tests, each with other batches, timesteps and noise.")
-    stop_factor: float = _option(10.0, "A test ends where the smoothed loss is this many times the least so far.")
-    probe_size: int = _option(None, "Fixed images of the probe; two batches.")
-    rule: Literal["minimum_tenth", "steepest", "valley"] = _option("minimum_tenth", "The rule whose rate is taken.")
+    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", START, at_least=1)
+    stop_factor: float = option(10.0, "A test ends where the smoothed loss is this many times its minimum so far.", START)
+    probe_size: int = option(None, "Fixed images of the probe; two batches.", START, at_least=8)
+    rule: Literal["minimum_tenth", "steepest", "valley"] = option("minimum_tenth", "The rule whose rate is taken.", START)
 
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
-        for name in ("start_lr", "end_lr"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise LabError(f"--{name} {value} is not allowed; it must be a number above 0, such as 1e-7.")
-        if self.start_lr is not None and self.end_lr is not None and self.start_lr >= self.end_lr:
+        check_ranges(self, FinderConfig)
+        if not 1 < self.stop_factor < math.inf:
+            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")
+        if self.start_lr is None or self.end_lr is None:
+            return
+        if self.start_lr >= self.end_lr:
             raise LabError(
                 f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. The rate rises from one to the other."
             )
-        if self.start_lr is not None and self.end_lr is not None and self.end_lr < _NARROWEST * self.start_lr:
+        if self.end_lr < _NARROWEST * self.start_lr:
             raise LabError(
                 f"From --start_lr {self.start_lr:g} to --end_lr {self.end_lr:g} is too little to tell rates apart: make the "
                 f"last at least {_NARROWEST:g} times the first."
             )
-        for name, lowest in (("num_updates", 10), ("repeats", 1), ("probe_size", 8)):
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise LabError(f"--{name} {value} is not allowed; use {lowest} or more.")
-        if not 1 < self.stop_factor < math.inf:
-            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")
 
     def lrs(self) -> np.ndarray:
         """The rate of each update, evenly spaced on a logarithmic scale: float64, of all updates that there may be."""
@@ -111,15 +107,11 @@ class Sweep(NamedTuple):
 
 class StillObjective(Objective):
     """
-    The objective of a trainer at one moment of its run, with random draws of its own.
+    The objective of a trainer at one moment of its run, with random draws of its own; `evenly` spreads timesteps evenly over
+    their density, with antithetic noise.
 
     The density of timesteps and the weights of losses stay as they are at this moment, except for bands, which take turns;
     nothing here learns from losses.
-
-    Args:
-        trainer ([`Trainer`]): The trainer.
-        repeat (`int`): The number of the test.
-        evenly (`bool`): Timesteps evenly spread over their density, and antithetic noise.
     """
 
     def __init__(self, trainer: Trainer, repeat: int, evenly: bool):
@@ -173,7 +165,7 @@ def range_test(
     Args:
         trainer ([`Trainer`]): The trainer.
         settings ([`FinderConfig`]): With both rates.
-        repeat (`int`, *optional*): The number of the test; each has other batches, timesteps and noise.
+        repeat (`int`): The number of the test; each has other batches, timesteps and noise.
         batches (`Iterable[torch.Tensor]`, *optional*): To train on instead of the trainer's data: this process's share of an
             update each, `(micro_batch * accumulation, ...)`.
     """

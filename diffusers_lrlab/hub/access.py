@@ -71,14 +71,8 @@ class Target:
 
 def check_can_write(target: Target, dry_run: bool = False) -> Target:
     """
-    Makes sure, before any work, that something can be uploaded; creates the repository and the branch if they are missing.
-
-    Args:
-        target ([`Target`]): Where to.
-        dry_run (`bool`): Whether to create nothing.
-
-    Returns:
-        [`Target`]: with a complete id.
+    Makes sure, before any work, that something can be uploaded, and completes the id. Creates the repository and the branch
+    if they are missing, unless this is a dry run.
 
     Raises:
         LabError: without a token, with one that the Hub does not accept or that may only read, and with an id that is not
@@ -199,11 +193,7 @@ def log(text: str) -> None:
 def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
     """
     Calls `action`, and again after a while if the Hub is busy or the connection breaks; raises what it raises the last time.
-
-    Args:
-        action (`Callable`): May be called several times.
-        doing (`str`): For messages.
-        attempts (`int`): At most.
+    `doing` is for messages.
     """
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 

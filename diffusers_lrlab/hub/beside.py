@@ -22,13 +22,7 @@ _LATER = "Training goes on; the upload at the end takes everything."
 
 
 class PushesBeside:
-    """
-    Uploads what a run has saved so far, one upload at a time. Failures are logged; the upload at the end takes everything.
-
-    Args:
-        folder (`Path`): The run's folder.
-        config ([`ResolvedConfig`]): After [`check_can_push`].
-    """
+    """Uploads what a run has saved so far, one upload at a time, after [`check_can_push`]. Failures are logged."""
 
     def __init__(self, folder: Path, config: ResolvedConfig):
         self.folder, self.config = folder, config

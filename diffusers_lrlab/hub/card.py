@@ -32,13 +32,8 @@ _LABELS = {
 
 def write_model_card(folder: Path, record: dict[str, Any], location: str | None = None) -> None:
     """
-    Writes `README.md` into the folder of a finished run.
-
-    Args:
-        folder (`Path`): The run's folder.
-        record (`dict`): Its `run.json`.
-        location (`str`, *optional*): What the loading example names; the repository's id for a run that is pushed, the
-            folder for others.
+    Writes `README.md` into the folder of a finished run, from its record. The loading example names `location`: by default
+    the repository of a run that is pushed, the folder of others.
     """
     config, train = record["config"], record["train"]
     kind = kind_of(config)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..training.kinds.select import KINDS
 from .cards import card_for_dataset, card_for_run, space_card, study_card
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
-RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "unet/*", "denoiser/*", "scheduler/*", "lrlab/*")
+_RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
 _NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*")
 _CHECKPOINTS = "checkpoint-*/*"
 _STUDY_FILES = ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "spec.yaml", "runs/*.json")
@@ -55,12 +56,7 @@ class Contents:
 
 
 def kind_of_folder(folder: Path) -> str:
-    """
-    What a folder holds: "run", "study", "schedule" or "dataset".
-
-    Raises:
-        LabError: if it holds none of them.
-    """
+    """What a folder holds: "run", "study", "schedule" or "dataset"; a `LabError` if it holds none of them."""
     if not folder.is_dir():
         raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, a toy dataset or a schedule.")
     for kind, marker in _MARKERS.items():
@@ -92,9 +88,6 @@ def contents_of(
         space (`bool`): Whether to upload the report of a study as a web page, instead of the study as a dataset.
         include_checkpoints (`bool`): Whether to upload the checkpoints of a run, or the weights of a study's runs, too.
         unfinished (`bool`): Whether to upload a run that has not finished, as far as it is.
-
-    Raises:
-        LabError: if there is nothing to upload, or nothing finished.
     """
     kind = kind_of_folder(folder)
     if space and kind != "study":
@@ -146,8 +139,15 @@ def _collect(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]
     return found
 
 
-def run_files(folder: Path, include_checkpoints: bool = False) -> dict[str, Path | bytes]:
-    return _collect(folder, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints)
+def run_files(folder: Path) -> dict[str, Path | bytes]:
+    return _collect(folder, _run_patterns(folder))
+
+
+def _run_patterns(folder: Path) -> tuple[str, ...]:
+    """Patterns of a run's files: with the folders of its pipeline's parts, and of those of other kinds, which it replaces."""
+    index = folder / "model_index.json"
+    parts = [name for name, value in read_json(index).items() if isinstance(value, list)] if index.is_file() else []
+    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *(entry.factory.component for entry in KINDS.values())})
 
 
 def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, unfinished: bool) -> Contents:
@@ -158,13 +158,14 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
             f"The run in {str(folder)!r} is not finished (status: {status}). Go on with it by --resume_from_checkpoint "
             "latest, or push what there is by --unfinished."
         )
-    files = run_files(folder, include_checkpoints)
+    patterns = _run_patterns(folder) + (_CHECKPOINTS,) * include_checkpoints
+    files = _collect(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     files["README.md"] = card_for_run(folder, record, repo_id, revision, done).encode()
     message = f"{done}{'' if status == 'finished' else f' of {total}'} updates: {command}"
-    return Contents("run", files, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints, message)
+    return Contents("run", files, patterns, message)
 
 
 def _study(folder: Path, temporary: Path, repo_id: str, revision: str, space: bool, include_weights: bool) -> Contents:

@@ -89,11 +89,7 @@ def publish(contents: Contents, target: Target, message: str, again: str) -> Pub
         contents ([`Contents`]): What to upload.
         target ([`Target`]): Where to, after [`check_can_write`].
         message (`str`): Of the commit; its first line is the title.
-        again (`str`): The command that repeats it, for messages.
-
-    Raises:
-        LabError: if it fails; with the command that goes on.
-        UploadInterrupted: after SIGINT or SIGTERM.
+        again (`str`): The command that repeats the upload, for messages.
     """
     _refuse_secrets(contents, target, message)
     if target.token:
@@ -233,15 +229,7 @@ def training_target(config: ResolvedConfig) -> Target:
 
 
 def check_can_push(config: ResolvedConfig) -> str:
-    """
-    Makes sure, before training, that the result can be uploaded: creates the repository, unless this is a dry run.
-
-    Returns:
-        `str`: the complete id of the repository.
-
-    Raises:
-        LabError: as [`check_can_write`].
-    """
+    """[`check_can_write`] before training, and a check of the license; returns the complete id of the repository."""
     target = check_can_write(training_target(config), config.dry_run)
     if config.hub_license is not None:
         from huggingface_hub import ModelCard
@@ -253,17 +241,7 @@ def check_can_push(config: ResolvedConfig) -> str:
 
 
 def push_run(folder: Path, config: ResolvedConfig, message: str | None = None) -> Published:
-    """
-    Uploads pipeline, card and evidence of a finished run.
-
-    Args:
-        folder (`Path`): Of the run.
-        config ([`ResolvedConfig`]): After [`check_can_push`].
-        message (`str`, *optional*): Of the commit; by default it names the command.
-
-    Raises:
-        LabError: if the upload fails; with the command that repeats it.
-    """
+    """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
     target = training_target(config)
     with contents_of(folder, target.repo_id) as contents:
         return publish(contents, target, message or contents.message, _push_command(folder, target, {}))

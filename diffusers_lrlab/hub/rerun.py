@@ -83,13 +83,8 @@ class Comparison:
 
 def recorded_options(folder: Path) -> dict[str, Any]:
     """
-    The options that repeat a run, as the training script takes them.
-
-    Args:
-        folder (`Path`): The run's, or what was downloaded of it.
-
-    Raises:
-        LabError: if there is no record, or one with options that this version does not know.
+    The options that repeat the run in a folder, as the training script takes them; a `LabError` if there is no record, or
+    one with options that this version does not know.
     """
     from ..training.config import TrainingConfig
 
@@ -105,17 +100,7 @@ def recorded_options(folder: Path) -> dict[str, Any]:
 
 
 def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Comparison:
-    """
-    Compares a run with its record.
-
-    Args:
-        then (`Path`): The folder with the record.
-        now (`Path`): The folder of the repeated run.
-        tolerance (`float`): See [`Comparison`].
-
-    Raises:
-        LabError: if either is not a run.
-    """
+    """Compares the record in the folder `then` with the repeated run in the folder `now`."""
     records = read_record(then), read_record(now)
     rows = read_log(then), read_log(now)
     parts = (

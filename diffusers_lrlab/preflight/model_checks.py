@@ -76,15 +76,11 @@ class _OneBatch(StillObjective):
 
 def overfit_one_batch(subject: Subject) -> str:
     """
-    Trains on a single batch, with the same timesteps and noise each time; afterwards the trainer is as it was.
-
-    All processes call this.
-
-    Returns:
-        `str`: how the loss changed.
+    Trains on a single batch, with the same timesteps and noise each time, and says how the loss changed; afterwards the
+    trainer is as it was. All processes call this.
 
     Raises:
-        LabError: if it did not fall to half: then something is wrong that more data cannot fix.
+        LabError: if the loss did not fall to half: then something is wrong that more data cannot fix.
     """
     trainer, plan, config = subject.trainer, subject.plan, subject.config
     workers, skip = config.dataloader_num_workers, config.skip_corrupt_images

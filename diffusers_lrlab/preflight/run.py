@@ -40,15 +40,7 @@ def checks_for(kind: DataKind) -> dict[str, Callable[[Subject], str | None]]:
 
 
 def run_checks(trainer: Trainer) -> dict[str, str]:
-    """
-    Runs the checks that suit the kind of data.
-
-    Args:
-        trainer ([`Trainer`]): About to begin; afterwards it is as it was, to the bit.
-
-    Returns:
-        `dict`: from names in `CHECKS` to messages, of those that have one.
-    """
+    """From names of checks that found something to their messages; afterwards the trainer is as it was, to the bit."""
     subject, found = Subject(trainer), {}
     for name, check in checks_for(trainer.kind).items():
         try:

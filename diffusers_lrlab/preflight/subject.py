@@ -17,12 +17,7 @@ _MOST = 512  # images or points that are looked at
 
 
 class Subject:
-    """
-    A run that is about to begin.
-
-    Args:
-        trainer ([`Trainer`]): Its trainer. Checks leave it as it was, to the bit.
-    """
+    """A run that is about to begin; checks leave its trainer as it was, to the bit."""
 
     def __init__(self, trainer: Trainer):
         self.trainer, self.plan, self.data, self.config = trainer, trainer.plan, trainer.data, trainer.config
