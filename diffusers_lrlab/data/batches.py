@@ -52,7 +52,8 @@ def iterate_batches(
     The images of this process, update by update.
 
     Args:
-        data ([`TrainingData`]), layout ([`BatchLayout`]): The images, and how updates are divided.
+        data ([`TrainingData`]): The images.
+        layout ([`BatchLayout`]): How updates are divided.
         seed (`int`): Seed of the order; that of a stream is in its shuffle buffer already.
         updates (`range`): The updates to yield; a resumed run starts where it stopped.
         num_workers (`int`): Processes that decode, for images that are not in memory.

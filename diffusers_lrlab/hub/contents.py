@@ -144,7 +144,7 @@ def run_files(folder: Path) -> dict[str, Path | bytes]:
 
 
 def _run_patterns(folder: Path) -> tuple[str, ...]:
-    """Patterns of a run's files: with the folders of its pipeline's parts, and of those of other kinds, which it replaces."""
+    """Patterns of a run's files, with the folders of its pipeline's parts and of those of other kinds, which it replaces."""
     index = folder / "model_index.json"
     parts = [name for name, value in read_json(index).items() if isinstance(value, list)] if index.is_file() else []
     return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *(entry.factory.component for entry in KINDS.values())})
