@@ -43,7 +43,7 @@ def main():
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=500, help="per round")
-    arguments = parse(parser, rounds=1, steps=200)
+    arguments = parse(parser, rounds=1, steps=2000)
     schedulers = make_schedulers(arguments.rounds * arguments.steps)
     times = {name: [] for name in schedulers}
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # there is nothing to optimize here

@@ -32,12 +32,10 @@ class Suggestion(NamedTuple):
 
 
 class _Curve(NamedTuple):
-    """`x`: log10 of the rates; `y`: smoothed losses; `best`: where they are least; `is_cut`: if more follow, not finite."""
-
-    x: np.ndarray
-    y: np.ndarray
-    best: int
-    is_cut: bool
+    x: np.ndarray  # log10 of the rates
+    y: np.ndarray  # smoothed losses
+    best: int  # where they are least
+    is_truncated: bool  # whether more losses follow, which are not finite
 
 
 def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -74,7 +72,7 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     curve = _prepare(lrs, losses)
     if isinstance(curve, Suggestion):
         return curve
-    if curve.best == len(curve.y) - 1 and curve.is_cut:
+    if curve.best == len(curve.y) - 1 and curve.is_truncated:
         at = _rate(curve.x[-1])
         return Suggestion(at / 10, f"a tenth of the last rate with a finite loss, {at:.3g}", (at / 100, at / 10))
     if curve.best == len(curve.y) - 1:

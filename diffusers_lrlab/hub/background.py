@@ -21,7 +21,7 @@ _PATIENCE = 600  # seconds at the end of the run, for an upload that is still ru
 _LATER = "Training goes on; the upload at the end takes everything."
 
 
-class PushesBeside:
+class BackgroundUploads:
     """Uploads what a run has saved so far, one upload at a time, after [`check_can_push`]. Failures are logged."""
 
     def __init__(self, folder: Path, config: ResolvedConfig):
