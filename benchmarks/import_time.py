@@ -7,12 +7,8 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from train_step import machine
-
-SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
-ROUNDS = 5
+from common import SCRIPT, machine, make_parser, parse
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
@@ -37,14 +33,18 @@ def seconds(arguments):
 
 
 def main():
-    times = {name: [] for name in COMMANDS}
-    for turn in range(ROUNDS + 1):
-        for name, arguments in COMMANDS.items():
-            elapsed = seconds(arguments)
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.set_defaults(commands=list(COMMANDS))
+    options = parse(parser, rounds=1, commands=list(COMMANDS)[:2])
+    times = {name: [] for name in options.commands}
+    for turn in range(options.rounds + 1):
+        for name in options.commands:
+            elapsed = seconds(COMMANDS[name])
             if turn:  # the first turn fills the disk cache
                 times[name].append(elapsed)
     print(machine())
-    print("\n| | s, median of 5 |\n|---|---|")
+    print(f"\n| | s, median of {options.rounds} |\n|---|---|")
     for name, values in times.items():
         print(f"| `{name}` | {statistics.median(values):.2f} |")
 

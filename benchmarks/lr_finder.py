@@ -11,37 +11,35 @@ times of it, and at a grid of rates, by a study in OUT/training-DATASET that goe
 `cost`: 200 updates of the finder beside 200 plain updates, in turns.
 """
 
-import argparse
 import json
 import statistics
 import time
 from pathlib import Path
 
 import numpy as np
+from common import make_parser, parse
 
 from diffusers_lrlab.core.plotting import BLUE, DARK, GREY, ORANGE, new_figure, save_figure
-from diffusers_lrlab.finder.find import find_lr, settle
+from diffusers_lrlab.finder.find import find_lr, resolve_settings
 from diffusers_lrlab.finder.range_test import FinderConfig, range_test
 from diffusers_lrlab.finder.suggestions import RULES
 from diffusers_lrlab.training.config import TrainingConfig
 
-DATASETS = ("digits", "circle", "dino", "line", "moons")
 GRID = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-SEEDS = 5
 
 
-def suggestions_of(out):
+def suggestions_of(out, options):
     """By data set and mode: rates by rule and seed (`None` without one), and curves; those of OUT/spread.json, too."""
     file = out / "spread.json"
     found = json.loads(file.read_text()) if file.exists() else {}
-    for dataset in DATASETS:
+    for dataset in options.datasets:
         for mode in ("probe", "classic"):
             if mode in found.setdefault(dataset, {}):
                 continue
             rates = {"curves": [], **{rule: [] for rule in RULES}}
-            for seed in range(SEEDS):
+            for seed in range(options.finder_seeds):
                 config = TrainingConfig(dataset_name=dataset, seed=seed, max_train_steps=1000)
-                result = find_lr(config, FinderConfig(mode=mode, repeats=1))
+                result = find_lr(config, FinderConfig(mode=mode, repeats=1, num_updates=options.finder_updates))
                 for rule, suggestion in result.suggestions.items():
                     rates[rule].append(suggestion.lr)
                 rates["curves"].append([result.sweeps[0].lrs.tolist(), result.sweeps[0].losses.tolist()])
@@ -61,7 +59,7 @@ def spread(rates):
     return high / low, middle, len(rates) - len(named)
 
 
-def tell_spread(found):
+def print_spread(found):
     print("| data | rule | probe: median (spread) | classic: median (spread) | spread, classic over probe |")
     print("|---|---|---|---|---|")
     for dataset, modes in found.items():
@@ -70,7 +68,7 @@ def tell_spread(found):
             for mode in ("probe", "classic"):
                 ratio, median, none = spread(modes[mode][rule])
                 ratios.append(ratio)
-                without = f", none from {none} of {SEEDS}" if none else ""
+                without = f", none from {none} of {len(modes[mode][rule])}" if none else ""
                 cells.append("none" + without if ratio is None else f"{median:.2g} ({ratio:.2f}{without})")
             times = "" if None in ratios else f"{ratios[1] / ratios[0]:.1f}"
             print(f"| {dataset} | {rule} | {' | '.join(cells)} | {times} |")
@@ -79,7 +77,7 @@ def tell_spread(found):
 def plot_spread(found, path):
     """A line for each seed, and below them a mark for each rate that is suggested."""
     figure = new_figure(13, 5.2, dpi=110)
-    rows = zip(("probe", "classic"), figure.subplots(2, len(found), sharex=True), strict=True)
+    rows = zip(("probe", "classic"), figure.subplots(2, len(found), sharex=True, squeeze=False), strict=True)
     for mode, axes_of_row in rows:
         for axes, (dataset, modes) in zip(axes_of_row, found.items(), strict=True):
             losses = np.concatenate([losses for _, losses in modes[mode]["curves"]])
@@ -88,7 +86,7 @@ def plot_spread(found, path):
                 axes.plot(lrs, losses, color=GREY, linewidth=0.7)
             for place, (rule, color) in enumerate(zip(RULES, (BLUE, ORANGE, DARK), strict=True)):
                 named = [rate for rate in modes[mode][rule] if rate is not None]
-                label = rule if (mode, dataset) == ("probe", DATASETS[0]) else None
+                label = rule if (mode, dataset) == ("probe", next(iter(found))) else None
                 height = low - (0.1 + 0.08 * place) * (start - low)
                 axes.scatter(named, [height] * len(named), marker="|", s=50, color=color, label=label)
             axes.set(xscale="log", ylim=(low - 0.35 * (start - low), start + 0.5 * (start - low)), yticks=[])
@@ -107,12 +105,12 @@ def train(out, found, options):
     from diffusers_lrlab.study.spec.reading import read_spec
 
     losses = {}
-    for dataset in DATASETS:
+    for dataset in options.datasets:
         _, suggested, _ = spread(found[dataset]["probe"][options.rule])
         if suggested is None:
             print(f"{dataset}: no rate by {options.rule} from more than one seed, so nothing is trained.")
             continue
-        rates = sorted({*GRID, *(float(f"{suggested * factor:.2g}") for factor in (1 / 3, 1, 3))})
+        rates = sorted({*options.grid, *(float(f"{suggested * factor:.2g}") for factor in (1 / 3, 1, 3))})
         updates = options.image_updates if dataset == "digits" else options.point_updates
         spec = read_spec(
             {
@@ -137,19 +135,19 @@ def train(out, found, options):
     return losses
 
 
-def tell_training(losses):
+def print_training(losses, grid):
     print("| data | suggested | loss there | at a third | at three times | best of the grid | loss there | off by |")
     print("|---|---|---|---|---|---|---|---|")
     for dataset, (suggested, found) in losses.items():
-        best = min((rate for rate in GRID if found[rate]), key=lambda rate: found[rate][0], default=GRID[0])
+        best = min((rate for rate in grid if found[rate]), key=lambda rate: found[rate][0], default=grid[0])
         near = [min(found, key=lambda rate: abs(np.log(rate / suggested / factor))) for factor in (1, 1 / 3, 3)]
         cells = ["{:.4f} ± {:.4f}".format(*found[rate]) if found[rate] else "diverged" for rate in (*near, best)]
         off = f"{found[near[0]][0] / found[best][0] - 1:+.1%}" if found[near[0]] and found[best] else ""
         print(f"| {dataset} | {suggested:.2g} | {' | '.join(cells[:3])} | {best:g} | {cells[3]} | {off} |")
 
 
-def tell_cost(rounds):
-    """The finder's 200 updates beside 200 plain ones, in turns, on digits and on points."""
+def print_cost(rounds, num_updates):
+    """The finder's updates beside as many plain ones, in turns, on digits and on points."""
     import tempfile
 
     from diffusers_lrlab.data.batches import iterate_batches
@@ -157,11 +155,13 @@ def tell_cost(rounds):
     from diffusers_lrlab.training.run_folder import RunFolder
     from diffusers_lrlab.training.trainer import Trainer
 
-    print("| data | 200 plain updates, s | the finder's, s | ratio (quartiles) |")
+    print(f"| data | {num_updates} plain updates, s | the finder's, s | ratio (quartiles) |")
     print("|---|---|---|---|")
     for dataset in ("digits", "dino"):
         plan, data, accelerator = prepare(TrainingConfig(dataset_name=dataset, max_train_steps=1000))
-        settings = settle(FinderConfig(extend=False, stop_factor=1e9, end_lr=1e-4), "adamw")  # none of them diverges
+        # None of them diverges.
+        settings = FinderConfig(num_updates=num_updates, extend=False, stop_factor=1e9, end_lr=1e-4)
+        settings = resolve_settings(settings, "adamw")
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
             trainer.model.train()
@@ -169,11 +169,11 @@ def tell_cost(rounds):
             times = {"plain": [], "finder": []}
             for turn in range(rounds + 1):
                 started = time.perf_counter()
-                for images in iterate_batches(data, plan.layout, 0, range(200)):
+                for images in iterate_batches(data, plan.layout, 0, range(num_updates)):
                     trainer.do_update(images)
                 middle = time.perf_counter()
                 sweep = range_test(trainer, settings)
-                assert sweep.num_updates == 200, sweep.ended
+                assert sweep.num_updates == num_updates, sweep.ended
                 if turn:
                     times["plain"].append(middle - started)
                     times["finder"].append(time.perf_counter() - middle)
@@ -184,7 +184,7 @@ def tell_cost(rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of results; what is there is not done again")
     parser.add_argument("--part", choices=("spread", "training", "cost"), help="all of them if not given")
     parser.add_argument("--rule", default="minimum_tenth", choices=list(RULES))
@@ -192,17 +192,21 @@ def main():
     parser.add_argument("--image_updates", type=int, default=1000)
     parser.add_argument("--point_updates", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=8, help="of the cost")
-    options = parser.parse_args()
+    parser.set_defaults(
+        datasets=["digits", "circle", "dino", "line", "moons"], grid=GRID, finder_seeds=5, finder_updates=200
+    )
+    tiny = {"datasets": ["line"], "grid": [1e-3], "finder_seeds": 2, "finder_updates": 10, "rounds": 2}
+    options = parse(parser, **tiny, seeds=1, image_updates=2, point_updates=2)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part in (None, "cost"):
-        tell_cost(options.rounds)
+        print_cost(options.rounds, options.finder_updates)
     if options.part == "cost":
         return
-    found = suggestions_of(options.out)
-    tell_spread(found)
+    found = suggestions_of(options.out, options)
+    print_spread(found)
     plot_spread(found, options.out / "spread.png")
     if options.part in (None, "training"):
-        tell_training(train(options.out, found, options))
+        print_training(train(options.out, found, options), options.grid)
 
 
 if __name__ == "__main__":

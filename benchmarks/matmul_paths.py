@@ -7,11 +7,11 @@ The compiler (`torch.compile`, which needs a C++ compiler) chooses among templat
 measuring them. A study probes the first two (`diffusers_lrlab/study/probe.py`).
 """
 
-import argparse
 import statistics
 import time
 
 import torch
+from common import make_parser, parse
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, KINDS, operands
@@ -56,10 +56,10 @@ def milliseconds(products, arguments, rounds):
 
 @torch.no_grad()
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--members", type=int, default=10, help="of the stack: those of one core in a stack of 20")
     parser.add_argument("--rounds", type=int, default=30)
-    options = parser.parse_args()
+    options = parse(parser, members=2, rounds=1)
     torch.set_num_threads(1)
     meta = describe_environment()
     print(f"{meta['processor']}, torch {meta['versions']['torch']}, {torch.backends.cpu.get_cpu_capability()}\n")
@@ -68,10 +68,11 @@ def main():
         for kind in KINDS:
             arguments = tensors(kind, options.members, inputs)
             products = {name: lambda *a, make=make, kind=kind: make(kind)(*a, False) for name, make in BACKENDS.items()}
-            products["compiled"] = compiled(kind)
-            started = time.perf_counter()
-            products["compiled"](*arguments)
-            compiling += time.perf_counter() - started
+            if not options.tiny:  # compiling takes minutes
+                products["compiled"] = compiled(kind)
+                started = time.perf_counter()
+                products["compiled"](*arguments)
+                compiling += time.perf_counter() - started
             flop = 2 * options.members * BATCH * OUTPUTS * inputs
             speeds = {name: flop / ms / 1e6 for name, ms in milliseconds(products, arguments, options.rounds).items()}
             rows.append(f"| {kind}, {inputs} inputs | " + " | ".join(f"{speed:.0f}" for speed in speeds.values()) + " |")

@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from common import make_parser
+
 CASES = {
     "UNet 8x8, adamw": [],
     "sgd": ["--optimizer=sgd"],
@@ -120,7 +122,7 @@ def measure(arguments):
     return {"before": before, "measured": after - before, "forecast": forecast.total, **forecast._asdict()}
 
 
-def tell_example(images):
+def print_example(images):
     """The example beside what is said of it."""
     from diffusers_lrlab.forecast.memory import forecast_memory
     from diffusers_lrlab.training.arguments import parse_arguments
@@ -140,7 +142,7 @@ def tell_example(images):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="only the first five cases")
     parser.add_argument(
         "--guide", action="store_true", help="only the example that has been talked about, without measuring"
@@ -161,11 +163,12 @@ def main():
             (Path(images) / name).mkdir()
             (Path(images) / name / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel", **config}))
         if options.guide:
-            tell_example(images)
+            print_example(images)
             return
         print("| case | forecast, MiB | tensors, MiB | forecast is off by | with glibc's heap, MiB | forecast is off by |")
         print("|---|---|---|---|---|---|")
-        for name, arguments in list(CASES.items())[: 5 if options.quick else None]:
+        cases = [("points", CASES["points"])] if options.tiny else list(CASES.items())
+        for name, arguments in cases[: 5 if options.quick else None]:
             given = [argument.format(images=images) for argument in arguments]
             if not any("batch_size" in argument for argument in given):
                 given += LARGE if "accumulation" not in name else ["--train_batch_size=256"]

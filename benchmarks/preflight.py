@@ -6,12 +6,13 @@
 Takes the options of train_ddpm.py; prints the seconds of each check, the first time in a process, and of all of them.
 """
 
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from diffusers_lrlab.preflight.run import CHECKS
+from common import make_parser
+
+from diffusers_lrlab.preflight.run import checks_for
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.prepare import prepare
@@ -20,12 +21,13 @@ from diffusers_lrlab.training.trainer import Trainer
 
 
 def main():
-    plan, data, accelerator = prepare(parse_arguments(sys.argv[1:], __doc__.partition("\n")[0]))
+    options, rest = make_parser(__doc__).parse_known_args()
+    plan, data, accelerator = prepare(parse_arguments([*rest, *["--dataset_name=line"] * options.tiny], ""))
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(Trainer(plan, data, accelerator, RunFolder(Path(folder))))
         total = 0.0
         print("| check | s |\n|---|---|")
-        for name, check in CHECKS.items():
+        for name, check in checks_for(plan.kind).items():
             started = time.perf_counter()
             check(subject)
             seconds = time.perf_counter() - started

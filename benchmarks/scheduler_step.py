@@ -5,7 +5,6 @@
 Prints the median microseconds of one `step()` with one parameter group, all schedules taking turns in one process.
 """
 
-import argparse
 import statistics
 import time
 import warnings
@@ -13,6 +12,7 @@ import warnings
 import torch
 from accelerate import Accelerator
 from accelerate.scheduler import AcceleratedScheduler
+from common import make_parser, parse
 
 from diffusers_lrlab import get_scheduler
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -40,10 +40,10 @@ def make_schedulers(num_updates):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=500, help="per round")
-    arguments = parser.parse_args()
+    arguments = parse(parser, rounds=1, steps=2000)
     schedulers = make_schedulers(arguments.rounds * arguments.steps)
     times = {name: [] for name in schedulers}
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # there is nothing to optimize here

@@ -8,7 +8,6 @@ take turns in one process, so that what else the machine does falls on all of th
 products of an update take alone, computed in the same way. Evaluation is measured apart, on one run.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -16,7 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from toy2d import RECIPE, make_trainer, plain_updates
+from common import make_parser, parse
+from toy2d import RECIPE, make_point_trainer, plain_updates
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.evaluation.kl import knn_kl
@@ -108,25 +108,26 @@ def turns(loops, stacks, threads, options):
     return times, {name: statistics.median(values) for name, values in alone.items()}
 
 
-def evaluation_seconds(stacks, threads):
-    """Seconds per run of 10,000 samples in 100 steps and of their KL: as a study does it after training, a run to a core."""
+def evaluation_seconds(stacks, threads, num_samples):
+    """Seconds per run of samples in 100 steps and of their KL: as a study does it after training, a run to a core."""
     members = [stack.members[0] for stack in stacks.stacks]
     real = members[0].data.all_in_memory().numpy()
     start = time.perf_counter()
-    samples = threads.map(lambda member: draw_samples(member, 10_000, "distances"), members)
+    samples = threads.map(lambda member: draw_samples(member, num_samples, "distances"), members)
     sampled = time.perf_counter()
     threads.map(lambda points: knn_kl(real, points), samples)
     return (sampled - start) / len(members), (time.perf_counter() - sampled) / len(members)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="turns of each")
     parser.add_argument("--updates", type=int, default=160, help="updates of runs in a turn")
     parser.add_argument("--sizes", default="1,5,20,80", help="of stacks")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
-    options = parser.parse_args()
+    parser.set_defaults(samples=10_000)
+    options = parse(parser, rounds=2, updates=2, sizes="1,2", samples=100)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     meta = describe_environment()
@@ -136,7 +137,7 @@ def main():
     total = (options.rounds + 2) * options.updates + 10
     with tempfile.TemporaryDirectory() as folder:
         study = StudyData(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
-        trainer = make_trainer(Path(folder) / "local", total)
+        trainer = make_point_trainer(Path(folder) / "local", total)
         loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
         torch.set_num_threads(options.threads)
         with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
@@ -146,7 +147,7 @@ def main():
             loops |= {name: stack.updates() for name, stack in stacks.items()}
             times, limits = turns(loops, stacks, threads, options)
             torch.set_num_threads(1)
-            sampling, kl = evaluation_seconds(stacks["stacked, R = 20, stock"], threads)
+            sampling, kl = evaluation_seconds(stacks["stacked, R = 20, stock"], threads, options.samples)
     # The plain loop and the trainer have the products of a stack of one.
     single = limits[f"stacked, R = {min(sizes)}"]
     limits |= {"plain loop": single, "local": single}
@@ -163,8 +164,8 @@ def main():
         print(f"| {name} | {median:.2f} | {an_hour:.0f} | {ratio:.2f} ({low:.2f} to {high:.2f}) | {alone} |")
     training = statistics.median(times["stacked, R = 20, stock"]) * NUM_UPDATES / 1e3
     print(
-        f"\nOf a run in a stack of 20: training {training:.1f} s, 10,000 samples in 100 steps {sampling:.1f} s, "
-        f"KL {kl:.2f} s."
+        f"\nOf a run in a stack of 20: training {training:.1f} s, {options.samples:,} samples in 100 steps "
+        f"{sampling:.1f} s, KL {kl:.2f} s."
     )
     print(f"Samples and KL take {100 * (sampling + kl) / training:.0f} % of training.")
     print(f"Fastest products: {stacks[f'stacked, R = {sizes[-1]}'].stacks[0].backends}")

@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+from common import SCRIPT, make_parser
+
 CASES = {
     "digits, batch 64, 600 updates": ["--max_train_steps=600"],
     "digits, batch 16, accumulation of 2, SGD, 600 updates": [
@@ -25,6 +26,12 @@ CASES = {
         *("--optimizer=sgd", "--frechet_samples=0"),
     ],
     "points (dino), batch 256, 5,000 updates": ["--dataset_name=dino", "--max_train_steps=5000"],
+}
+TINY = {
+    "tiny": [
+        *("--dataset_name=line", "--max_train_steps=4", "--distance_samples=10", "--eval_batch_size=10"),
+        *("--num_validation_images=10", "--ddpm_num_inference_steps=2"),
+    ]
 }
 
 
@@ -56,7 +63,7 @@ def measured(arguments, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--forecast", action="store_true", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
@@ -65,19 +72,19 @@ def main():
         return
     print("| run | forecast, s | the run, s | off by (each round) | forecasts before and after differ by |")
     print("|---|---|---|---|---|")
-    for name, arguments in CASES.items():
+    for name, arguments in (TINY if options.tiny else CASES).items():
         command = [sys.executable, __file__, "--forecast", *arguments, "--output_dir=unused"]
-        before, told, real, drifts = float(run(command).splitlines()[-1]), [], [], []
-        for _ in range(options.rounds):
+        before, expected, real, drifts = float(run(command).splitlines()[-1]), [], [], []
+        for _ in range(1 if options.tiny else options.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 real.append(measured(arguments, Path(folder) / "run"))
             after = float(run(command).splitlines()[-1])
-            told.append((before + after) / 2)
+            expected.append((before + after) / 2)
             drifts.append(f"{after / before - 1:+.0%}")
             before = after
-        each = ", ".join(f"{a / b - 1:+.1%}" for a, b in zip(told, real, strict=True))
+        each = ", ".join(f"{a / b - 1:+.1%}" for a, b in zip(expected, real, strict=True))
         print(
-            f"| {name} | {statistics.median(told):.1f} | {statistics.median(real):.1f} | {each} | {', '.join(drifts)} |",
+            f"| {name} | {statistics.median(expected):.1f} | {statistics.median(real):.1f} | {each} | {', '.join(drifts)} |",
             flush=True,
         )
 

@@ -7,13 +7,12 @@
     different ways; images and noise are random too, and are all of what is left when timesteps are no longer.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
 
 import torch
-from train_step import machine, make_trainer
+from common import machine, make_parser, make_trainer, parse
 
 from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.data.batches import RowOrder
@@ -85,12 +84,12 @@ def variances(trainer, num_losses, num_gradients):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=300, help="updates that are timed")
     parser.add_argument("--updates", type=int, default=500, help="of training before (b)")
     parser.add_argument("--losses", type=int, default=500, help="batches for the variance of the loss")
     parser.add_argument("--gradients", type=int, default=100, help="batches for that of the gradient")
-    options = parser.parse_args()
+    options = parse(parser, rounds=2, updates=2, losses=2, gradients=2)
     print(machine())
     print("\n| batch | update without, ms | ratio with 10 bins | an update's sums, ms | a logging point, ms | together |")
     print("|---|---|---|---|---|---|")

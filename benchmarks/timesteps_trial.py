@@ -9,7 +9,6 @@ timesteps and fixed noise; the Fréchet distance is that of the main job. Equal 
 half a percent more than the baseline's is run again with as many updates as fit into the baseline's time.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -22,10 +21,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from common import SCRIPT, machine, make_parser, make_trainer, parse
 from scipy import stats
-from train_step import machine, make_trainer
 
-SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 ARMS = {
     "uniform": [],
     "stratified": ["--timestep_sampler=stratified"],
@@ -37,6 +35,7 @@ ARMS = {
 }
 CONTROLS = ("clts_static", "clts_reversed", "clts")
 METRICS = {"validation_loss_ema": "validation loss", "frechet_distance": "Fréchet distance"}
+TINY = ["--frechet_samples=10", "--ddpm_num_inference_steps=2", "--eval_batch_size=2", "--num_validation_images=40"]
 
 
 def measure_costs(rounds):
@@ -117,11 +116,11 @@ def print_table(results, baseline):
         print(f"| `{name}` | {num_updates} | {' | '.join(cells)} |")
 
 
-def print_controls(results, num_updates):
+def print_controls(results, controls, num_updates):
     """Curriculum, density and direction against each other: paired differences, p-values adjusted per metric."""
-    pairs = list(itertools.combinations(CONTROLS, 2))
+    pairs = list(itertools.combinations(controls, 2))
     for metric, label in METRICS.items():
-        runs = {name: [run[metric] for run in results[name, num_updates]] for name in CONTROLS}
+        runs = {name: [run[metric] for run in results[name, num_updates]] for name in controls}
         differences = [[own - other for own, other in zip(runs[a], runs[b], strict=True)] for a, b in pairs]
         adjusted = holm([stats.ttest_1samp(difference, 0).pvalue for difference in differences])
         for (a, b), difference, p in zip(pairs, differences, adjusted, strict=True):
@@ -129,14 +128,20 @@ def print_controls(results, num_updates):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--seeds", type=int, default=5, help="3 at least")
     parser.add_argument("--updates", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=100, help="updates that are timed")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
-    options = parser.parse_args()
+    options = parse(parser, seeds=2, updates=2, rounds=2)
+    if options.tiny:
+        for name in ARMS.keys() - {"uniform", *CONTROLS[:2]}:
+            del ARMS[name]
+        for flags in ARMS.values():
+            flags += TINY
+    controls = CONTROLS[:2] if options.tiny else CONTROLS
     options.out.mkdir(parents=True, exist_ok=True)
     print(machine())
 
@@ -156,7 +161,7 @@ def main():
     print(f"\n{options.seeds} seeds, mean ± standard deviation; with fewer updates, equal time\n")
     print_table(results, results["uniform", options.updates])
     print()
-    print_controls(results, options.updates)
+    print_controls(results, controls, options.updates)
 
 
 if __name__ == "__main__":

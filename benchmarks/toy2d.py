@@ -8,7 +8,6 @@ Both train the same network (296,450 parameters) on the same points with the sam
 turns. Where the time of ours goes, and what the matrix multiplications alone would take, is printed beside.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -16,33 +15,23 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
+from common import make_parser, make_trainer, parse
 from tqdm.auto import tqdm
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.kl import knn_kl
-from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.kinds.select import kind_of
-from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.prepare import keep_freed_memory
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.trainer import Trainer
 
 RECIPE = Path(__file__).parents[1] / "training_scripts" / "recipes" / "lr_study_2d.yaml"
 BATCH, TIMESTEPS = 256, 100
 
 
-def make_trainer(folder, num_updates):
+def make_point_trainer(folder, num_updates):
     """Ours, with the study's settings and all logging on, but without validation and samples, which the other has not."""
-    arguments = ["--dataset_name=dino", f"--config={RECIPE}", f"--output_dir={folder}", "--num_validation_images=0"]
-    arguments += [f"--max_train_steps={num_updates}", f"--checkpointing_steps={num_updates}", "--save_images_epochs=1000"]
-    config = resolve_config(parse_arguments(arguments, ""))
-    kind = kind_of(config)
-    data = kind.load_data(config, 1)
-    return Trainer(make_plan(config, data, None), data, Accelerator(cpu=True), RunFolder(Path(folder)))
+    arguments = ["--dataset_name=dino", f"--config={RECIPE}", "--num_validation_images=0", "--save_images_epochs=1000"]
+    return make_trainer(folder, [*arguments, f"--max_train_steps={num_updates}", f"--checkpointing_steps={num_updates}"])
 
 
 class PlainDenoiser(torch.nn.Module):
@@ -154,25 +143,26 @@ def breakdown(trainer):
     }
 
 
-def evaluation_seconds(trainer):
+def evaluation_seconds(trainer, num_points, repeats):
     """Seconds of what is done with a model once it is trained."""
-    real, other = toy_points("dino", 100_000), toy_points("dino", 10_000, split="test")
+    real, other = toy_points("dino", 10 * num_points), toy_points("dino", num_points, split="test")
     pipeline = trainer.kind.make_pipeline(trainer.bare_model.eval(), trainer.process.scheduler)
     pipeline.set_progress_bar_config(disable=True)
     calls = {
-        "KL by nearest neighbours, 100,000 against 10,000 points": lambda: knn_kl(real, other),
+        f"KL by nearest neighbours, {len(real):,} against {num_points:,} points": lambda: knn_kl(real, other),
         "all distances of the card": lambda: compare_samples(real, other),
-        "10,000 samples in 100 steps": lambda: pipeline(num_points=10_000, num_inference_steps=100),
+        f"{num_points:,} samples in 100 steps": lambda: pipeline(num_points=num_points, num_inference_steps=100),
     }
-    return {name: median_ms(call, repeats=3) / 1e3 for name, call in calls.items()}
+    return {name: median_ms(call, repeats) / 1e3 for name, call in calls.items()}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="turns of each loop")
     parser.add_argument("--updates", type=int, default=200, help="updates in a turn")
     parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+    parser.set_defaults(points=10_000, repeats=3)
+    options = parse(parser, rounds=2, updates=2, points=100, repeats=1)
     if options.rounds < 2:
         parser.error("--rounds must be 2 or more: turns are compared with each other")
     torch.set_num_threads(options.threads)
@@ -182,7 +172,7 @@ def main():
 
     num_updates = (options.rounds + 1) * options.updates
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(folder, num_updates + 1)
+        trainer = make_point_trainer(folder, num_updates + 1)
         loops = {"plain": plain_updates(trainer.data.in_memory, num_updates), "ours": trainer.updates()}
         times = {name: [] for name in loops}
         for turn in range(options.rounds + 1):
@@ -193,7 +183,7 @@ def main():
                 if turn:
                     times[name].append(1e3 * (time.perf_counter() - start) / options.updates)
         ratios = [plain / ours for plain, ours in zip(times["plain"], times["ours"], strict=True)]
-        parts, seconds = breakdown(trainer), evaluation_seconds(trainer)
+        parts, seconds = breakdown(trainer), evaluation_seconds(trainer, options.points, options.repeats)
     limit, speed = matmul_limit()
     quartiles = statistics.quantiles(ratios, n=4)
     print("\n| | ms per update, median of turns |\n|---|---|")

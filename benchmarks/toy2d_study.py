@@ -7,7 +7,6 @@ Runs `training_scripts/train_ddpm.py --config training_scripts/recipes/lr_study_
 finished in DIR are not done again), then samples each result by other schedulers. Prints tables, writes DIR/toy2d.png.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -15,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from common import SCRIPT, make_parser
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
 
 from diffusers_lrlab import PointDDPMPipeline
@@ -24,7 +24,7 @@ from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.training.plots.points import draw_points, limits_of
 
-ROOT = Path(__file__).parents[1]
+RECIPE = SCRIPT.parent / "recipes" / "lr_study_2d.yaml"
 # Evaluation loss and KL (bits) of three runs of the template itself (SakanaAI/AI-Scientist, templates/2d_diffusion).
 TEMPLATE = {
     "circle": ((0.441, 0.438, 0.438), (0.365, 0.359, 0.368)),
@@ -33,17 +33,17 @@ TEMPLATE = {
     "moons": ((0.617, 0.614, 0.618), (0.078, 0.088, 0.090)),
 }
 SAMPLERS = ((DDPMScheduler, 100), (DDIMScheduler, 100), (DDIMScheduler, 20), (DPMSolverMultistepScheduler, 20))
+TINY = ["--max_train_steps=2", "--distance_samples=100", "--num_validation_images=100", "--eval_batch_size=10"]
 
 
-def results_of(out, name, seed):
+def results_of(out, name, seed, more):
     """The results of one run, done now if it is not there."""
     folder = out / f"{name}-{seed}"
     record = folder / "lrlab" / "run.json"
     if not record.exists() or json.loads(record.read_text())["run"]["status"] != "finished":
-        script, recipe = (ROOT / "training_scripts" / part for part in ("train_ddpm.py", "recipes/lr_study_2d.yaml"))
-        command = [sys.executable, script, f"--config={recipe}", f"--dataset_name={name}", f"--seed={seed}"]
+        command = [sys.executable, SCRIPT, f"--config={RECIPE}", f"--dataset_name={name}", f"--seed={seed}"]
         # The EMA of the last update is what is sampled, the raw weights what the study calls its evaluation loss.
-        command += [f"--output_dir={folder}", "--overwrite_output_dir", "--checkpointing_steps=10000"]
+        command += [f"--output_dir={folder}", "--overwrite_output_dir", "--checkpointing_steps=10000", *more]
         subprocess.run(list(map(str, command)), check=True)
     return json.loads(record.read_text())["train"]
 
@@ -54,28 +54,28 @@ def cell(values, digits=3):
     return shown if len(values) == 1 else f"{statistics.mean(values):.{digits}f} ({shown})"
 
 
-def compare_samplers(out, name, real):
-    """KL of 10,000 points of the run with seed 0 by other schedulers and numbers of steps."""
+def compare_samplers(out, name, real, num_points):
+    """KL of points of the run with seed 0 by other schedulers and numbers of steps."""
     pipeline = PointDDPMPipeline.from_pretrained(out / f"{name}-0")
     pipeline.set_progress_bar_config(disable=True)
     figures = []
     for scheduler, steps in SAMPLERS:
         pipeline.scheduler = scheduler.from_config(pipeline.scheduler.config)
         generator = torch.Generator().manual_seed(0)
-        points = pipeline(num_points=10_000, generator=generator, num_inference_steps=steps).points
+        points = pipeline(num_points=num_points, generator=generator, num_inference_steps=steps).points
         figures.append(knn_kl(real, points))
     return figures
 
 
-def draw(out, results):
+def draw(out, results, num_points):
     """Data above samples, each set on one scale."""
-    figure = new_figure(2.6 * len(TEMPLATE), 5.6, dpi=130)
-    rows = figure.subplots(2, len(TEMPLATE))
-    for above, below, name in zip(*rows, TEMPLATE, strict=True):
+    figure = new_figure(2.6 * len(results), 5.6, dpi=130)
+    rows = figure.subplots(2, len(results), squeeze=False)
+    for above, below, name in zip(*rows, results, strict=True):
         train = results[name][0]["results"]
-        real = toy_points(name, 10_000, split="test")
+        real = toy_points(name, num_points, split="test")
         pipeline = PointDDPMPipeline.from_pretrained(out / f"{name}-0")
-        samples = pipeline(num_points=10_000, generator=torch.Generator().manual_seed(0)).points
+        samples = pipeline(num_points=num_points, generator=torch.Generator().manual_seed(0)).points
         limits = limits_of(real)
         draw_points(above, real, limits, title=f"{name}: data, KL {train['kl_of_held_out_points']:+.3f} bits")
         draw_points(below, samples, limits, ORANGE, title=f"samples, KL {train['kl']:+.3f} bits")
@@ -83,29 +83,30 @@ def draw(out, results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
-    results = {name: [results_of(options.out, name, seed) for seed in range(options.seeds)] for name in TEMPLATE}
+    names, more, num_points = (["line"], TINY, 100) if options.tiny else (list(TEMPLATE), [], 10_000)
+    results = {name: [results_of(options.out, name, seed, more) for seed in range(options.seeds)] for name in names}
 
     meta = describe_environment()
     print(f"\n{meta['processor']}, {meta['cpu_cores']} cores, torch {meta['versions']['torch']}\n")
     print("| set | evaluation loss | the template's | KL, bits | the template's | KL of held-out points | training, s |")
     print("|---|---|---|---|---|---|---|")
-    for name, (losses, kls) in TEMPLATE.items():
-        runs = results[name]
+    for name, runs in results.items():
+        losses, kls = TEMPLATE[name]
         ours = {key: [run["results"][key] for run in runs] for key in ("training_set_loss", "kl", "kl_of_held_out_points")}
         print(
             f"| `{name}` | {cell(ours['training_set_loss'])} | {cell(losses)} | {cell(ours['kl'])} | {cell(kls)} "
             f"| {ours['kl_of_held_out_points'][0]:+.3f} | {statistics.mean(run['training_seconds'] for run in runs):.0f} |"
         )
-    names = [f"{scheduler.__name__.removesuffix('Scheduler')}, {steps} steps" for scheduler, steps in SAMPLERS]
-    print(f"\n| KL, bits | {' | '.join(names)} |\n|---{'|---' * len(names)}|")
-    for name in TEMPLATE:
-        figures = compare_samplers(options.out, name, toy_points(name, 100_000))
+    samplers = [f"{scheduler.__name__.removesuffix('Scheduler')}, {steps} steps" for scheduler, steps in SAMPLERS]
+    print(f"\n| KL, bits | {' | '.join(samplers)} |\n|---{'|---' * len(samplers)}|")
+    for name in results:
+        figures = compare_samplers(options.out, name, toy_points(name, 10 * num_points), num_points)
         print(f"| `{name}` | {' | '.join(f'{figure:.3f}' for figure in figures)} |")
-    draw(options.out, results)
+    draw(options.out, results, num_points)
     print(f"\nWrote {options.out / 'toy2d.png'}.")
 
 

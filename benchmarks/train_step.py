@@ -11,10 +11,8 @@ Upstream's script needs torchvision and tensorboard. If torchvision lies in a fo
 still does, as only its Python transforms are used.
 """
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,6 +21,7 @@ import time
 from pathlib import Path
 
 import torch
+from common import SCRIPT, machine, make_parser, make_trainer, parse
 
 UNET = {
     "_class_name": "UNet2DModel",
@@ -35,7 +34,6 @@ UNET = {
     "down_block_types": ["DownBlock2D", "DownBlock2D", "AttnDownBlock2D"],
     "up_block_types": ["AttnUpBlock2D", "UpBlock2D", "UpBlock2D"],
 }
-SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 
 # Says when each update ends, from inside whatever script runs: every optimizer step of the process passes here.
 STAMPER = """
@@ -64,38 +62,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def machine():
-    """One line about where the figures come from."""
-    import diffusers
-
-    cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-    return (
-        f"{cpu}, {torch.get_num_threads()} threads; Python {platform.python_version()}, torch {torch.__version__}, "
-        f"diffusers {diffusers.__version__}"
-    )
-
-
 # --- (a) our loop over a bare one ------------------------------------------------------------------------------------
-
-
-def make_trainer(folder, arguments):
-    """A `Trainer` on the embedded digits, ready to run updates one by one."""
-    from accelerate import Accelerator
-
-    from diffusers_lrlab.data.loading import load_image_data
-    from diffusers_lrlab.training.arguments import parse_arguments
-    from diffusers_lrlab.training.checks import check_model_config, resolve_config
-    from diffusers_lrlab.training.plan import make_plan
-    from diffusers_lrlab.training.run_folder import RunFolder
-    from diffusers_lrlab.training.trainer import Trainer
-
-    config = resolve_config(parse_arguments([*arguments, f"--output_dir={folder}"], ""))
-    data = load_image_data(config)
-    plan = make_plan(config, data, check_model_config(config))
-    return Trainer(plan, data, Accelerator(cpu=True), RunFolder(Path(folder)))
 
 
 def bare_updates(trainer):
@@ -211,7 +178,7 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs, inference_steps):
 def main():
     from diffusers_lrlab.training.prepare import keep_freed_memory
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--upstream", type=Path, help="diffusers' train_unconditional.py; without it only (a) is run")
     parser.add_argument("--torchvision", type=Path, help="folder that holds torchvision, if it is not installed")
     parser.add_argument(
@@ -221,7 +188,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=2, help="epochs of 32 updates in (b), 2 at least")
     parser.add_argument("--inference_steps", type=int, default=10, help="denoising steps of the samples in (b)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options = parser.parse_args()
+    options = parse(parser, rounds=2)
     torch.set_num_threads(options.threads)
     print(machine())
     # First as glibc does it, then as `train` does it on a CPU: what is measured last may change the process for good.

@@ -3,8 +3,8 @@
 import numpy as np
 from PIL import Image
 
-from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.resolve import resolve_config
 
 
@@ -30,9 +30,14 @@ def config(folder=None, **options):
     return resolve_config(TrainingConfig(**options))
 
 
+def load_data(config, num_processes=1):
+    """The data of a resolved configuration."""
+    return kind_of(config).load_data(config, num_processes)
+
+
 def load(folder=None, **options):
     """The data of [`config`]."""
-    return load_image_data(config(folder, **options))
+    return load_data(config(folder, **options))
 
 
 def levels(images):

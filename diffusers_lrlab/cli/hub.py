@@ -16,15 +16,15 @@ from .output import say
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dir", type=Path, metavar="DIR", help="the folder of a run, a study, a set of points or a schedule")
-    add("--repo_id", required=True, metavar="USER/NAME", help="the repository; created if it does not exist")
+    add("dir", type=Path, metavar="DIR", help="the folder of a run, a study, a toy dataset or a schedule")
+    add("--repo_id", required=True, metavar="USER/NAME", help="the repository, which is created if it is missing")
     add("--private", action="store_true", help="makes the repository private if it is new")
-    add("--revision", metavar="BRANCH", default="main", help="another branch; created if it does not exist")
+    add("--revision", metavar="BRANCH", default="main", help="another branch, which is created if it is missing")
     add("--create_pr", action="store_true", help="proposes the change to an existing repository, as a pull request")
     add("--message", metavar="TEXT", help="of the commit; by default it names the command that made the result")
-    add("--space", action="store_true", help="the report of a study as a web page (a static Space) instead")
-    add("--include_checkpoints", action="store_true", help="checkpoints of a run too, or the weights of a study's runs")
-    add("--unfinished", action="store_true", help="a run that has not ended well, as it is")
+    add("--space", action="store_true", help="uploads the report of a study as a web page (a static Space) instead")
+    add("--include_checkpoints", action="store_true", help="also checkpoints of a run, or the weights of a study's runs")
+    add("--unfinished", action="store_true", help="uploads a run that has not finished, as far as it is")
 
 
 def push(options: argparse.Namespace) -> None:
@@ -56,7 +56,6 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull(options: argparse.Namespace) -> None:
-    """Downloads a repository, and prints what can be done with it."""
     from ..hub.contents import kind_of_folder
     from ..hub.fetch import fetch
 

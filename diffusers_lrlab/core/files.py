@@ -87,3 +87,11 @@ def append_line(path: Path, line: str) -> None:
         except OSError:
             os.truncate(path, size)
             raise
+
+
+def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:
+    """Raises a `LabError` unless a folder is new or empty, and is not the current one, which cannot be replaced."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise LabError(f"{str(folder)!r} is there already and not an empty folder. {remedy}.")
+    if folder.resolve() == Path.cwd():
+        raise LabError(f"The current folder cannot be replaced. {remedy}.")

@@ -1,8 +1,8 @@
-"""Which images an update sees: decided by the seed and the update alone, for any number of processes and micro-batches.
+"""Which images an update sees depends on the seed and the update alone, not on processes and micro-batches.
 
-The run is one long row of images, epoch after epoch, each epoch in an order of its own. Update `n` takes the images
+The run is one long row of images, epoch after epoch, each in an order of its own. Update `n` takes the images
 `n * B ... (n + 1) * B - 1` of that row, where `B` is the global batch; a process takes its share of them. So every
-update has the same number of images, and resuming is a matter of starting at another update.
+update has the same number of images, and a resumed run just starts at another update.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RowOrder:
         self._orders: dict[int, np.ndarray] = {}
 
     def rows(self, image_numbers: list[int] | np.ndarray) -> np.ndarray:
-        """Rows for image numbers, int64; an epoch's order is made when first needed and dropped two epochs later."""
+        """Rows for image numbers, int64; an epoch's order is cached for two epochs."""
         epochs, places = np.divmod(np.asarray(image_numbers, np.int64), self.num_rows)
         if len(places) and epochs[0] == epochs.min() == epochs.max():  # nearly always
             return self._order(int(epochs[0]))[places]
@@ -52,13 +52,13 @@ def iterate_batches(
     The images of this process, update by update.
 
     Args:
-        data ([`TrainingData`]): What to read.
-        layout ([`BatchLayout`]): How updates are shared out.
+        data ([`TrainingData`]): The images.
+        layout ([`BatchLayout`]): How updates are divided.
         seed (`int`): Seed of the order; that of a stream is in its shuffle buffer already.
-        updates (`range`): The updates to yield, so that a resumed run starts where it stopped.
+        updates (`range`): The updates to yield; a resumed run starts where it stopped.
         num_workers (`int`): Processes that decode, for images that are not in memory.
-        skip_corrupt (`bool`): Put the next row in the place of an image that cannot be decoded, and note it in
-            `data.skipped`; otherwise it is an error that names the file.
+        skip_corrupt (`bool`): Replace an image that cannot be decoded by the next row, and add it to `data.skipped`;
+            otherwise it is an error that names the file.
 
     Yields:
         `torch.Tensor`: float32 `(accumulation * micro_batch, channels, resolution, resolution)` in [-1, 1], or points
@@ -87,14 +87,14 @@ def iterate_batches(
 
 
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Images on `device`, whose copy the host does not wait for."""
+    """Images on `device`, copied asynchronously."""
     if device.type == "cuda":
-        images = images.pin_memory()  # only from pinned memory does the copy run beside the host
+        images = images.pin_memory()  # only copies from pinned memory are asynchronous
     return images.to(device, non_blocking=True)
 
 
 def _note(data: TrainingData, problems: list[str]) -> None:
-    """Corrupt images come again every epoch; each is noted once."""
+    """Corrupt images come again every epoch; each is listed once."""
     for problem in problems:
         if problem not in data.skipped:
             data.skipped.append(problem)
@@ -125,19 +125,14 @@ class _UpdateSampler:
             numbers = self.layout.image_numbers(update)
             yield list(zip(self.order.rows(numbers).tolist(), numbers, strict=True))
 
-    def __len__(self) -> int:
-        return len(self.updates)
-
 
 class _LazyImages(Dataset[Any]):
-    """Images that are decoded when they are needed."""
-
     def __init__(self, data: TrainingData, skip_corrupt: bool):
         self.train, self.column, self.transform = data.train, data.column, data.transform
         self.skip_corrupt = skip_corrupt
 
     def __getitem__(self, index: tuple[int, int]) -> tuple[torch.Tensor | LabError, list[str]]:
-        """Pixels and what was skipped for them. Errors are returned: raised in a worker, they arrive as a traceback."""
+        """Pixels, and problems with rows before. Errors are returned: from a worker they would arrive as a traceback."""
         row, image_number = index
         problems: list[str] = []
         while True:
@@ -158,7 +153,7 @@ def _collate(items: list[tuple[torch.Tensor | LabError, list[str]]]) -> tuple[to
 
 
 def _iterate_stream(data: TrainingData, layout: BatchLayout, updates: range, skip_corrupt: bool) -> Iterator[torch.Tensor]:
-    """Every process walks the whole stream and decodes its own share, so the order does not depend on their number."""
+    """Every process reads the whole stream and decodes its own share, so the order does not depend on their number."""
     number = updates.start * layout.global_batch
     cells = _stream_cells(data, skip=number)
     for update in updates:
@@ -177,7 +172,7 @@ def _iterate_stream(data: TrainingData, layout: BatchLayout, updates: range, ski
         good = list(images.values())
         if not good:
             raise LabError(f"None of the images of update {update} can be decoded: {data.skipped[-1]}")
-        # Another image of the same share takes a corrupt one's place: other processes need not know of it.
+        # Another image of the same share replaces a corrupt one: other processes need not know.
         yield torch.stack([images.get(wanted_number, good[wanted_number % len(good)]) for wanted_number in numbers])
 
 

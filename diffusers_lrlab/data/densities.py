@@ -11,12 +11,8 @@ _CHUNK_PAIRS = 4_000_000  # points times components at a time: 32 MB
 
 def mixture_log_prob(points: np.ndarray, centres: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """
-    Log-density of a mixture of Gaussians with equal weights.
-
-    Args:
-        points (`np.ndarray`): `(n, dimension)`.
-        centres (`np.ndarray`): `(components, dimension)`.
-        scales (`np.ndarray`): Standard deviations along the axes, the same for all components: `(dimension,)`.
+    Log-density of a mixture of Gaussians with equal weights, centres `(components, dimension)` and equal standard deviations
+    along the axes, `(dimension,)`.
     """
     from scipy.spatial.distance import cdist
     from scipy.special import logsumexp

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
     """
-    Any PIL image as float32 of shape `(channels, height, width)` in [0, 1].
+    A PIL image of any mode as float32 of shape `(channels, height, width)` in [0, 1].
 
     Args:
-        image (`PIL.Image.Image`): In any mode; transparency is laid on white, CMYK and the like become RGB.
+        image (`PIL.Image.Image`): Transparency becomes white, CMYK and the like become RGB.
         channels (`int`): 1 (grey, by PIL's luma for colour images) or 3.
 
     Raises:
-        LabError: for a float or integer image with values whose scale nobody can know.
+        LabError: for a float or integer image whose values have no known scale.
     """
     if image.mode.startswith("I") or image.mode == "F":
-        # PIL's own conversion of 16-bit images clips at 255; "I" is what 16-bit files open as in some formats.
+        # PIL's conversion of 16-bit images clips at 255; files of some formats open as "I".
         largest = 1 if image.mode == "F" else 65535
         pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None]
         if not (pixels.min() >= 0 and pixels.max() <= largest):
@@ -59,8 +59,8 @@ class ImageTransform:
     """
     Resize, crop, flip, and scale to [-1, 1].
 
-    The random place of a crop and the flips depend on the seed and on the image's number in the run (how many images
-    were seen before it), so they are the same for any number of workers and processes, and after a resume.
+    Crops and flips depend on the seed and on the image's number in the run (how many images were seen before it), so they
+    are the same for any number of workers and processes, and after a resume.
 
     Args:
         resolution (`int`): Pixels of the shorter side after resizing (antialiased bilinear), and of the square crop.
@@ -80,21 +80,14 @@ class ImageTransform:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an image that is trained on."""
         return (self.channels, self.resolution, self.resolution)
 
     @property
     def is_random(self) -> bool:
-        """Whether there is more to `augment` than the place of a crop."""
         return self.random_flip
 
     def read(self, cell: Any) -> torch.Tensor:
-        """
-        The image in a cell of an undecoded `datasets.Image` column, resized.
-
-        Raises:
-            LabError: naming the file if it cannot be decoded or its values cannot be understood.
-        """
+        """The image in a cell of an undecoded `datasets.Image` column, resized; a `LabError` names one that is corrupt."""
         try:
             return self.resize(decode(cell))
         except LabError as error:
@@ -130,18 +123,13 @@ class ImageTransform:
         return stream_seed(self.seed, "crop", axis, image_number) % (room + 1)
 
     def fixed(self, pixels: torch.Tensor) -> torch.Tensor:
-        """A held-out image: always cropped in the middle, never flipped."""
+        """Always cropped in the middle, never flipped."""
         top, left = ((size - self.resolution) // 2 for size in pixels.shape[-2:])
         return pixels[..., top : top + self.resolution, left : left + self.resolution]
 
 
 def decode(cell: Any) -> Image:
-    """
-    The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), wholly read.
-
-    Raises:
-        LabError: if there is none or it cannot be decoded.
-    """
+    """The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), completely read."""
     import io
 
     from PIL import Image as images

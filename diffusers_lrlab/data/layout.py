@@ -1,4 +1,4 @@
-"""How the images of one update are shared out over processes and micro-batches."""
+"""How the images of one update are divided among processes and micro-batches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..core.errors import LabError
 @dataclass(frozen=True)
 class BatchLayout:
     """
-    How the images of one update are shared out.
+    How the images of one update are divided.
 
     Args:
         micro_batch (`int`): Images per process and forward pass.
         accumulation (`int`): Forward passes per update.
-        num_processes (`int`), rank (`int`): Of the launch.
+        num_processes (`int`), rank (`int`): Those of the launch.
     """
 
     micro_batch: int
@@ -34,7 +34,7 @@ class BatchLayout:
         return [range(start, start + self.micro_batch) for start in starts]
 
     def image_numbers(self, update: int) -> list[int]:
-        """Numbers, in the run's long row of images, of those that this process sees in an update."""
+        """The numbers, in the run's long row of images, that this process sees in an update."""
         first = update * self.global_batch
         return [first + place for positions in self.positions() for place in positions]
 

@@ -1,6 +1,6 @@
-"""From a name, a folder or a Hub id to data: found, checked, and split into training and held-out ones.
+"""From a name, a folder or a Hub id to data: loaded, checked, and split into training and held-out ones.
 
-Points are in `points.py`; what both share is here.
+Images are here, with what points share; the rest of points is in `points.py`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from ..core.errors import LabError
 from ..core.streams import stream_generator, stream_seed
 from .images import ImageTransform
 from .layout import BatchLayout
-from .sources import open_dataset
+from .options import DataConfig
+from .sources import columns_of, open_dataset
 
 if TYPE_CHECKING:
     import datasets
-
-    from ..training.config import ResolvedConfig
 
 # The held-out data are the same for every seed of a study: losses on different data cannot be compared.
 SPLIT_SEED = 0
 
 
 class Transform(Protocol):
-    """How a cell of the data set becomes a tensor. [`ImageTransform`] and [`PointTransform`] are the ones there are."""
+    """How a cell of the dataset becomes a tensor, as [`ImageTransform`] and [`PointTransform`] do."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a tensor that is trained on."""
+        """The shape of a tensor that is trained on."""
 
     def read(self, cell: Any) -> torch.Tensor:
         """The deterministic part; raises a `LabError` that names a cell that cannot be read."""
@@ -40,7 +39,7 @@ class Transform(Protocol):
         """The random part, a function of the number of the image in the run."""
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What takes its place for held-out data."""
+        """The same for held-out data, without randomness."""
 
     @property
     def is_random(self) -> bool:
@@ -60,9 +59,9 @@ class TrainingData:
         column (`str`): The column of `train` that is read.
         fingerprint (`str`): Changes when the data do.
         transform ([`Transform`]): How a cell of that column becomes a tensor.
-        in_memory (`torch.Tensor` or `None`): The resized training images as one float32 tensor, when they fit.
-        skipped (`list` of `str`): Corrupt images that were left out on request.
-        known (`dict`): What was computed of them and does not depend on the run.
+        in_memory (`torch.Tensor` or `None`): The resized training images as one float32 tensor, if they fit.
+        skipped (`list` of `str`): Corrupt images that were skipped on request.
+        known (`dict`): A cache of results that depend on the data alone.
     """
 
     name: str
@@ -83,11 +82,7 @@ class TrainingData:
         return len(self.train) if hasattr(self.train, "__len__") else None
 
     def all_in_memory(self, most: int | None = None) -> torch.Tensor:
-        """
-        The training images, cropped in the middle, as one tensor; decoded anew if they are not in memory.
-
-        Of those that are not, and of streams, `most` are taken at most.
-        """
+        """The training images, cropped in the middle, as one tensor; at most `most` of those that must be decoded."""
         if self.in_memory is not None:
             return self.transform.fixed(self.in_memory)
         rows = itertools.islice(self.train, most)
@@ -95,11 +90,10 @@ class TrainingData:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of one training image."""
         return self.transform.shape
 
 
-def load_image_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingData:
+def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
     """
     Loads the dataset of a resolved configuration, holds out validation images, and decodes what fits into memory.
 
@@ -119,21 +113,20 @@ def load_image_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingD
         center_crop=config.center_crop,
         random_flip=config.random_flip,
         eight_bit=not config.preserve_input_precision,
-        seed=config.seed,
+        seed=seed,
     )
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
-        return stream_data(config, dataset, column, transform, name)
+        return stream_data(config, seed, dataset, column, transform, name)
 
     fingerprint = dataset._fingerprint if name != "digits" else "digits"
     data = TrainingData(name, dataset, torch.empty(0), column, fingerprint, transform)
-    held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images)
+    held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
     held_out = _decode_rows(data, config, dataset, held_out_rows, fixed=True)
     assert held_out is not None  # fixed crops have one shape
     data.held_out = held_out
     if held_out_rows:
         data.train = dataset.select(training_rows)
-    layout = BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes)
     layout.check_fits(len(data.train))
     if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
         data.in_memory = _decode_rows(data, config, data.train, range(len(data.train)), fixed=config.center_crop)
@@ -153,11 +146,8 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
     """The column to read images from: the one asked for, or the only one of type `datasets.Image`."""
     from datasets import Image
 
-    features = dataset.features
-    if features is None:
-        raise LabError("The stream does not declare its columns, so none can be checked. Train without --streaming.")
+    features, listing = columns_of(dataset)
     columns = [name for name, feature in features.items() if isinstance(feature, Image)]
-    listing = ", ".join(f"{name} ({getattr(feature, 'dtype', '?')})" for name, feature in features.items())
     if asked is not None:
         if asked not in columns:
             raise LabError(f"--image_column {asked!r} is not a column of images. Columns: {listing}.")
@@ -172,7 +162,7 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
     return columns[0]
 
 
-def _decode_rows(data: TrainingData, config: ResolvedConfig, dataset: Any, rows: Any, fixed: bool) -> torch.Tensor | None:
+def _decode_rows(data: TrainingData, config: DataConfig, dataset: Any, rows: Any, fixed: bool) -> torch.Tensor | None:
     """Resized images as one tensor; `None` if their sizes differ, which only random crops of oblong images do."""
     from tqdm.auto import tqdm
 
@@ -192,13 +182,14 @@ def _decode_rows(data: TrainingData, config: ResolvedConfig, dataset: Any, rows:
     return torch.stack(images) if images else torch.empty(0, *data.image_shape)
 
 
-def stream_data(config: ResolvedConfig, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
-    """A stream, whose first images are held out."""
-    train = stream.skip(config.num_validation_images).shuffle(
-        seed=stream_seed(config.seed, "stream") % 2**32, buffer_size=config.stream_shuffle_buffer
+def stream_data(config: DataConfig, seed: int, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
+    """The data of a stream, whose first images are held out."""
+    num_held_out = config.num_validation_images or 0
+    train = stream.skip(num_held_out).shuffle(
+        seed=stream_seed(seed, "stream") % 2**32, buffer_size=config.stream_shuffle_buffer
     )
     data = TrainingData(name, train, torch.empty(0), column, name, transform)
-    rows = list(stream.take(config.num_validation_images))
+    rows = list(stream.take(num_held_out))
     held_out = _decode_rows(data, config, rows, range(len(rows)), fixed=True)
     assert held_out is not None  # fixed crops have one shape
     data.held_out = held_out

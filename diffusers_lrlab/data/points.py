@@ -1,9 +1,9 @@
-"""Points: the embedded toy sets, and data sets with a column of as many numbers in every row."""
+"""Points: the embedded toy datasets, and datasets with a column of equally many numbers in every row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +11,11 @@ import torch
 from ..core.errors import LabError
 from .layout import BatchLayout
 from .loading import TrainingData, split_rows, stream_data
-from .sources import is_numeric_list, open_dataset
+from .options import DataConfig
+from .sources import columns_of, is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, load_toy_dataset
 
-if TYPE_CHECKING:
-    from ..training.config import ResolvedConfig
-
-# The toy sets are the same for every seed of a run, as all other data are.
+# The toy datasets are the same for every seed of a run, as all other data are.
 TOY_SEED, TOY_POINTS = 42, 100_000
 
 
@@ -28,7 +26,7 @@ class PointTransform:
 
     Args:
         dimension (`int`): Numbers in a row.
-        column (`str`): Where they come from, for error texts.
+        column (`str`): For error messages.
     """
 
     dimension: int
@@ -37,11 +35,10 @@ class PointTransform:
 
     @property
     def shape(self) -> tuple[int]:
-        """Of a point."""
         return (self.dimension,)
 
     def read(self, cell: Any) -> torch.Tensor:
-        """The point in a cell, float32 `(dimension,)`; a `LabError` if it is none."""
+        """The point in a cell, float32 `(dimension,)`; a `LabError` if it is not one."""
         try:
             point = torch.tensor(cell, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError):
@@ -54,28 +51,30 @@ class PointTransform:
         return point
 
     def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        """As it is."""
         return tensor
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As it is."""
         return tensor
 
 
-def load_point_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingData:
+def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
     """
     Loads the points of a resolved configuration and holds out some.
 
     Raises:
-        LabError: for a data set that cannot be read, a column that is not of points, a row that is not one (it is named),
-            and fewer points than a batch needs.
+        LabError: for a dataset that cannot be read, a column or a row that does not hold points, and fewer points than a
+            batch needs.
     """
     name, column = config.dataset_name or config.train_data_dir or "", config.point_column
     assert column is not None
     if name in TOY_DATASETS:
         return _toy_data(name, config)
     dataset = open_dataset(config)
-    _check_column(dataset.features, column)
+    features, listing = columns_of(dataset)
+    if column not in features:
+        raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
+    if not is_numeric_list(features[column]):
+        raise LabError(f"The column {column!r} does not hold points (lists of as many numbers). Columns: {listing}.")
     dataset = dataset.select_columns([column])
     if config.streaming:
         first = next(iter(dataset), None)
@@ -83,9 +82,9 @@ def load_point_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingD
             raise LabError(f"The stream {name!r} has no points to train on.")
         if not first[column]:
             raise LabError(f"Row 0 of the column {column!r} is {first[column]!r} and no point. Correct or remove it.")
-        return stream_data(config, dataset, column, PointTransform(len(first[column]), column), name)
+        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name)
     points = read_points(dataset, column)
-    held_out, training = split_rows(len(points), config.num_validation_images)
+    held_out, training = split_rows(len(points), config.num_validation_images or 0)
     data = TrainingData(
         name,
         dataset.select(training),
@@ -94,16 +93,16 @@ def load_point_data(config: ResolvedConfig, num_processes: int = 1) -> TrainingD
         dataset._fingerprint,
         PointTransform(points.shape[1], column),
     )
-    BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes).check_fits(len(training))
+    layout.check_fits(len(training))
     if points.nbytes <= config.in_memory_limit_mb * 2**20:
         data.in_memory = points[training]
     return data
 
 
-def _toy_data(name: str, config: ResolvedConfig) -> TrainingData:
+def _toy_data(name: str, config: DataConfig) -> TrainingData:
     num_held_out = config.num_validation_images
     train = load_toy_dataset(name, TOY_POINTS, TOY_SEED)
-    # Another draw, not a part of the same one: as many training points whatever is held out.
+    # An independent draw, so that the number of training points does not depend on what is held out.
     held_out = torch.empty(0, 2)
     if num_held_out:
         held_out = read_points(load_toy_dataset(name, num_held_out, TOY_SEED, split="test"), "x")
@@ -111,28 +110,9 @@ def _toy_data(name: str, config: ResolvedConfig) -> TrainingData:
     return TrainingData(name, train, held_out, "x", f"toy2d-{name}", PointTransform(points.shape[1], "x"), points)
 
 
-def _check_column(features: Any, column: str) -> None:
-    listing = ", ".join(
-        f"{name} ({getattr(feature, 'dtype', None) or feature})" for name, feature in (features or {}).items()
-    )
-    if features is None:
-        raise LabError("The stream does not declare its columns, so none can be checked. Train without --streaming.")
-    if column not in features:
-        raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
-    if not is_numeric_list(features[column]):
-        raise LabError(f"The column {column!r} does not hold points (lists of as many numbers). Columns: {listing}.")
-
-
 def read_points(dataset: Any, column: str) -> torch.Tensor:
     """
-    A column of points as one tensor.
-
-    Args:
-        dataset (`datasets.Dataset`): Whose `column` holds lists of numbers.
-        column (`str`): Its name.
-
-    Returns:
-        `torch.Tensor`: float32 of shape `(num_points, dimension)`.
+    A column of lists of numbers as one tensor, float32 `(num_points, dimension)`.
 
     Raises:
         LabError: naming the first row that is missing, of another length, or with a number that is missing, NaN, infinite

@@ -1,4 +1,4 @@
-"""Where data come from: a folder, a saved data set or the Hub; and whether they are images or points."""
+"""Where data come from: a folder, a saved dataset or the Hub; and whether they are images or points."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
         streaming (`bool`, *optional*): In place of the configuration's.
 
     Raises:
-        LabError: for a data set that cannot be found or read.
+        LabError: for a dataset that cannot be found or read.
     """
     import datasets as hf_datasets
 
@@ -43,7 +43,7 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
             return saved.to_iterable_dataset() if streaming else saved
         source = {"path": name}
         if folder.is_dir():
-            # By itself, `load_dataset` takes a folder for what most of its files are: captions beside images, say.
+            # `load_dataset` alone decides by what most files are: captions beside images, say.
             images = holds_images(folder)
             source = {"path": "imagefolder", "data_dir": str(folder)} if images else {"path": str(folder)}
         return hf_datasets.load_dataset(
@@ -76,7 +76,7 @@ def local_folder(dataset_name: str) -> str | None:
 
 
 def holds_images(folder: Path) -> bool:
-    """Whether a folder is one of image files (`True`) or of data sets (`False`); neither is an error."""
+    """Whether a folder is one of image files (`True`) or of dataset files (`False`); neither is an error."""
     from PIL import Image
 
     endings = {path.suffix.lower() for path in folder.rglob("*") if path.is_file()}
@@ -89,13 +89,16 @@ def holds_images(folder: Path) -> bool:
     raise LabError(f"The data folder {str(folder)!r} holds no images and no dataset files (png, jpg, parquet, ...).")
 
 
-def point_columns(features: Any) -> list[str]:
-    """The columns of a data set whose rows are lists of numbers."""
-    return [name for name, feature in (features or {}).items() if is_numeric_list(feature)]
+def columns_of(dataset: Any) -> tuple[Any, str]:
+    """The features of a dataset by column, and a list of them for messages; a `LabError` if it does not declare them."""
+    features = dataset.features
+    if features is None:
+        raise LabError("The stream does not declare its columns, so none can be checked. Train without --streaming.")
+    return features, ", ".join(f"{name} ({getattr(item, 'dtype', None) or item})" for name, item in features.items())
 
 
 def is_numeric_list(feature: Any) -> bool:
-    """Whether a column is of lists of numbers, of one length or not."""
+    """Whether a column holds lists of numbers, of one length or not."""
     item = getattr(feature, "feature", None)
     kind = str(getattr(item, "dtype", ""))
     return kind.startswith(("float", "int", "uint")) and not hasattr(item, "feature")
@@ -103,13 +106,13 @@ def is_numeric_list(feature: Any) -> bool:
 
 def find_point_column(config: DataConfig) -> str | None:
     """
-    The column of points that a configuration means; `None` if it is about images.
+    The column of points that a configuration means; `None` if it means images.
 
-    Toy sets and the option decide by themselves. Otherwise the columns of the data set are looked at: one of images goes
-    first, and the only one of lists of numbers is taken for points.
+    Toy datasets and the option decide alone. Otherwise a column of images decides for images, and the only column of
+    lists of numbers for points.
 
     Raises:
-        LabError: for a data set that cannot be opened, and for one with several columns of numbers to choose from.
+        LabError: for a dataset that cannot be opened, and for one with several columns of numbers.
     """
     if config.point_column is not None:
         return config.point_column
@@ -123,7 +126,7 @@ def find_point_column(config: DataConfig) -> str | None:
     from datasets import Image
 
     features = open_dataset(config, streaming=True).features or {}
-    columns = point_columns(features)
+    columns = [name for name, feature in features.items() if is_numeric_list(feature)]
     if not columns or any(isinstance(feature, Image) for feature in features.values()):
         return None
     if len(columns) > 1:
@@ -135,4 +138,4 @@ def _is_folder_of_images(folder: Path) -> bool:
     try:
         return not (folder / "state.json").is_file() and holds_images(folder)
     except LabError:
-        return True  # it holds nothing: the images' own checks say so
+        return True  # it holds nothing: an error when images are loaded

@@ -1,7 +1,6 @@
-"""The classic two-dimensional test sets of diffusion research as Hugging Face datasets.
+"""The classic 2-D toy datasets of diffusion research as Hugging Face datasets; their registry is in `toy2d_entries.py`.
 
-Each is a distribution that can be drawn from without end; where its density is known in closed form, it comes with it.
-The entries of the registry are in `toy2d_entries.py`.
+Each is a distribution to draw any number of points from; where its density has a closed form, it comes with it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def list_toy_datasets() -> list[str]:
 
 
 def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) -> None:
-    """Raises a `LabError` for an unknown set, and for numbers of points (`called` so) and seeds that are not allowed."""
+    """Raises a `LabError` for an unknown name, and for a number of points (`called` so) or a seed that is not allowed."""
     TOY_DATASETS[name]
     if not isinstance(n, Integral) or isinstance(n, bool) or not least <= n <= MAX_POINTS:
         raise LabError(
@@ -40,13 +39,13 @@ def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) 
 
 def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["train", "test"] = "train") -> np.ndarray:
     """
-    Points of a toy set.
+    Points of a toy dataset.
 
     Args:
         name (`str`): A name of [`list_toy_datasets`].
-        n (`int`): How many; the first points of a larger draw are others.
-        seed (`int`): Of the generator.
-        split (`"train"` or `"test"`): Which of two independent draws, from generators of their own.
+        n (`int`): The number of points; the first points of a larger draw are different.
+        seed (`int`): The seed of the generator.
+        split (`"train"` or `"test"`): One of two independent draws.
 
     Returns:
         `np.ndarray`: float32 of shape `(n, 2)`.
@@ -65,7 +64,7 @@ def load_toy_dataset(
     name: str, n: int = 100_000, seed: int = 42, split: Literal["train", "test"] = "train"
 ) -> datasets.Dataset:
     """
-    A toy set as a dataset with one column `x` of float32 and shape `(2,)`.
+    A toy dataset with one column `x` of float32 and shape `(2,)`.
 
     See [`toy_points`] for arguments and errors.
     """
@@ -79,7 +78,7 @@ def load_toy_dataset(
 
 def toy_log_prob(name: str) -> Callable[[np.ndarray], np.ndarray] | None:
     """
-    The log-density of a toy set, `None` where it has no closed form.
+    The log-density of a toy dataset, `None` if it has no closed form.
 
     Returns:
         `Callable`: from points `(n, 2)` to natural logarithms `(n,)`, float64; `-inf` where no points are.

@@ -1,4 +1,4 @@
-"""The toy sets: how each is drawn, and its density where it has a closed form."""
+"""The 2-D toy datasets: how each is drawn, and its density if it has a closed form."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CIRCLE_RADIUS, _CIRCLE_JITTER = 3.0, 0.09
 
 
 def _circle_directions() -> tuple[np.ndarray, np.ndarray]:
-    """The 16 unit vectors towards the points of a 5x5 grid, and the origin, which has none; and how likely they are."""
+    """The 16 directions to the points of a 5x5 grid and 0 for the origin, with their probabilities."""
     reduced = _GRID // np.maximum(np.gcd(_GRID[:, 0], _GRID[:, 1]), 1)[:, None]
     directions, counts = np.unique(reduced, axis=0, return_counts=True)
     norms = np.linalg.norm(directions, axis=1, keepdims=True)
@@ -83,7 +83,6 @@ def circle(n: int, rng: np.random.Generator) -> np.ndarray:
     partial(densities.rectangles_log_prob, corners=np.array([[-2, -4]]), size=(4, 8)),
 )
 def line(n: int, rng: np.random.Generator) -> np.ndarray:
-    """Uniform."""
     return rng.uniform((-2, -4), (2, 4), (n, 2))
 
 
@@ -131,7 +130,7 @@ def shape_centres(name: str) -> np.ndarray:
 
 
 def _noisy_points(name: str, scales: np.ndarray) -> tuple[Any, LogProb]:
-    """How points are drawn that are those of a shape plus Gaussian noise, and their density."""
+    """How to draw the points of a shape plus Gaussian noise, and their density."""
 
     def draw(n: int, rng: np.random.Generator) -> np.ndarray:
         centres = shape_centres(name)
@@ -174,7 +173,6 @@ _BLACK = np.array([(x, y) for x in range(-4, 4, 2) for y in range(-4, 4, 2) if (
     partial(densities.rectangles_log_prob, corners=_BLACK, size=(2, 2)),
 )
 def checkerboard(n: int, rng: np.random.Generator) -> np.ndarray:
-    """Uniform on eight squares of 2x2."""
     return _BLACK[rng.integers(len(_BLACK), size=n)] + rng.uniform(0, 2, (n, 2))
 
 
@@ -198,7 +196,6 @@ _EIGHT_NOISE = np.array([0.3, 0.3])
     partial(densities.mixture_log_prob, centres=_EIGHT, scales=_EIGHT_NOISE),
 )
 def eight_gaussians(n: int, rng: np.random.Generator) -> np.ndarray:
-    """Each as likely."""
     return _EIGHT[rng.integers(8, size=n)] + rng.normal(size=(n, 2)) * _EIGHT_NOISE
 
 
@@ -212,6 +209,5 @@ _RADII, _RING_NOISE = np.array([1.0, 2.0, 3.0, 4.0]), 0.1
     partial(densities.rings_log_prob, radii=_RADII, scale=_RING_NOISE),
 )
 def rings(n: int, rng: np.random.Generator) -> np.ndarray:
-    """Each as likely, with Gaussian noise of 0.1."""
     radius, angle = _RADII[rng.integers(4, size=n)], rng.uniform(0, 2 * math.pi, n)
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1) + _RING_NOISE * rng.normal(size=(n, 2))

@@ -2,77 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
-from .suggestions import smooth
+from .range_test import FinderConfig, Sweep
+from .suggestions import Suggestion, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from .find import FinderResult
 
 _COLORS = {"steepest": BLUE, "minimum_tenth": ORANGE, "valley": GREEN}
 _LABELS = {"steepest": "steepest", "minimum_tenth": "a tenth of the least", "valley": "valley"}
 
 
-def plot_finder(result: FinderResult, path: Path) -> None:
+def plot_finder(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion], path: Path) -> None:
     """Every test as a thin line, their median as a thick one, a line and a band for each rule; below, by noise level."""
-    by_noise = result.sweeps[0].bins.shape[1] > 1
+    by_noise = sweeps[0].bins.shape[1] > 1
     figure = new_figure(7.5, 6.4 if by_noise else 4, dpi=150)
     upper, *lower = np.atleast_1d(
         figure.subplots(2 if by_noise else 1, 1, sharex=True, height_ratios=[3, 2] if by_noise else None)
     )
-    for sweep in result.sweeps:
+    for sweep in sweeps:
         upper.plot(sweep.lrs, sweep.losses, color=GREY, linewidth=0.7, alpha=0.8)
-    lrs, losses = _median(result)
+    shortest = min(len(sweep.lrs) for sweep in sweeps)  # as far as all tests went
+    lrs = sweeps[0].lrs[:shortest]
+    losses = np.median([sweep.losses[:shortest] for sweep in sweeps], axis=0)
     upper.plot(lrs, smooth(losses), color="black", linewidth=1.8, label="median of the tests, smoothed")
-    for name, suggestion in result.suggestions.items():
+    for name, suggestion in suggestions.items():
         if suggestion.lr is None:
             upper.plot([], [], color=_COLORS[name], linestyle=":", label=f"{_LABELS[name]}: none")
             continue
-        taken = ", taken" if name == result.settings.rule else ""
+        taken = ", taken" if name == settings.rule else ""
         upper.axvline(suggestion.lr, color=_COLORS[name], label=f"{_LABELS[name]}: {suggestion.lr:.2g}{taken}")
         if suggestion.interval is not None:
             upper.axvspan(*suggestion.interval, color=_COLORS[name], alpha=0.1, linewidth=0)
-    what = "loss of the probe" if result.settings.mode == "probe" else "training loss of a batch"
-    _dress(upper, what)
+    _style(upper, "loss of the probe" if settings.mode == "probe" else "training loss of a batch")
     upper.set_ylim(*_limits(losses))
     upper.legend(frameon=False, fontsize=8)
     for axes in lower:
-        _draw_bins(axes, result)
+        _draw_bins(axes, lrs, np.median([sweep.bins[:shortest] for sweep in sweeps], axis=0))
     (lower or [upper])[-1].set_xlabel("learning rate")
     figure.align_ylabels()
     save_figure(figure, path)
 
 
-def _draw_bins(axes: Axes, result: FinderResult) -> None:
+def _draw_bins(axes: Axes, lrs: np.ndarray, bins: np.ndarray) -> None:
     from matplotlib import colormaps
 
-    lrs, bins = _median(result, by_noise=True)
     shares, num_bins = bins / bins[0], bins.shape[1]
     colors = colormaps["viridis"](np.linspace(0, 0.85, num_bins))
     names = ["least noise", *[""] * (num_bins - 2), "most noise"]
     for values, color, name in zip(shares.T, colors, names, strict=True):
         axes.plot(lrs, values, color=color, linewidth=1.2, label=name or None)
-    _dress(axes, "of its start, by noise level")
+    _style(axes, "of its start, by noise level")
     axes.set_ylim(0, min(1.6, 1.05 * float(shares[np.isfinite(shares)].max(initial=1))))
     axes.legend(frameon=False, fontsize=8, title="timesteps with", title_fontsize=8)
 
 
-def _dress(axes: Axes, label: str) -> None:
+def _style(axes: Axes, label: str) -> None:
     axes.set(xscale="log", ylabel=label)
     plain_axes(axes)
-
-
-def _median(result: FinderResult, by_noise: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Over the tests, as far as all of them went."""
-    shortest = min(len(sweep.lrs) for sweep in result.sweeps)
-    values = [(sweep.bins if by_noise else sweep.losses)[:shortest] for sweep in result.sweeps]
-    return result.sweeps[0].lrs[:shortest], np.median(values, axis=0)
 
 
 def _limits(losses: np.ndarray) -> tuple[float, float]:

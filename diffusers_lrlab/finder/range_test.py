@@ -1,8 +1,7 @@
-"""The test itself: updates at a rising rate, and the loss that is read between them."""
+"""The test itself: updates at a rising rate, and the losses measured between them."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
+from ..core.options import START, check_ranges, option
 from ..core.streams import block_randn, stream_generator, stream_seed
 from ..data.batches import iterate_batches
 from ..evaluation.validation_loss import ValidationLoss
@@ -29,11 +29,7 @@ _NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
 _MOST_OVERFLOWS = 30
-_RISEN = 0.1  # of the fall: then the least is in sight
-
-
-def _option(default: Any, help: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help})
+_RISEN = 0.1  # of the fall: then the minimum has been passed
 
 
 @dataclass(kw_only=True)
@@ -42,44 +38,43 @@ class FinderConfig:
 
     _argument_group_name = "learning-rate finder"
 
-    start_lr: float = _option(None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.")
-    end_lr: float = _option(None, "The highest rate; 1e-2, likewise.")
-    num_updates: int = _option(200, "Updates from the lowest rate to the highest.")
-    extend: bool = _option(
+    start_lr: float = option(
+        None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.", START, above=0
+    )
+    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", START, above=0)
+    num_updates: int = option(200, "Updates from the lowest rate to the highest.", START, at_least=10)
+    extend: bool = option(
         True,
-        "Go on beyond the highest rate, a hundredfold at most, while the loss does not rise: its least is not in sight.",
+        "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
+        START,
     )
-    mode: Literal["probe", "classic"] = _option(
+    mode: Literal["probe", "classic"] = option(
         "probe",
-        "probe: timesteps that are spread evenly, noise in opposite pairs, and the loss of fixed images, timesteps and "
-        "noise; classic: the training loss of each batch, as drawn.",
+        "probe: evenly spread timesteps, antithetic noise, and the loss of fixed images, timesteps and noise; classic: the "
+        "training loss of each batch, as drawn.",
+        START,
     )
-    repeats: int = _option(3, "Tests, each with other batches, timesteps and noise.")
-    stop_factor: float = _option(10.0, "A test ends where the smoothed loss is this many times the least so far.")
-    probe_size: int = _option(None, "Fixed images of the probe; two batches.")
-    rule: Literal["minimum_tenth", "steepest", "valley"] = _option("minimum_tenth", "The rule whose rate is taken.")
+    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", START, at_least=1)
+    stop_factor: float = option(10.0, "A test ends where the smoothed loss is this many times its minimum so far.", START)
+    probe_size: int = option(None, "Fixed images of the probe; two batches.", START, at_least=8)
+    rule: Literal["minimum_tenth", "steepest", "valley"] = option("minimum_tenth", "The rule whose rate is taken.", START)
 
     def check(self) -> None:
-        """Raises a `LabError` for what cannot be done."""
-        for name in ("start_lr", "end_lr"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise LabError(f"--{name} {value} is not allowed; it must be a number above 0, such as 1e-7.")
-        if self.start_lr is not None and self.end_lr is not None and self.start_lr >= self.end_lr:
+        """Raises a `LabError` for settings that are not allowed."""
+        check_ranges(self, FinderConfig)
+        if not 1 < self.stop_factor < math.inf:
+            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")
+        if self.start_lr is None or self.end_lr is None:
+            return
+        if self.start_lr >= self.end_lr:
             raise LabError(
                 f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. The rate rises from one to the other."
             )
-        if self.start_lr is not None and self.end_lr is not None and self.end_lr < _NARROWEST * self.start_lr:
+        if self.end_lr < _NARROWEST * self.start_lr:
             raise LabError(
                 f"From --start_lr {self.start_lr:g} to --end_lr {self.end_lr:g} is too little to tell rates apart: make the "
                 f"last at least {_NARROWEST:g} times the first."
             )
-        for name, lowest in (("num_updates", 10), ("repeats", 1), ("probe_size", 8)):
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise LabError(f"--{name} {value} is not allowed; use {lowest} or more.")
-        if not 1 < self.stop_factor < math.inf:
-            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")
 
     def lrs(self) -> np.ndarray:
         """The rate of each update, evenly spaced on a logarithmic scale: float64, of all updates that there may be."""
@@ -91,7 +86,7 @@ class FinderConfig:
 
 class Sweep(NamedTuple):
     """
-    What one test read.
+    What one test measured.
 
     Args:
         lrs (`np.ndarray`): The rate of the last update before each reading, float64 `(num_readings,)`.
@@ -99,7 +94,7 @@ class Sweep(NamedTuple):
         bins (`np.ndarray`): The same by noise level, `(num_readings, num_bins)`, low noise first; without columns in the
             mode "classic".
         num_updates (`int`): Updates that were done.
-        ended (`str` or `None`): Why before the highest rate.
+        ended (`str` or `None`): Why it ended before the highest rate, if it did.
     """
 
     lrs: np.ndarray
@@ -112,9 +107,9 @@ class Sweep(NamedTuple):
 @dataclass(eq=False, kw_only=True)
 class StillObjective(Objective):
     """
-    The objective of a run at one moment, with draws of its own.
+    The objective of a run at one moment, with random draws of its own.
 
-    The density of timesteps and the weights of losses stay as they are at this moment, but for bands, which take turns;
+    The density of timesteps and the weights of losses stay as they are at this moment, except for bands, which take turns;
     nothing here learns from losses.
 
     Args:
@@ -139,7 +134,7 @@ class StillObjective(Objective):
         return self.at if self._bands is None else self.at + update
 
     def lr_factor(self, update: int) -> float | None:
-        """What the band of an update makes of its learning rate."""
+        """The factor that the band of an update puts on its learning rate."""
         if self._bands is None:
             return None
         factors = self._bands.lr_factors(np.array([self._moment(update)]), self.sampler.num_train_timesteps)
@@ -157,7 +152,7 @@ class StillObjective(Objective):
         return super().weights(timesteps, self._moment(update))
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The second half of a batch has the noise of the first with the other sign."""
+        """The second half of a batch has the noise of the first with the opposite sign."""
         if not self.evenly or self.spec.noise != "gaussian":
             yield from super().noise(update, images)
             return
@@ -178,11 +173,11 @@ def range_test(
     One test, from the state that a trainer is in; afterwards it is in this state again, to the bit, errors or not.
 
     Args:
-        trainer ([`Trainer`]): Whose model, optimizer, data and way of learning are tested.
+        trainer ([`Trainer`]): The trainer.
         settings ([`FinderConfig`]): With both rates.
-        repeat (`int`, *optional*): Which of several tests; each has other batches, timesteps and noise.
-        batches (`Iterable[torch.Tensor]`, *optional*): What to learn from, instead of the trainer's data: this process's
-            share of an update each, `(micro_batch * accumulation, ...)`.
+        repeat (`int`): The number of the test; each has other batches, timesteps and noise.
+        batches (`Iterable[torch.Tensor]`, *optional*): To train on instead of the trainer's data: this process's share of an
+            update each, `(micro_batch * accumulation, ...)`.
     """
     if not any(parameter.requires_grad for parameter in trainer.bare_model.parameters()):
         raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
@@ -190,11 +185,11 @@ def range_test(
     if batches is None:
         seed = stream_seed(trainer.config.seed, "finder", repeat)
         workers, skip = trainer.config.dataloader_num_workers, trainer.config.skip_corrupt_images
-        # A stream has one order, whatever the seed: each test begins where the one before it was to end.
+        # A stream has one order, whatever the seed: each test begins where the one before it should have ended.
         first = repeat * settings.num_updates if plan.num_images is None else 0
         batches = iterate_batches(trainer.data, plan.layout, seed, range(first, first + len(settings.lrs())), workers, skip)
     with as_it_was(trainer):
-        # Of a short test, more often: rules want some readings.
+        # More often in a short test: rules need some readings.
         every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
         reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size, every)
         objective = StillObjective.now(trainer, repeat, settings.mode == "probe")
@@ -214,7 +209,7 @@ def _sweep(
     for update, lr in enumerate(lrs):
         images = next(batches, None)
         if images is None:
-            if update >= settings.num_updates:  # beyond, the test only goes on where it can
+            if update >= settings.num_updates:  # the extension goes only as far as the data
                 break
             ended = f"the data ended after {update} of {settings.num_updates} updates, at a rate of {lr:.3g}"
             break
@@ -234,7 +229,7 @@ def _sweep(
         if not math.isfinite(loss):
             ended = f"the loss was not finite at a rate of {lr:.3g}"
             break
-        # What the classic test reads is smoothed, as single batches say little.
+        # The classic test's losses are smoothed, since single batches say little.
         smoothed = loss if math.isnan(smoothed) else reader.memory * smoothed + (1 - reader.memory) * loss
         first, best = smoothed if math.isnan(first) else first, min(best, smoothed)
         if smoothed > settings.stop_factor * best:
@@ -248,12 +243,12 @@ def _sweep(
 
 
 def do_one_update(trainer: Trainer, images: torch.Tensor) -> bool:
-    """An update, tried again with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
+    """An update, repeated with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
     return any(trainer.do_update(images) for _ in range(_MOST_OVERFLOWS))
 
 
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
-    """The main process's: all must come to the same end."""
+    """The main process's reading: all processes must stop at the same update."""
     broadcast_object_list(values := [reading])
     return values[0]
 
@@ -277,7 +272,7 @@ class _Probe:
         self._members = [place == index for index in range(self.num_bins)]
 
     def read(self) -> tuple[float, np.ndarray]:
-        """The mean, and the means of images with low noise to high."""
+        """The mean, and the means by noise level, low noise first."""
         with self.trainer.raw_weights():
             losses = self.loss(self.trainer.bare_model)
         return float(losses.mean()), np.array([losses[members].mean() for members in self._members])
@@ -293,7 +288,7 @@ class _Classic:
         trainer.sums = torch.zeros_like(trainer.sums)
 
     def read(self) -> tuple[float, np.ndarray]:
-        """The loss of the last update."""
+
         total = self.trainer.accelerator.gather(self.trainer.sums[None, :1].double()).mean().item()
         loss, self._before = total - self._before, total
         return loss, np.empty(0)

@@ -1,4 +1,4 @@
-"""What the finder left in the folder of a run, if it is of this run."""
+"""The finder's result in the folder of a run, if it is of this run."""
 
 from __future__ import annotations
 
@@ -14,23 +14,16 @@ _NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "abo
 
 
 def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
-    """
-    What a test of learning rates was of, as data.
-
-    Args:
-        config (`dict`): Every field of the training configuration.
-        num_parameters (`int`): Of the model.
-        global_batch (`int`): Images of an update.
-    """
+    """What the best learning rate of a run depends on, as data; `config` has every field of the training configuration."""
     defaults = defaults_of(TrainingConfig)
     fields = {name: config.get(name, defaults[name]) for name in names_where(TrainingConfig, finder="compares")}
     fields["mixed_precision"] = fields["mixed_precision"] or "no"
     return json.loads(json.dumps({"config": fields, "num_parameters": num_parameters, "global_batch": global_batch}))
 
 
-def kept_result(folder: Path, run: Any) -> dict[str, Any] | None:
+def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
     """
-    The finder's result as data; `None` if there is none, if it is damaged, and if it is of something else than this run.
+    The finder's result as data; `None` if there is none, if it is damaged, and if another run was tested.
 
     Args:
         folder (`Path`): Of the run.

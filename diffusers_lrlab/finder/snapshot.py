@@ -1,4 +1,4 @@
-"""A trainer as it was, to the bit, after something was tried with it."""
+"""Puts a trainer back, to the bit, after something was tried with it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 @contextmanager
 def as_it_was(trainer: Trainer) -> Iterator[None]:
     """
-    Whatever updates are done inside this block, afterwards the trainer is what it was: weights, optimizer, loss scale,
+    Whatever updates are done inside this block, the trainer is afterwards what it was: weights, optimizer, loss scale,
     random numbers, clock and sums; after an exception, too.
 
-    The copies of weights and optimizer lie on the CPU. What follows the losses is not shown any inside: see `range_test`.
+    The copies of weights and optimizer are on the CPU. Samplers that follow the losses must not see any inside this block:
+    `range_test` takes care of that.
     """
     model, optimizer, scaler = trainer.bare_model, trainer.optimizer.optimizer, trainer.accelerator.scaler
     weights = {name: _on_cpu(value) for name, value in model.state_dict().items()}
-    groups, state = _of_optimizer(optimizer)
+    saved = optimizer.state_dict()
+    groups, state = copy.deepcopy(saved["param_groups"]), _on_cpu(saved["state"])
     scale = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
     numbers = random_states()
     own = {name: copy.deepcopy(getattr(trainer, name)) for name in ("update", "training_seconds", "sums")}
@@ -45,15 +47,10 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
         for name, value in (own | parts).items():
             setattr(trainer, name, value)
         del trainer.data.skipped[num_skipped:]
-        # Otherwise an update that was cut short would leave its count of micro-batches.
+        # An interrupted update would otherwise leave its count of micro-batches.
         trainer.accelerator.step = step
         trainer.accelerator.gradient_state._set_sync_gradients(syncs)
         restore_random_states(numbers)
-
-
-def _of_optimizer(optimizer: Any) -> tuple[Any, Any]:
-    state = optimizer.state_dict()
-    return copy.deepcopy(state["param_groups"]), _on_cpu(state["state"])
 
 
 def _on_cpu(value: Any) -> Any:
@@ -74,7 +71,7 @@ def random_states() -> tuple[Any, ...]:
 
 
 def restore_random_states(states: tuple[Any, ...]) -> None:
-    """Puts them back."""
+
     python, numpy, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(numpy)

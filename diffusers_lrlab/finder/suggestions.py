@@ -10,21 +10,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.ndimage import gaussian_filter1d, median_filter
 
-FEWEST = 5  # readings that anything can be said of
-_SMALLEST_FALL = 0.02  # of the loss at the start: less is no learning
+FEWEST = 5  # readings that a suggestion needs
+_SMALLEST_FALL = 0.02  # of the loss at the start: less is not learning
 _DISAGREE = 3.0  # a factor
-# Factors between the readings' own noise and a fall that counts.
-_ABOVE_NOISE = 3.0
+_ABOVE_NOISE = 3.0  # a fall counts if it is this many times the noise of the readings
 
 
 class Suggestion(NamedTuple):
     """
-    What a rule makes of a curve.
+    The result of a rule.
 
     Args:
         lr (`float` or `None`): The learning rate; `None` if the rule has none.
         reason (`str`): Why this one, or why none.
-        interval (`tuple` of two `float` or `None`): Rates that the rule could as well have named.
+        interval (`tuple` of two `float` or `None`): Rates that the rule could have named just as well.
     """
 
     lr: float | None
@@ -33,17 +32,10 @@ class Suggestion(NamedTuple):
 
 
 class _Curve(NamedTuple):
-    """
-    A curve that something can be said of.
-
-    `x` is log10 of the rates, `y` the smoothed losses, `best` where these are least; `is_cut` if the losses behind it are
-    not finite.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    best: int
-    is_cut: bool
+    x: np.ndarray  # log10 of the rates
+    y: np.ndarray  # smoothed losses
+    best: int  # where they are least
+    is_truncated: bool  # whether more losses follow, which are not finite
 
 
 def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -52,8 +44,7 @@ def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
 
     Args:
         lrs (`ArrayLike`): Rising rates above 0, `(num_readings,)`.
-        losses (`ArrayLike`): The loss read at each, of the same shape; from the first that is not finite on they do not
-            count.
+        losses (`ArrayLike`): The loss at each, of the same shape; those from the first non-finite one on are ignored.
 
     Returns:
         [`Suggestion`]: its interval is where the loss falls at half that pace at least.
@@ -73,21 +64,21 @@ def steepest(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
 
 def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
     """
-    A tenth of the rate at which the smoothed loss is least, the usual rule of thumb: of the middle of its flat bottom.
+    A tenth of the rate at the middle of the smoothed loss's flat bottom: the usual rule of thumb.
 
-    The bottom is where the loss is above the least by less than 5 % of the whole fall; its lowest point is left to chance.
-    Args and returns as [`steepest`]; the interval is a tenth of both ends of the bottom.
+    The bottom is where the loss is above its minimum by less than 5 % of the whole fall; where the minimum lies in it is
+    chance. Args and returns as [`steepest`]; the interval is a tenth of both ends of the bottom.
     """
     curve = _prepare(lrs, losses)
     if isinstance(curve, Suggestion):
         return curve
-    if curve.best == len(curve.y) - 1 and curve.is_cut:
+    if curve.best == len(curve.y) - 1 and curve.is_truncated:
         at = _rate(curve.x[-1])
         return Suggestion(at / 10, f"a tenth of the last rate with a finite loss, {at:.3g}", (at / 100, at / 10))
     if curve.best == len(curve.y) - 1:
         return Suggestion(
             None,
-            f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}: the least is not in sight; go higher",
+            f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}: its minimum is not in sight; go higher",
         )
     near = curve.y <= curve.y[curve.best] + 0.05 * (curve.y[0] - curve.y[curve.best])
     low, high = _around(near, curve.best)
@@ -124,11 +115,8 @@ RULES: dict[str, Callable[[ArrayLike, ArrayLike], Suggestion]] = {
 
 def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
     """
-    What a rule says over several repeats of a test.
-
-    Returns:
-        [`Suggestion`]: the median on a logarithmic scale of those that name a rate, with the range of these and of their
-        own intervals; no rate unless more than half of them do.
+    A rule's suggestion over several repeats of a test: the median, on a logarithmic scale, of those that name a rate, with
+    the range of these and of their intervals; no rate unless more than half of them name one.
     """
     named = [suggestion for suggestion in suggestions if suggestion.lr is not None]
     if 2 * len(named) <= len(suggestions):
@@ -148,7 +136,7 @@ def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
 
 
 def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
-    """What to say where rules name rates that differ by more than a factor of 3; `None` where they agree."""
+    """A warning if the rules name rates that differ by more than a factor of 3; `None` otherwise."""
     rates = {name: suggestion.lr for name, suggestion in suggestions.items() if suggestion.lr is not None}
     if len(rates) < 2:
         return None
@@ -163,13 +151,13 @@ def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
 
 
 def smooth(losses: ArrayLike) -> np.ndarray:
-    """A curve without single spikes and its finest noise: a median of 3, and a Gaussian of a fiftieth of its length."""
+    """Removes spikes and the finest noise: a median of 3, then a Gaussian of a fiftieth of the curve's length."""
     values = np.asarray(losses, np.float64)
     return gaussian_filter1d(median_filter(values, 3, mode="nearest"), max(0.5, len(values) / 50), mode="nearest")
 
 
 def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
-    """The curve, or the refusal that every rule begins with."""
+    """The curve, or the reason why no rule can say anything."""
     rates, values = np.asarray(lrs, np.float64), np.asarray(losses, np.float64)
     if rates.shape != values.shape or rates.ndim != 1:
         raise ValueError(f"lrs and losses have the shapes {rates.shape} and {values.shape}; give two of (num_readings,).")
@@ -190,8 +178,7 @@ def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
         rises = " and rises" if y[-1] > y[0] + max(_SMALLEST_FALL * abs(y[0]), _ABOVE_NOISE * noise) else ""
         return Suggestion(
             None,
-            f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[end - 1]:.3g}, as far as can be told from "
-            "noise; "
+            f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[end - 1]:.3g} by more than its noise; "
             + ("go lower, or look at data and model" if rises else "go higher, use more updates, or look at data and model"),
         )
     return _Curve(x, y, best, end < len(finite))

@@ -1,1 +1,1 @@
-"""What a run is going to take: memory, time and disk, before it begins."""
+"""The memory, time and disk that a run will take, before it begins."""

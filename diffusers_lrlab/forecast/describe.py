@@ -25,17 +25,17 @@ _MIB = 2**20
 
 def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> Iterator[str]:
     """
-    Memory, time and disk of a run, and what other choices would make of the memory, as texts; takes some seconds.
+    Memory, time and disk of a run, and its memory with other settings, as texts; takes some seconds.
 
-    Memory comes first, before anything is tried: a model that does not fit cannot be timed. All processes call this, to its
+    Memory comes first, before anything is run: a model that does not fit cannot be timed. All processes call this, to its
     end; the accelerator is as it was afterwards.
     """
     from ..training.run_folder import RunFolder
     from ..training.trainer import Trainer
 
     device = accelerator.device
-    available = available_bytes(device)  # before anything of this run is there
-    if device.type == "cpu":  # which its processes share
+    available = available_bytes(device)  # before this run takes any
+    if device.type == "cpu":  # the processes share it
         available //= accelerator.num_processes
     memory = forecast_memory(plan, device=device.type)
     yield "\n".join(_memory_lines(plan, memory, available, device.type))
@@ -94,10 +94,10 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
 
 
 def _alternatives(plan: Plan, memory: MemoryForecast, device: str) -> list[str]:
-    """Total memory of the run with one thing changed."""
+    """Total memory of the run with one setting changed."""
     config = plan.config
     rows = [("as it is", memory)]
-    if config.point_column is None and not config.gradient_checkpointing:
+    if plan.kind.model_class()._supports_gradient_checkpointing and not config.gradient_checkpointing:
         rows.append(("--gradient_checkpointing", forecast_memory(plan, gradient_checkpointing=True, device=device)))
     if config.mixed_precision in (None, "no"):
         rows.append(("--mixed_precision bf16", forecast_memory(plan, mixed_precision="bf16", device=device)))

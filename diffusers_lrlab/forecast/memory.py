@@ -1,4 +1,4 @@
-"""The memory of training, part by part, from a pass over tensors that have shapes and no contents."""
+"""The memory of training, part by part, from a pass over fake tensors: they have shapes and no contents."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ACTIVATIONS = ("ACT", "TEMP", "OTH", "BUFFER")
 
 class MemoryForecast(NamedTuple):
     """
-    Bytes on the device of one process at the moment of an update when they are most.
+    Bytes on the device of one process when an update takes the most.
 
     Args:
-        parameters, gradients, optimizer, ema, activations, held_out, copies (`int`): Those of the parts; gradients and
-            activations as many as there are at that moment. Gradients of several processes have a copy that is exchanged.
-            Activations are what the backward pass needs, inputs, and what is computed on the way; held-out data come with
-            their noise. Copies are those that a CPU's library makes of what goes into and comes out of a convolution, in a
-            layout of its own: of the largest one.
+        parameters, optimizer, ema (`int`): Weights, the optimizer's state, and the average of the weights.
+        gradients (`int`): Those that exist at that moment, and the copy that several processes exchange.
+        activations (`int`): What the backward pass needs at that moment, inputs, and temporary results.
+        held_out (`int`): Held-out data and their noise.
+        copies (`int`): The inputs and outputs of the largest convolution, which a CPU's library copies into its own layout.
     """
 
     parameters: int
@@ -54,18 +54,11 @@ def forecast_memory(
     device: str = "cpu",
 ) -> MemoryForecast:
     """
-    The memory of a run, or of one that differs from it in something.
+    The memory of a run, or of one that differs from it in the options that are given.
 
-    Forward and backward passes run on fake tensors under torch's `MemTracker`, which computes nothing: what is alive when is
-    counted, for any model and size. `benchmarks/memory_forecast.py` compares it with what processes really take.
-
-    Args:
-        plan ([`Plan`]): The run.
-        micro_batch (`int`, *optional*): Images per process and forward pass.
-        accumulation (`int`, *optional*): Micro-batches of an update.
-        gradient_checkpointing (`bool`, *optional*): Whether activations are computed again.
-        mixed_precision (`str`, *optional*): "no", "fp16" or "bf16".
-        device (`str`, *optional*): The type of the device, which decides what mixed precision keeps in float32.
+    Forward and backward passes run on fake tensors under torch's `MemTracker`, which computes nothing and counts which
+    tensors are alive when, for any model and size. `benchmarks/memory_forecast.py` compares it with real processes.
+    `device` is the type of the device, which decides what mixed precision keeps in float32.
     """
     config = plan.config
     if gradient_checkpointing is not None:
@@ -81,7 +74,7 @@ def forecast_memory(
     state = optimizer_bytes(plan, config.optimizer, config.optimizer_kwargs)
     weights = peak["PARAM"]
     passing = sum(peak[part] for part in _ACTIVATIONS)
-    held_out = 2 * 4 * plan.num_held_out * math.prod(_shape(plan))
+    held_out = 2 * 4 * plan.num_held_out * math.prod(plan.item_shape)
     gradients = peak["GRAD"]
     if gradients + passing < weights:  # then the optimizer's step, with all gradients, has more
         gradients, passing = weights, 0
@@ -90,17 +83,8 @@ def forecast_memory(
     return MemoryForecast(weights, gradients, state, weights if config.use_ema else 0, passing, held_out, copies)
 
 
-def _shape(plan: Plan) -> tuple[int, ...]:
-    """Of an image, or a point."""
-    config = plan.config
-    if config.point_column is not None:
-        return (plan.model_config["dimension"],)
-    channels, resolution = config.image_shape
-    return (channels, resolution, resolution)
-
-
 def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = None) -> int:
-    """The state of an optimizer, with its defaults if no arguments are given, on the parameters of this run."""
+    """The state of an optimizer on the parameters of this run."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
@@ -111,17 +95,17 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             return optimizer_state_bytes(optimizer)
-    except Exception:  # optional ones look into tensors, and these hold nothing
+    except Exception:  # some optional ones read values, which fake tensors do not have
         return int(OPTIMIZERS[name].facts.get("state_bytes", 8) * plan.num_parameters)
 
 
 def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
-    """Bytes by category when they are most in the passes of an update; those of the largest convolution's copies."""
+    """The peak bytes by category in the passes of an update, and the bytes of the largest convolution's copies."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
     config, accumulation = plan.config, min(2, plan.layout.accumulation)
-    shape = (plan.layout.micro_batch, *_shape(plan))
+    shape = (plan.layout.micro_batch, *plan.item_shape)
     with FakeTensorMode(), torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = plan.kind.model_class()(**plan.model_config).train()
@@ -151,15 +135,10 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
 
 def batch_that_fits(plan: Plan, available: float, device: str = "cpu") -> int | None:
     """
-    The largest power of two of images per micro-batch whose updates fit into so many bytes; `None` if not even one does.
+    The largest micro-batch, a power of two, whose updates fit into `available` bytes; `None` if not even one image does.
 
-    From a batch on in which activations outweigh gradients, memory grows in proportion to images: two forecasts there give
-    the line that the answer lies on, and one of the answer itself confirms it, or the next smaller one.
-
-    Args:
-        plan ([`Plan`]): The run.
-        available (`int`): Bytes.
-        device (`str`, *optional*): The type of the device.
+    Once activations outweigh gradients, memory grows in proportion to images: two forecasts there give the line that the
+    answer lies on, and a forecast of the answer confirms it, or the next smaller one.
     """
 
     def total(images: int) -> int:
@@ -176,7 +155,7 @@ def batch_that_fits(plan: Plan, available: float, device: str = "cpu") -> int | 
 
 
 def available_bytes(device: torch.device) -> float:
-    """Memory that is free on a device now; on a CPU, within what a container may have."""
+    """Free memory of a device; on a CPU, within the limit of the container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import psutil
@@ -185,7 +164,7 @@ def available_bytes(device: torch.device) -> float:
 
 
 def container_room(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that this process's container may still take (Linux, cgroups of both versions); infinite without a limit."""
+    """Bytes that this process's container may still take (Linux, cgroups v1 and v2); infinite without a limit."""
     for folder, limit, usage in (
         (root, "memory.max", "memory.current"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -196,5 +175,5 @@ def container_room(root: Path = Path("/sys/fs/cgroup")) -> float:
         except OSError:
             continue
         if most.isdigit():  # "max" otherwise
-            return int(most) - int(used) + (int(cached[1]) if cached else 0)  # what is only cached is given back
+            return int(most) - int(used) + (int(cached[1]) if cached else 0)  # the cache is given back when needed
     return math.inf

@@ -32,11 +32,11 @@ class TimeForecast(NamedTuple):
 
     Args:
         update (`float`): Median of an update, with logging, EMA and diagnostics.
-        update_low, update_high (`float`): A tenth of the updates was quicker, and a tenth slower.
+        update_low, update_high (`float`): A tenth of the updates was faster, and a tenth slower.
         training, low, high (`float`): All updates, by each of these.
         validation (`float`): All validations.
-        sampling (`float`): All pictures in between, and the samples at the end.
-        evaluation (`float`): What is made of these: distances, divergences, losses on all points.
+        sampling (`float`): All pictures during training, and the samples at the end.
+        evaluation (`float`): Results computed from these samples.
     """
 
     update: float
@@ -51,26 +51,24 @@ class TimeForecast(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Training, validation, sampling and evaluation; not the drawing and writing of results."""
+        """Without the time to plot and write the results."""
         return self.training + self.validation + self.sampling + self.evaluation
 
 
 def forecast_time(trainer: Trainer) -> TimeForecast:
     """
-    Measures a validation, some steps of sampling, an evaluation, and updates as they are done in the run.
+    Measures a validation, some steps of sampling, an evaluation, and updates as the run does them.
 
-    The trainer is used up by it. All processes call this.
+    The trainer cannot be used afterwards. All processes call this.
     """
     config, plan = trainer.config, trainer.plan
     validation = 0.0
     if trainer.validation is not None:
         validation = _median_seconds(trainer.validation_losses) * math.ceil(plan.num_updates / plan.validation_updates)
-    samples = config.frechet_samples
-    if config.point_column is not None:
-        samples = plan.num_held_out if config.distance_samples is None else config.distance_samples
-    sampling = _seconds_of_samples(trainer, max(samples or 0, config.eval_batch_size))
+    samples = results_of(trainer.kind).num_samples(config, plan.num_held_out, plan.num_images)
+    sampling = _seconds_of_samples(trainer, max(samples, config.eval_batch_size))
     evaluation = _seconds_of_evaluation(trainer) if trainer.accelerator.is_main_process else 0.0
-    # Validations and pictures that fall among the updates are not to be measured with them.
+    # The measured updates must not include validations and pictures.
     trainer.validation, trainer.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
     low, update, high = np.quantile(_times_of_updates(trainer), [0.1, 0.5, 0.9]).tolist()
     total = sampling(config.eval_batch_size) * num_pictures(plan) + (sampling(samples) if samples else 0.0)
@@ -79,7 +77,7 @@ def forecast_time(trainer: Trainer) -> TimeForecast:
 
 
 def num_pictures(plan: Plan) -> int:
-    """How often samples are drawn to be looked at, with those at the end."""
+    """How often sample pictures are drawn, including those at the end."""
     epochs = plan.config.save_images_epochs
     if epochs is None:
         return min(5, plan.num_updates)
@@ -88,7 +86,7 @@ def num_pictures(plan: Plan) -> int:
 
 
 def _seconds_of_evaluation(trainer: Trainer) -> float:
-    """Of that at the end of the run, on samples that were drawn in a few steps."""
+    """Seconds of the evaluation at the end of the run, on samples that were drawn in a few steps."""
     config, results = trainer.config, results_of(trainer.kind)
     steps = min(2, config.ddpm_num_inference_steps)
     trainer.config = dataclasses.replace(config, ddpm_num_inference_steps=steps)
@@ -100,7 +98,7 @@ def _seconds_of_evaluation(trainer: Trainer) -> float:
 
 
 def _times_of_updates(trainer: Trainer) -> list[float]:
-    """Seconds of updates, the first ones left out."""
+    """Seconds of each update, without the first ones."""
     times: list[float] = []
     begun = started = time.perf_counter()
     for _ in trainer.updates(show_progress=False):
@@ -116,7 +114,7 @@ def _times_of_updates(trainer: Trainer) -> list[float]:
 
 
 def _median_seconds(call: Callable[[], Any]) -> float:
-    """Of three calls, after one that is slower for being the first."""
+    """The median of three calls, after a first one, which is slower."""
     times = []
     for _ in range(1 + _READINGS):
         started = time.perf_counter()
@@ -126,7 +124,7 @@ def _median_seconds(call: Callable[[], Any]) -> float:
 
 
 def _seconds_of_samples(trainer: Trainer, most: int) -> Callable[[int], float]:
-    """From a number of samples, up to `most`, to seconds: a start and a slope, from few samples and from many."""
+    """A function from a number of samples, up to `most`, to seconds: a line through times of few samples and of many."""
     config, kind, scheduler = trainer.config, trainer.kind, trainer.process.scheduler
     model = trainer.bare_model.eval()
     pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
@@ -137,7 +135,7 @@ def _seconds_of_samples(trainer: Trainer, most: int) -> Callable[[int], float]:
         kind.sample(pipeline, size, stream_generator(0, "forecast", device=model.device), steps)
 
     few = _median_seconds(partial(sample, _FEW))
-    # As many as a pass has, unless that would take long.
+    # As many as fit into a pass, unless that would take long.
     size = max(2 * _FEW, min(kind.sampling_batch, most, int(_FEW * _PASS_SECONDS / few)))
     slope = max(0.0, (_median_seconds(partial(sample, size)) - few) / (size - _FEW))
     slope, start = (part * config.ddpm_num_inference_steps / steps for part in (slope, max(0.0, few - slope * _FEW)))

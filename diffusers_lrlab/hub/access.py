@@ -1,4 +1,4 @@
-"""The Hub as seen from here: whose token it is, what it may write, and what the Hub's answers mean."""
+"""Access to the Hub: whose token it is, what it may write, what errors mean, and when to try again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_WAIT = 120  # seconds; a Hub that asks for more patience is told to the user instead
+_LONGEST_WAIT = 120  # seconds; a longer one that the Hub asks for is an error
 _MEANINGS = {
     401: "The Hub does not accept the token: it is wrong, or it has expired.",
     403: "The Hub refuses: this token has no right to write there.",
@@ -35,17 +35,17 @@ _MEANINGS = {
 @dataclass(frozen=True)
 class Target:
     """
-    Where something is to go.
+    Where to upload.
 
     Args:
-        repo_id (`str`): "USER/NAME"; [`check_can_write`] puts the user in front of a bare name.
+        repo_id (`str`): "USER/NAME"; [`check_can_write`] adds the user to a bare name.
         repo_type (`str`): "model", "dataset" or "space".
         private (`bool`): Whether the repository is made private if it is new.
-        revision (`str`): The branch, which is made if there is none.
+        revision (`str`): The branch, which is created if it is missing.
         create_pr (`bool`): Whether to propose the change instead of making it.
         token (`str`, *optional*): The one of `HF_TOKEN` or `hf auth login` if not given.
-        asked_by (`str`): What the user gave to upload, for messages.
-        id_option (`str`): What the user gave `repo_id` by.
+        asked_by (`str`): The command or flag that asked for the upload, for messages.
+        id_option (`str`): The flag that named `repo_id`, for messages.
     """
 
     repo_id: str
@@ -59,52 +59,41 @@ class Target:
 
     @property
     def api(self) -> HfApi:
-        """A client with the token."""
         from huggingface_hub import HfApi, get_token
 
         return HfApi(token=self.token or get_token())
 
     @property
     def where(self) -> dict[str, Any]:
-        """What most calls of the client take."""
+        """Arguments that most calls of the client take."""
         return {"repo_id": self.repo_id, "repo_type": self.repo_type}
 
 
 def check_can_write(target: Target, dry_run: bool = False) -> Target:
     """
-    Makes sure, before any work, that something can be uploaded; makes the repository and the branch if they are missing.
-
-    Args:
-        target ([`Target`]): Where to.
-        dry_run (`bool`): Whether nothing may be made.
-
-    Returns:
-        [`Target`]: with a complete id.
+    Makes sure, before any work, that something can be uploaded, and completes the id. Creates the repository and the branch
+    if they are missing, unless this is a dry run.
 
     Raises:
         LabError: without a token, with one that the Hub does not accept or that may only read, and with an id that is not
             valid or belongs to somebody else.
     """
     from huggingface_hub import get_token
-    from huggingface_hub.utils import validate_repo_id
 
     if not (target.token or get_token()):
         raise LabError(
             f"{target.asked_by} needs a token with the right to write. Run `hf auth login`, set HF_TOKEN, or pass "
             "--hub_token to the training script."
         )
-    try:
-        validate_repo_id(target.repo_id)
-    except ValueError as error:
-        raise LabError(f"{target.id_option} {target.repo_id!r} is not a valid id: {error}") from None
-    api = target.api
+    check_repo_id(target.repo_id, f"{target.id_option} ")
     with hub_errors(target):
-        who = patiently(api.whoami, "Asking whose token it is", attempts=2)
-        token_name, role = _describe_token(who)
-        if role == "read":
+        who = patiently(target.api.whoami, "Asking whose token it is", attempts=2)
+        token = (who.get("auth") or {}).get("accessToken") or {}
+        if token.get("role") == "read":
             raise LabError(
-                f"{target.asked_by} needs the right to write, and the token {token_name!r} of {who['name']!r} may only "
-                "read. Make one of the type 'write' in the settings of the Hub, then run `hf auth login` or set HF_TOKEN."
+                f"{target.asked_by} needs the right to write, and the token {token.get('displayName', 'in use')!r} of "
+                f"{who['name']!r} may only read. Make one of the type 'write' in the settings of the Hub, then run "
+                "`hf auth login` or set HF_TOKEN."
             )
         if "/" not in target.repo_id:
             target = dataclasses.replace(target, repo_id=f"{who['name']}/{target.repo_id}")
@@ -114,15 +103,25 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
     return target
 
 
+def check_repo_id(repo_id: str, called: str = "") -> None:
+    """Raises a `LabError` for an id that the Hub would not accept."""
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except ValueError as error:
+        raise LabError(f"{called}{repo_id!r} is not a valid id: {error}") from None
+
+
 def _make_ready(target: Target) -> None:
-    """Makes repository and branch if they are missing, and asks for the right to write."""
+    """Creates repository and branch if they are missing, and checks the right to write."""
     api = target.api
     if target.create_pr:
-        api.repo_info(**target.where)  # everybody may propose changes to what is there
+        api.repo_info(**target.where)  # everybody may propose changes to an existing repository
         return
     extra = {"space_sdk": "static"} if target.repo_type == "space" else {}
     api.create_repo(**target.where, private=target.private or None, exist_ok=True, **extra)  # type: ignore[arg-type]
-    # One that is there already is no sign that one may write to it.
+    # That it exists does not mean that one may write to it.
     api.auth_check(**target.where, write=True)
     if target.private and not api.repo_info(**target.where).private:
         raise LabError(
@@ -133,15 +132,9 @@ def _make_ready(target: Target) -> None:
         api.create_branch(**target.where, branch=target.revision, exist_ok=True)
 
 
-def _describe_token(who: dict[str, Any]) -> tuple[str, str | None]:
-    """Name and role of the token that `whoami` was asked with."""
-    token = (who.get("auth") or {}).get("accessToken") or {}
-    return token.get("displayName", "in use"), token.get("role")
-
-
 @contextmanager
 def hub_errors(target: Target) -> Iterator[None]:
-    """Turns what the client raises into a `LabError` that says what it means; no message holds the token."""
+    """Turns errors of the client into a `LabError` that explains them; no message contains the token."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     try:
@@ -161,7 +154,7 @@ def hub_errors(target: Target) -> Iterator[None]:
 
 
 def explain(error: BaseException, target: Target) -> str:
-    """One message for an error of the client: what happened, and what to do."""
+    """What happened, and what to do."""
     status = status_of(error)
     text = _without(str(error), target.token)
     if status is None:
@@ -180,7 +173,7 @@ def explain(error: BaseException, target: Target) -> str:
 
 
 def _without(text: str, token: str | None) -> str:
-    """A message without any token in it."""
+    """A message without tokens."""
     from huggingface_hub import get_token
 
     for secret in {token, get_token()} - {None, ""}:
@@ -189,26 +182,18 @@ def _without(text: str, token: str | None) -> str:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of the client is about, `None` if there was no answer."""
+    """The HTTP status of an error of the client, `None` if there was no answer."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def say(text: str) -> None:
-    """Tells the user what is going on."""
+def log(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
 def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
     """
-    Does something on the Hub, and again after a while if the Hub is busy or the connection breaks.
-
-    Args:
-        action (`Callable`): May be called several times.
-        doing (`str`): For messages.
-        attempts (`int`): At most.
-
-    Raises:
-        What `action` raises the last time.
+    Calls `action`, and again after a while if the Hub is busy or the connection breaks; raises what it raises the last time.
+    `doing` is for messages.
     """
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
@@ -223,25 +208,24 @@ def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
             if not passes or attempt + 1 == attempts or wait > _LONGEST_WAIT or _is_local(error):
                 raise
             what = "no answer" if status is None else f"status {status}"
-            say(f"{doing}: {what} from the Hub; again in {wait:g} s ({attempt + 1} of {attempts - 1}).")
+            log(f"{doing}: {what} from the Hub; again in {wait:g} s ({attempt + 1} of {attempts - 1}).")
             time.sleep(wait)
     raise AssertionError("unreachable")
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What is behind the RuntimeError that the client makes of errors of large files."""
+    """The cause of the RuntimeError that the client raises for errors of large files."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _is_local(error: BaseException) -> bool:
-    """Whether a file of ours is the trouble, which no patience mends; the Hub's errors are OSErrors too."""
+    """Whether a local file is the problem, so that retrying is useless; the Hub's errors are OSErrors too."""
     return isinstance(error, OSError) and (error.filename is not None or error.errno in FULL)
 
 
 def _asked_wait(error: BaseException) -> float | None:
-    """Seconds of the answer's Retry-After."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     try:
         seconds = float(headers["Retry-After"])

@@ -11,11 +11,12 @@ from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
-from ..finder.saved_result import kept_result
+from ..finder.saved_result import read_saved_result
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
 from ..training.choices import describe_choices
+from ..training.kinds.base import DataKind
 from ..training.kinds.select import kind_of
 from .cards import fill
 
@@ -31,26 +32,21 @@ _LABELS = {
 
 def write_model_card(folder: Path, record: dict[str, Any], location: str | None = None) -> None:
     """
-    Writes `README.md` into the folder of a finished run.
-
-    Args:
-        folder (`Path`): Of the run.
-        record (`dict`): Its `run.json`.
-        location (`str`, *optional*): What the loading example names; the repository's id for a run that is pushed, the
-            folder for others.
+    Writes `README.md` into the folder of a finished run, from its record. The loading example names `location`: by default
+    the repository of a run that is pushed, the folder of others.
     """
     config, train = record["config"], record["train"]
     kind = kind_of(config)
+    location = location or (config["hub_model_id"] if config["push_to_hub"] else str(folder))
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     card = fill(
         TEMPLATE,
-        _card_data(record, title),
+        _card_data(record, kind, title),
         title=title,
         kind=kind,
         data=_data_text(config),
         lr_scheduler=config["lr_scheduler"],
-        location=location or (config["hub_model_id"] if config["push_to_hub"] else str(folder)),
-        inference_steps=config["ddpm_num_inference_steps"],
+        example=kind.card_example.format(location=location, inference_steps=config["ddpm_num_inference_steps"]),
         results=_result_rows(train["results"]),
         distances=_distance_rows(train["results"]),
         num_samples=train["results"].get("distance_samples"),
@@ -60,7 +56,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         finder_text=_finder_text(folder, record),
         signs=train.get("signs", {}),
         command=record["run"]["command"],
-        facts=_facts(record),
+        facts=_facts(record, kind),
         timestep_bins=config["log_timestep_bins"],
     )
     write_text(folder / "README.md", card)
@@ -81,7 +77,7 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What samples score, and what held-out data do in their place: (metric, samples, held-out data)."""
+    """Rows of (metric, score of samples, score of held-out data in their place)."""
     rows, with_error = [], []
     for name, metric in METRICS.items():
         if name in results and metric.of == "samples":
@@ -100,9 +96,12 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
         config["momentum_scheduler"],
         config["momentum_scheduler_kwargs"],
     )
+    source = config.get("lr_scheduler_source")
+    origin = f" (`{source}`)" if source else ""
+    peak = train.get("peak_learning_rate", config["learning_rate"])  # earlier versions did not scale it
     text = (
-        f"`{describe_schedule(schedule)}`{_origin(config)}, with a peak of {_peak(config, train):g} after "
-        f"{train['warmup_updates']} updates of warm-up, {train['num_updates']} updates in all. "
+        f"`{describe_schedule(schedule)}`{origin}, with a peak of {peak:g} after {train['warmup_updates']} updates of "
+        f"warm-up, {train['num_updates']} updates in all. "
     )
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
         return text + "The rate follows the validation loss."
@@ -111,20 +110,8 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     return text + f"Checked at every update: the rate in the optimizer was {exact}."
 
 
-def _origin(config: dict[str, Any]) -> str:
-    """Where a schedule was published, if it is of the Hub."""
-    source = config.get("lr_scheduler_source")
-    return f" (`{source}`)" if source else ""
-
-
-def _peak(config: dict[str, Any], train: dict[str, Any]) -> float:
-    """The learning rate as scaled; runs of earlier versions had nothing to scale."""
-    return train.get("peak_learning_rate", config["learning_rate"])
-
-
 def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
-    """What the learning-rate finder said, if it was asked."""
-    found = kept_result(folder, record)
+    found = read_saved_result(folder, record)
     if found is None:
         return None
     rule = found["settings"]["rule"]
@@ -146,15 +133,14 @@ def _data_text(config: dict[str, Any]) -> str:
 
 
 def _is_on_hub(config: dict[str, Any]) -> bool:
-    """Whether the data set is one of the Hub, rather than an embedded one or a folder."""
+    """Whether the data set is on the Hub, rather than embedded or a folder."""
     name = config["dataset_name"]
     return name is not None and name not in EMBEDDED_DATASETS and local_folder(name) is None
 
 
-def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
+def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     config, train, meta = record["config"], record["train"], record["meta"]
-    versions = ", ".join(f"{name} {version}" for name, version in meta["versions"].items())
-    things = kind_of(config).name
+    things, commit = kind.name, meta["git_commit"]  # an installed package has none
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
@@ -175,27 +161,20 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, Any]]:
             "Hardware",
             f"{train['num_processes']} process(es) on {train['device']}; {meta['processor']}, {meta['cpu_cores']} cores",
         ),
-        ("Versions", versions),
-        # An installed package has no commit.
-        *(
-            [("Commit", meta["git_commit"] + (" with local changes" if meta["git_dirty"] else ""))]
-            if meta["git_commit"]
-            else []
-        ),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
+        *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
     ]
 
 
-def _card_data(record: dict[str, Any], title: str) -> Any:
-    """Metadata that the Hub reads, among it the results as a model-index."""
+def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
+    """Metadata for the Hub, with the results as a model-index."""
     from huggingface_hub import EvalResult, ModelCardData
 
     config, results = record["config"], record["train"]["results"]
-    name = config["dataset_name"] or config["train_data_dir"]
-    on_hub, is_about_images = _is_on_hub(config), config["point_column"] is None
-    task = "unconditional-image-generation" if is_about_images else "other"
+    name, on_hub = config["dataset_name"] or config["train_data_dir"], _is_on_hub(config)
     evaluations = [
         EvalResult(
-            task_type=task,
+            task_type=kind.card_task,
             dataset_type=name if on_hub else Path(name).name,
             dataset_name=Path(name).name,
             metric_type=metric.name,
@@ -209,11 +188,8 @@ def _card_data(record: dict[str, Any], title: str) -> Any:
     return ModelCardData(
         library_name="diffusers",
         license=config.get("hub_license"),
-        pipeline_tag=task if is_about_images else None,  # the Hub has none for points
-        tags=[
-            *("diffusers", "diffusers-training", task if is_about_images else "points"),
-            *("diffusers_lrlab", config["lr_scheduler"]),
-        ],
+        pipeline_tag=None if kind.card_task == "other" else kind.card_task,
+        tags=["diffusers", "diffusers-training", *kind.card_tags, "diffusers_lrlab", config["lr_scheduler"]],
         datasets=[name] if on_hub else None,
         model_name=title if evaluations else None,
         eval_results=evaluations or None,

@@ -1,4 +1,4 @@
-"""Cards as they are on the Hub: the one function that fills templates, and what changes when a folder goes there."""
+"""Cards: the one function that fills templates, and what changes in a card when its folder is uploaded."""
 
 from __future__ import annotations
 
@@ -13,29 +13,19 @@ HUB = "https://huggingface.co"
 
 
 def fill(template: Path, metadata: Any, **values: Any) -> str:
-    """
-    A card.
-
-    Args:
-        template (`Path`): Markdown with Jinja's marks, beginning with the block of metadata.
-        metadata (`huggingface_hub.CardData`): For that block.
-        **values: For the marks.
-
-    Returns:
-        `str`: the text of a `README.md`.
-    """
+    """The text of a card, from a Jinja template that begins with the block of metadata, a `huggingface_hub.CardData`."""
     from huggingface_hub import RepoCard
 
     return str(RepoCard.from_template(metadata, template_path=str(template), **values))
 
 
 def parsed_card(text: str, name: str) -> Any:
-    """Metadata and text of a card, apart."""
+    """A `huggingface_hub.ModelCard`; a `LabError` if its metadata cannot be read."""
     from huggingface_hub import ModelCard
 
     try:
         return ModelCard(text)
-    except Exception as error:  # whatever YAML's parser makes of what somebody wrote
+    except Exception as error:  # whatever the YAML parser raises
         raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None
 
 
@@ -48,7 +38,7 @@ def _read(folder: Path) -> str:
 
 
 def _with_location(text: str, repo_id: str, revision: str) -> str:
-    """A card whose examples load from this branch of the repository; whatever else was written into it stays."""
+    """A card whose examples load from this branch of the repository; the rest of its text stays."""
     branch = "" if revision == "main" else f', revision="{revision}"'
     text = re.sub(
         r'(\b(?:from_pretrained|load_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?', rf'\1"{repo_id}"{branch}', text
@@ -57,11 +47,7 @@ def _with_location(text: str, repo_id: str, revision: str) -> str:
 
 
 def card_for_run(folder: Path, record: dict[str, Any], repo_id: str, revision: str, updates_done: int) -> str:
-    """
-    The card of a run as it goes up: its examples load from the repository, and its results name their source.
-
-    A run that has not finished has a card that says so.
-    """
+    """The card of a run: its examples load from the repository, and its results name their source."""
     if record["run"]["status"] != "finished":
         from huggingface_hub import ModelCardData
 
@@ -81,42 +67,26 @@ def card_for_run(folder: Path, record: dict[str, Any], repo_id: str, revision: s
 
 
 def card_for_dataset(folder: Path, repo_id: str, revision: str) -> str:
-    """The card of a set of points, whose example loads from the repository."""
     return _with_location(_read(folder), repo_id, revision)
 
 
 def card_for_schedule(folder: Path, repo_id: str, revision: str) -> str:
-    """The card of a schedule, whose examples name the repository."""
     branch = "" if revision == "main" else f"@{revision}"
     text = re.sub(r'(lr_scheduler |get_scheduler\(")hub:[\w./-]+(@[\w./-]+)?', rf"\1hub:{repo_id}{branch}", _read(folder))
     return re.sub(r"`hub:[\w./-]+@REVISION`", f"`hub:{repo_id}@REVISION`", text)
 
 
 def study_card(text: str, repo_id: str, revision: str) -> str:
-    """The card of a study as that of a data set: a row of its summary for each arm, data set and metric."""
+    """The card of a study as that of a dataset, whose rows are those of its summary."""
     card = parsed_card(text, "README.md")
     card.data.configs = [{"config_name": "default", "data_files": [{"split": "summary", "path": "summary.parquet"}]}]
+    text = re.sub(r"\n## Use\n\n```python\nfrom datasets.*\Z", "", card.text, flags=re.DOTALL).strip()
     branch = "" if revision == "main" else f'revision="{revision}", '
-    card.text = (
-        re.sub(r"\n## Use\n\n```python\nfrom datasets.*\Z", "", card.text, flags=re.DOTALL).rstrip()
-        + f"""
-
-## Use
-
-```python
-from datasets import load_dataset
-
-summary = load_dataset("{repo_id}", {branch}split="summary")  # a row for each arm, data set and metric
-```
-
-`runs/` has a file for each run, `spec.yaml` what was asked for: `lrlab study run spec.yaml --out DIR` does it again.
-"""
-    )
-    return str(card)
+    return fill(_TEMPLATES / "study_card.md", card.data, text=text, repo_id=repo_id, revision=branch)
 
 
 def space_card(title: str) -> str:
-    """The metadata that makes a static Space of `index.html`."""
+    """The card that makes a static Space of `index.html`."""
     from huggingface_hub import SpaceCardData
 
     looks: dict[str, Any] = {"emoji": "📉", "colorFrom": "blue", "colorTo": "gray", "pinned": False}

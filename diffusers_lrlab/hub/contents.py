@@ -1,4 +1,4 @@
-"""What of a folder goes up: which files of a run, a study, a set of points or a schedule a user needs."""
+"""What is uploaded: the files of a run, a study, a toy dataset or a schedule that a user needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..training.kinds.select import KINDS
 from .cards import card_for_dataset, card_for_run, space_card, study_card
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
-RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "unet/*", "denoiser/*", "scheduler/*", "lrlab/*")
+_RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
 _NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*")
 _CHECKPOINTS = "checkpoint-*/*"
 _STUDY_FILES = ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "spec.yaml", "runs/*.json")
@@ -28,18 +29,18 @@ _MARKERS = {
     "dataset": "data/*.parquet",
 }
 _SPACE_FILES = ("README.md", "index.html", "summary.json", "spec.yaml")
-KINDS = {"run": "model", "schedule": "model", "dataset": "dataset", "study": "dataset", "space": "space"}
+REPO_TYPES = {"run": "model", "schedule": "model", "dataset": "dataset", "study": "dataset", "space": "space"}
 
 
 @dataclass(frozen=True)
 class Contents:
     """
-    What goes up.
+    What is uploaded.
 
     Args:
-        kind (`str`): A key of `KINDS`, whose value is the type of its repository.
+        kind (`str`): A key of `REPO_TYPES`.
         files (`dict`): From paths in the repository to files here, or to their content.
-        owned (`tuple` of `str`): Patterns of files that are taken away from the repository if they are not among `files`.
+        owned (`tuple` of `str`): Patterns of files that are deleted from the repository if they are not among `files`.
         message (`str`): Of the commit.
     """
 
@@ -50,25 +51,20 @@ class Contents:
 
     @property
     def repo_type(self) -> str:
-        """Of the repository that it goes to."""
-        return KINDS[self.kind]
+        """The type of its repository."""
+        return REPO_TYPES[self.kind]
 
 
 def kind_of_folder(folder: Path) -> str:
-    """
-    What a folder holds: "run", "study", "schedule" or "dataset".
-
-    Raises:
-        LabError: if it holds none of them; it says what to give.
-    """
+    """What a folder holds: "run", "study", "schedule" or "dataset"; a `LabError` if it holds none of them."""
     if not folder.is_dir():
-        raise LabError(f"{str(folder)!r} is no folder. Give that of a run, a study, a set of points or a schedule.")
+        raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, a toy dataset or a schedule.")
     for kind, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return kind
     raise LabError(
-        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), set of points (data/*.parquet) or "
-        "schedule (schedule.json). Give the folder that a command of this package wrote."
+        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), toy dataset (data/*.parquet) or schedule "
+        "(schedule.json). Give the folder that a command of this package wrote."
     )
 
 
@@ -83,18 +79,15 @@ def contents_of(
     unfinished: bool = False,
 ) -> Iterator[Contents]:
     """
-    What of a folder goes to a repository; files that are made for it live inside this block.
+    What is uploaded of a folder; files that are made for the upload exist inside this block.
 
     Args:
-        folder (`Path`): Of a run, a study, a set of points or a schedule.
-        repo_id (`str`): What its card tells people to load.
-        revision (`str`): The branch of it.
-        space (`bool`): Whether the report of a study is to be a web page, instead of the study a data set.
-        include_checkpoints (`bool`): Whether the checkpoints of a run, or the weights of a study's runs, go up too.
-        unfinished (`bool`): Whether a run that has not ended well goes up as far as it is.
-
-    Raises:
-        LabError: if there is nothing to upload, or nothing finished.
+        folder (`Path`): A run, a study, a toy dataset or a schedule.
+        repo_id (`str`): The repository that the examples of its card load from.
+        revision (`str`): The branch.
+        space (`bool`): Whether to upload the report of a study as a web page, instead of the study as a dataset.
+        include_checkpoints (`bool`): Whether to upload the checkpoints of a run, or the weights of a study's runs, too.
+        unfinished (`bool`): Whether to upload a run that has not finished, as far as it is.
     """
     kind = kind_of_folder(folder)
     if space and kind != "study":
@@ -108,7 +101,7 @@ def contents_of(
     elif kind == "dataset":
         files = _collect(folder, _DATASET_FILES)
         files["README.md"] = card_for_dataset(folder, repo_id, revision).encode()
-        yield Contents("dataset", files, _DATASET_FILES, f"The set of points {folder.resolve().name}")
+        yield Contents("dataset", files, _DATASET_FILES, f"The toy dataset {folder.resolve().name}")
     elif kind == "schedule":
         from ..schedules.published import read_schedule_file
         from .cards import card_for_schedule
@@ -123,39 +116,38 @@ def contents_of(
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a path fits one of the patterns; those without a slash are of files at the top."""
+    """Whether a path matches one of the patterns; those without a slash mean files at the top."""
     return any(fnmatch.fnmatchcase(name, each) and ("/" in each or "/" not in name) for each in patterns)
 
 
 def kind_of_files(names: Collection[str]) -> str | None:
     """What a repository with these files holds, if it is one of ours."""
-    for kind, marker in _MARKERS.items():
-        if any(fnmatch.fnmatchcase(name, marker) for name in names):
-            return kind
-    return None
+    return next((kind for kind, marker in _MARKERS.items() if fnmatch.filter(names, marker)), None)
 
 
 def _collect(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
     """Files of a folder by their paths in it; links that lead out of it are refused."""
-    root = folder.resolve()
     found: dict[str, Path | bytes] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if (
-            not path.is_file()
-            or not matches(name, patterns)
-            or any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
-        ):
+        never = any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
+        if never or not path.is_file() or not matches(name, patterns):
             continue
-        if not path.resolve().is_relative_to(root):
+        if not path.resolve().is_relative_to(folder.resolve()):
             raise LabError(f"{str(path)!r} is a link to a file outside of {str(folder)!r}. Put a copy in its place.")
         found[name] = path
     return found
 
 
-def run_files(folder: Path, include_checkpoints: bool = False) -> dict[str, Path | bytes]:
-    """The files of a run that a user needs."""
-    return _collect(folder, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints)
+def run_files(folder: Path) -> dict[str, Path | bytes]:
+    return _collect(folder, _run_patterns(folder))
+
+
+def _run_patterns(folder: Path) -> tuple[str, ...]:
+    """Patterns of a run's files, with the folders of its pipeline's parts and of those of other kinds, which it replaces."""
+    index = folder / "model_index.json"
+    parts = [name for name, value in read_json(index).items() if isinstance(value, list)] if index.is_file() else []
+    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *(entry.factory.component for entry in KINDS.values())})
 
 
 def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, unfinished: bool) -> Contents:
@@ -166,13 +158,14 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
             f"The run in {str(folder)!r} is not finished (status: {status}). Go on with it by --resume_from_checkpoint "
             "latest, or push what there is by --unfinished."
         )
-    files = run_files(folder, include_checkpoints)
+    patterns = _run_patterns(folder) + (_CHECKPOINTS,) * include_checkpoints
+    files = _collect(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     files["README.md"] = card_for_run(folder, record, repo_id, revision, done).encode()
-    message = f"{done} updates: {command}" if status == "finished" else f"{done} of {total} updates: {command}"
-    return Contents("run", files, RUN_FILES + (_CHECKPOINTS,) * include_checkpoints, message)
+    message = f"{done}{'' if status == 'finished' else f' of {total}'} updates: {command}"
+    return Contents("run", files, patterns, message)
 
 
 def _study(folder: Path, temporary: Path, repo_id: str, revision: str, space: bool, include_weights: bool) -> Contents:
@@ -190,21 +183,14 @@ def _study(folder: Path, temporary: Path, repo_id: str, revision: str, space: bo
         files: dict[str, Path | bytes] = {"index.html": page, **_collect(folder, ("summary.json", "spec.yaml"))}
         files["README.md"] = space_card(title).encode()
         return Contents("space", files, _SPACE_FILES, f"The report of the study: {title}")
-    if (folder / "runs").is_dir():  # else it is the card of a study already
+    weights = (_STUDY_WEIGHTS,) * include_weights
+    files = _collect(folder, ("runs/*.json", *weights))
+    card = folder
+    if (folder / "runs").is_dir():  # else the folder is the card of a study already
         from ..study.report.card import write_study_card
 
-        write_study_card(folder, temporary)
-        shown, runs = _collect(temporary, _STUDY_FILES), _collect(folder, ("runs/*.json",))
-    else:
-        shown, runs = _collect(folder, _STUDY_FILES), {}
-    weights = _collect(folder, (_STUDY_WEIGHTS,)) if include_weights else {}
-    readme = shown["README.md"]
-    assert isinstance(readme, Path)
-    files = {
-        **shown,
-        **runs,
-        **weights,
-        "README.md": study_card(readme.read_text(encoding="utf-8"), repo_id, revision).encode(),
-    }
-    owned = _STUDY_FILES + (_STUDY_WEIGHTS,) * include_weights
-    return Contents("study", files, owned, f"The study: {title}")
+        card = write_study_card(folder, temporary).parent
+    files |= _collect(card, _STUDY_FILES)
+    text = (card / "README.md").read_text(encoding="utf-8")
+    files["README.md"] = study_card(text, repo_id, revision).encode()
+    return Contents("study", files, _STUDY_FILES + weights, f"The study: {title}")

@@ -1,37 +1,34 @@
-"""A toy set as a folder that `load_dataset` understands, and that the Hub takes as it is."""
+"""A toy dataset as a folder that `load_dataset` and the Hub understand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.errors import LabError
-from ..core.files import atomic_folder, write_text
+from ..core.files import atomic_folder, check_new_folder, write_text
 from ..data.toy2d import check_draw, load_toy_dataset, toy_log_prob
 from ..data.toy2d_entries import TOY_DATASETS
+from .cards import fill
 
 TEMPLATE = Path(__file__).parent / "dataset_card.md"
 
 
 def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 10_000, seed: int = 42) -> None:
     """
-    Writes a toy set: parquet files, a card that says how it is made, and a picture.
+    Writes a toy dataset: parquet files, a card that says how it was made, and a picture.
 
     Args:
         name (`str`): A name of [`list_toy_datasets`].
         folder (`Path`): A new or empty folder; it appears whole or not at all.
         n (`int`): Points of the split `train`.
-        n_test (`int`): Points of the split `test`, a draw of its own; 0 for none.
-        seed (`int`): Of the generators.
+        n_test (`int`): Points of the split `test`, an independent draw; 0 for none.
+        seed (`int`): The seed of the generators.
 
     Raises:
-        LabError: for an unknown set, numbers that are not allowed, and a folder that holds something.
+        LabError: for an unknown name, numbers that are not allowed, and a folder that is not empty.
     """
     check_draw(name, n, seed)
     check_draw(name, n_test, seed, "n_test", least=0)
-    if folder.resolve() == Path.cwd():
-        raise LabError("The current folder cannot be replaced. Give the name of a new one in it.")
-    if folder.exists() and (not folder.is_dir() or next(folder.iterdir(), None) is not None):
-        raise LabError(f"{str(folder)!r} is there already and not an empty folder. Choose a new one.")
+    check_new_folder(folder)
     from pyarrow import parquet
 
     from ..training.plots.points import plot_splits
@@ -42,7 +39,7 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
         for split, dataset in splits.items():
             path = temporary / "data" / f"{split}-00000-of-00001.parquet"
             path.parent.mkdir(exist_ok=True)
-            # Not `to_parquet`, which draws progress bars into logs.
+            # Not `to_parquet`, which writes progress bars into logs.
             parquet.write_table(dataset.data.table, path)
         plot_splits(
             {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}, temporary / "points.png"
@@ -53,13 +50,11 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
 def _card(name: str, sizes: dict[str, int], seed: int) -> str:
     from huggingface_hub import DatasetCardData
 
-    from .cards import fill
-
     entry = TOY_DATASETS[name]
     data = DatasetCardData(
-        # The shapes are from a package under the MIT licence; the rest is made by formulas of ours.
+        # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
         license="mit" if "shape" in entry.traits else "apache-2.0",
-        pretty_name=f"{name}, a toy set of points in the plane",
+        pretty_name=f"{name}, a 2-D toy dataset",
         tags=["toy", "2d", "points", "diffusion", "diffusers_lrlab"],
         size_categories=[_size_category(sum(sizes.values()))],
         configs=[
@@ -84,7 +79,6 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
 
 
 def _size_category(num_rows: int) -> str:
-    """The Hub's words for sizes."""
     bounds = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M")]
     bounds += [(10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B")]
     return next(words for bound, words in bounds if num_rows < bound)

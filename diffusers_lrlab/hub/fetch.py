@@ -1,4 +1,4 @@
-"""From the Hub to a folder, without trusting what is there: names, sizes and formats are checked, and nothing is run."""
+"""Downloads from the Hub without trusting what is there: names, sizes and formats are checked, and nothing is run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..core.errors import DiskFull, LabError
-from ..core.files import atomic_folder
-from .access import Target, hub_errors, patiently, status_of
+from ..core.files import atomic_folder, check_new_folder
+from .access import Target, check_repo_id, hub_errors, patiently, status_of
 from .cards import HUB, parsed_card
 from .contents import kind_of_files
 from .records import read_json
@@ -19,7 +19,7 @@ from .records import read_json
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 _CODE = (".py", ".so", ".sh", ".ipynb")
-# The largest files that make sense, in bytes by ending; of all others only what Git itself keeps beside.
+# The endings that are downloaded, and the largest plausible size of each in bytes.
 _LARGEST = {
     **{".json": 32 << 20, ".yaml": 1 << 20, ".md": 4 << 20, ".jsonl": 256 << 20, ".tex": 1 << 20},
     **{".parquet": 1 << 30, ".png": 64 << 20, ".gif": 64 << 20, ".html": 256 << 20, ".safetensors": 64 << 30},
@@ -30,9 +30,9 @@ _MOST_FILES, _LONGEST_NAME = 20_000, 200
 
 def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | None = None) -> Path:
     """
-    Downloads what somebody published: a run, a study, a set of points or a schedule.
+    Downloads what somebody published: a run, a study, a toy dataset or a schedule.
 
-    Weights are taken as safetensors only; code that lies beside them is left on the Hub, and nothing is run.
+    Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run.
 
     Args:
         repo_id (`str`): "USER/NAME", of any type.
@@ -41,22 +41,19 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
         kind (`str`, *optional*): What it must be, such as "run".
 
     Returns:
-        `Path`: of the folder.
+        `Path`: `folder`.
 
     Raises:
-        LabError: if there is no such repository, or it holds what cannot be trusted; the file is named.
+        LabError: if there is no such repository, or it holds a file that cannot be trusted, which is named.
     """
-    if folder.exists() and (not folder.is_dir() or next(folder.iterdir(), None) is not None):
-        raise LabError(f"{str(folder)!r} is there already and not an empty folder. Give --out, a new one.")
-    if folder.resolve() == Path.cwd():
-        raise LabError("The current folder cannot be replaced. Give --out, a new one in it.")
+    check_new_folder(folder, "Give a new one by --out")
     from huggingface_hub import hf_hub_download
 
     target, info = _find(repo_id, revision)
     files = check_files(repo_id, [(file.rfilename, file.size or 0) for file in info.siblings or []])
     found = kind_of_files(files)
     if found is None or (kind is not None and found != kind):
-        wanted = f"a {kind}" if kind else "a run, a study, a set of points or a schedule of this package"
+        wanted = f"a {kind}" if kind else "a run, a study, a toy dataset or a schedule of this package"
         raise LabError(f"{repo_id!r} holds {f'a {found}' if found else 'something else'}, and not {wanted}.")
     try:
         with atomic_folder(folder) as temporary, hub_errors(target):
@@ -75,12 +72,8 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
 def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
     """The repository of this id, whatever its type."""
     from huggingface_hub.errors import HTTPError
-    from huggingface_hub.utils import validate_repo_id
 
-    try:
-        validate_repo_id(repo_id)
-    except ValueError as error:
-        raise LabError(f"{repo_id!r} is not a valid id: {error}") from None
+    check_repo_id(repo_id)
     for repo_type in ("model", "dataset"):
         target = Target(repo_id, repo_type, asked_by="lrlab pull", id_option="the id")
         try:
@@ -103,14 +96,10 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
 
 def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
     """
-    The files of a repository that are taken.
-
-    Args:
-        repo_id (`str`): For messages.
-        files (`list` of `tuple[str, int]`): Paths as the Hub says them, and sizes in bytes.
+    Those of a repository's files, given as paths and sizes in bytes, that are downloaded.
 
     Raises:
-        LabError: for a path that leaves the folder, formats that run code when they are read, and sizes that make no sense.
+        LabError: for a path that leaves the folder, formats that run code when they are read, and implausible sizes.
     """
     if len(files) > _MOST_FILES:
         raise LabError(f"{repo_id!r} holds {len(files)} files, more than {_MOST_FILES}. Nothing was downloaded.")
@@ -121,7 +110,7 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
             raise LabError(f"{repo_id!r} holds {name!r}, a path that leads out of its folder. Nothing was downloaded.")
         ending = path.suffix.lower()
         if path.parts[0].startswith("checkpoint-"):
-            continue  # states of a training run, which nobody needs who has the result
+            continue  # states of a training run, which are not part of the result
         if ending in _PICKLED:
             raise LabError(
                 f"{repo_id!r} holds {name!r}, a format that can run code when it is read. Only safetensors are taken; "
@@ -167,7 +156,7 @@ def check_formats(folder: Path, repo_id: str) -> None:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         try:
             read(path)
-        except Exception as error:  # whatever parsers raise for what somebody made to break them
+        except Exception as error:  # whatever parsers raise for files that were made to break them
             name = path.relative_to(folder).as_posix()
             reason = str(error).replace(str(path), name)
             raise LabError(

@@ -1,4 +1,4 @@
-"""The one place that uploads: all of it in one commit, checked before and after."""
+"""The one place that uploads: everything in one commit, checked before and after."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Published(NamedTuple):
 
 
 class _Stop(KeyboardInterrupt):
-    """A signal during an upload; not an `Exception`, which the client would take for one of its own."""
+    """A signal during an upload; not an `Exception`, which the client would catch."""
 
     def __init__(self, signal_number: int):
         super().__init__(signal_number)
@@ -40,7 +40,7 @@ class _Stop(KeyboardInterrupt):
 
 
 class UploadInterrupted(Interrupted):
-    """An upload that was stopped by a signal. Nothing half is visible: a commit is there whole or not at all."""
+    """An upload that was stopped by a signal. A commit appears whole or not at all."""
 
     def __init__(self, signal_number: int, again: str):
         Exception.__init__(
@@ -53,11 +53,11 @@ class UploadInterrupted(Interrupted):
 
 def push_folder(folder: Path, target: Target, message: str | None = None, **options: bool) -> Published:
     """
-    Uploads what a user needs of the folder of a run, a study, a set of points or a schedule.
+    Uploads what a user needs of the folder of a run, a study, a toy dataset or a schedule.
 
     Args:
         folder (`Path`): What to upload.
-        target ([`Target`]): Where to; its type is that of what the folder holds.
+        target ([`Target`]): Where to; the type of the repository follows from what the folder holds.
         message (`str`, *optional*): Of the commit; by default it names the command.
         **options: `space`, `include_checkpoints`, `unfinished`; see [`contents_of`].
 
@@ -67,13 +67,12 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
     """
     with contents_of(folder, target.repo_id, target.revision, **options) as contents:
         target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
-    # Once more, since the card names the complete id.
+    # Again, since the card names the complete id.
     with contents_of(folder, target.repo_id, target.revision, **options) as contents:
         return publish(contents, target, message or contents.message, _push_command(folder, target, options, message))
 
 
 def _push_command(folder: Path, target: Target, options: dict[str, bool], message: str | None = None) -> str:
-    """The command that repeats a push."""
     flags = [f"--{name}" for name, value in options.items() if value]
     flags += ["--message", message] if message else []
     flags += ["--create_pr"] if target.create_pr else []
@@ -84,17 +83,13 @@ def _push_command(folder: Path, target: Target, options: dict[str, bool], messag
 
 def publish(contents: Contents, target: Target, message: str, again: str) -> Published:
     """
-    Uploads in one commit, patiently, and makes sure that what is there is what was sent.
+    Uploads in one commit, with retries, and makes sure that the repository has what was sent.
 
     Args:
-        contents ([`Contents`]): What.
-        target ([`Target`]): Where, after [`check_can_write`].
+        contents ([`Contents`]): What to upload.
+        target ([`Target`]): Where to, after [`check_can_write`].
         message (`str`): Of the commit; its first line is the title.
-        again (`str`): The command that repeats it, for messages.
-
-    Raises:
-        LabError: if it fails; it tells what is up, what is not, and how to go on.
-        UploadInterrupted: after SIGINT or SIGTERM.
+        again (`str`): The command that repeats the upload, for messages.
     """
     _refuse_secrets(contents, target, message)
     if target.token:
@@ -112,7 +107,7 @@ def publish(contents: Contents, target: Target, message: str, again: str) -> Pub
 
 
 def _refuse_secrets(contents: Contents, target: Target, message: str) -> None:
-    """Raises a `LabError` if a text that goes up holds a token: the one in use, or what looks like another."""
+    """Raises a `LabError` if a text to upload holds a token: the one in use, or what looks like another."""
     from huggingface_hub import get_token
 
     secrets = [re.escape(secret.encode()) for secret in (target.token, get_token()) if secret]
@@ -127,8 +122,6 @@ def _refuse_secrets(contents: Contents, target: Target, message: str) -> None:
 
 
 class _Upload:
-    """One commit, and what the repository was before it."""
-
     def __init__(self, contents: Contents, target: Target, message: str):
         self.contents, self.target, self.api = contents, target, target.api
         title, _, rest = message.partition("\n")
@@ -157,7 +150,7 @@ class _Upload:
         return Published(str(url or self.target.repo_id), revision, len(self.sent))
 
     def _check_kind(self, before: dict[str, Any]) -> None:
-        """Raises a `LabError` if the repository holds another kind of result, whose card this one's would replace."""
+        """Raises a `LabError` if the repository holds another kind of result, whose card would be replaced."""
         kind = kind_of_files(before)
         if kind is not None and kind != self.contents.kind and self.target.repo_type != "space":
             raise LabError(
@@ -170,7 +163,7 @@ class _Upload:
         return now != head and not self._missing(now)
 
     def _was_proposed(self) -> bool:
-        """Whether a pull request of this title is open: a second one would be a nuisance."""
+        """Whether a pull request with this title is open already."""
         found = self.api.get_repo_discussions(**self.target.where)
         return any(each.is_pull_request and each.status == "open" and each.title == self.title for each in found)
 
@@ -191,7 +184,7 @@ class _Upload:
             if name not in self.sent and matches(name, self.contents.owned) and not name.endswith(".py")
         ]
         with warnings.catch_warnings():
-            # The client takes parquet beside a model for a mistake; here it is part of the evidence.
+            # The client warns of parquet files in a model's repository; here they are part of the evidence.
             warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")
             return self.api.create_commit(
                 **self.target.where,
@@ -199,18 +192,17 @@ class _Upload:
                 commit_message=self.title,
                 commit_description=self.description,
                 revision=self.target.revision,
-                parent_commit=head,  # of two pushes at once, one is refused instead of mixed with the other
+                parent_commit=head,  # of two pushes at once, one is refused
                 create_pr=self.target.create_pr or None,
             )
 
     def _missing(self, revision: str) -> list[str]:
-        """Files that are not there as they were sent."""
+        """Files that the repository does not have as they were sent."""
         there = patiently(lambda: self._tree(revision), "Checking what is there")
         return [name for name, operation in self.sent.items() if not _is_same(there.get(name), operation)]
 
 
 def _is_same(entry: Any, operation: CommitOperationAdd) -> bool:
-    """Whether a file of the repository has the content of an operation."""
     from huggingface_hub.utils.sha import git_hash
 
     if entry is None or entry.size != operation.upload_info.size:
@@ -226,7 +218,7 @@ def _is_same(entry: Any, operation: CommitOperationAdd) -> bool:
 
 
 def training_target(config: ResolvedConfig) -> Target:
-    """Where a run of the training script goes."""
+
     return Target(
         config.hub_model_id or Path(config.output_dir).resolve().name,
         private=config.hub_private_repo,
@@ -237,15 +229,7 @@ def training_target(config: ResolvedConfig) -> Target:
 
 
 def check_can_push(config: ResolvedConfig) -> str:
-    """
-    Makes sure, before training, that the result can be uploaded: creates the repository, unless this is a dry run.
-
-    Returns:
-        `str`: the complete id of the repository.
-
-    Raises:
-        LabError: as [`check_can_write`].
-    """
+    """[`check_can_write`] before training, and a check of the license; returns the complete id of the repository."""
     target = check_can_write(training_target(config), config.dry_run)
     if config.hub_license is not None:
         from huggingface_hub import ModelCard
@@ -257,17 +241,7 @@ def check_can_push(config: ResolvedConfig) -> str:
 
 
 def push_run(folder: Path, config: ResolvedConfig, message: str | None = None) -> Published:
-    """
-    Uploads pipeline, card and evidence of a finished run.
-
-    Args:
-        folder (`Path`): Of the run.
-        config ([`ResolvedConfig`]): After [`check_can_push`].
-        message (`str`, *optional*): Of the commit; by default it names the command.
-
-    Raises:
-        LabError: if the upload fails; with the command that repeats it.
-    """
+    """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
     target = training_target(config)
     with contents_of(folder, target.repo_id) as contents:
         return publish(contents, target, message or contents.message, _push_command(folder, target, {}))

@@ -1,4 +1,4 @@
-"""The record and the log of a run in a folder, which may be somebody else's: checked before they are believed."""
+"""The record and the log of a run in a folder, which may be somebody else's: checked before they are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.errors import LabError
 
-# What is read of a record, and the type that it has.
+# Fields of a record that are read, and their types.
 _SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {
     "run": {"status": str, "command": str},
     "train": {"num_updates": int, "global_batch": int},
@@ -20,7 +20,7 @@ _COLUMNS = ("lr", "beta1", "loss", "validation_loss", "validation_loss_ema", "gr
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; a `LabError` that names it if it is none, or holds what is no number."""
+    """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, parse_int=_small)
     except (OSError, ValueError, RecursionError) as error:
@@ -38,12 +38,7 @@ def _small(text: str) -> int:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """
-    `lrlab/run.json` of a run.
-
-    Raises:
-        LabError: if there is none, or it is not the record of a run.
-    """
+    """`lrlab/run.json` of a run; a `LabError` if there is none, or it is not the record of a run."""
     file = folder / "lrlab" / "run.json"
     if not file.is_file():
         raise LabError(f"{str(folder)!r} holds no record of a run (lrlab/run.json). Give the folder of a run.")
@@ -56,17 +51,12 @@ def read_record(folder: Path) -> dict[str, Any]:
             if not isinstance(part.get(name), kind):
                 raise LabError(f"{str(file)!r} is not the record of a run: {section}.{name} is {part.get(name)!r}.")
     if not isinstance(record["train"].get("results", {}), dict):
-        raise LabError(f"{str(file)!r} is not the record of a run: its results are no figures by name.")
+        raise LabError(f"{str(file)!r} is not the record of a run: its results are not a mapping.")
     return record
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """
-    The rows of `lrlab/metrics.jsonl`; none if there is no log.
-
-    Raises:
-        LabError: if a row is no row of a log.
-    """
+    """The rows of `lrlab/metrics.jsonl`, none if there is no log; a `LabError` if a row is not one of a log."""
     file = folder / "lrlab" / "metrics.jsonl"
     if not file.is_file():
         return []
@@ -84,12 +74,11 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def updates_done(folder: Path, record: dict[str, Any]) -> int:
-    """Updates that a run has done, as far as its record or its log knows."""
+    """Updates that a run has done, according to its record or its log."""
     done = record["train"].get("updates_done")
     if isinstance(done, int):
         return done

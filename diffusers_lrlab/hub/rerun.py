@@ -1,4 +1,4 @@
-"""A run done again from its record, and how far the two agree."""
+"""A run repeated from its record, and how far the two agree."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..core.options import defaults_of, names_where
 from .records import is_number, read_log, read_record
 
 TOLERANCE = 0.05
-_EXACT_ENOUGH = 1e-6  # of a learning rate, which is a function of the clock and nothing else
+_EXACT_ENOUGH = 1e-6  # of a learning rate, which is a function of the clock alone
 _ALL = ("learning rate", "losses", "results", "weights")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """
-    A run beside its record.
+    A run compared with its record.
 
     Args:
-        settings (`dict`): From what was set otherwise to "then" and "now".
+        settings (`dict`): From options that differ to their values "then" and "now".
         environment (`dict`): The same of versions, hardware, processes and source.
         findings (`dict`): For "learning rate", "losses", "results" and "weights": "equal", or how far apart they are.
         largest (`dict`): For the same, the largest relative difference; `None` where one of the two has nothing to compare.
-        tolerance (`float`): Up to which losses and results count as the same elsewhere.
+        tolerance (`float`): The difference up to which losses and results count as the same in another environment.
     """
 
     settings: dict[str, tuple[Any, Any]]
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the log, and the results or the weights, are there to be compared, and all of it is equal, to the bit."""
+        """Whether the log, and the results or the weights, can be compared, and everything is equal to the bit."""
         largest = self.largest
         enough = largest["losses"] is not None and (largest["results"] is not None or largest["weights"] is not None)
         return enough and not self.settings and all(value in (0.0, None) for value in largest.values())
@@ -50,8 +50,8 @@ class Comparison:
         """
         Whether the record is confirmed: to the bit with the same settings, versions and machine, else within the tolerance.
 
-        Weights are not held to it, as long as they are there and of the same shapes: two orders of summation lead to other
-        weights of the same quality. Learning rates are held to a closer one everywhere.
+        Weights only need the same shapes: another order of summation leads to other weights of the same quality. Learning
+        rates have a smaller tolerance everywhere.
         """
         if self.settings or not self.environment:
             return self.is_exact
@@ -62,7 +62,6 @@ class Comparison:
         return all((largest[name] or 0.0) <= bound for name, bound in bounds.items())
 
     def describe(self) -> str:
-        """All of it, for people."""
         lines = []
         for title, differences in (("Set otherwise", self.settings), ("Another environment", self.environment)):
             lines += [f"{title}:"] * bool(differences)
@@ -84,13 +83,8 @@ class Comparison:
 
 def recorded_options(folder: Path) -> dict[str, Any]:
     """
-    The options that repeat a run, as the training script takes them.
-
-    Args:
-        folder (`Path`): Of the run, or of what was pulled of it.
-
-    Raises:
-        LabError: if there is no record, or one with options that this version does not know.
+    The options that repeat the run in a folder, as the training script takes them; a `LabError` if there is no record, or
+    one with options that this version does not know.
     """
     from ..training.config import TrainingConfig
 
@@ -106,17 +100,7 @@ def recorded_options(folder: Path) -> dict[str, Any]:
 
 
 def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Comparison:
-    """
-    A run beside its record.
-
-    Args:
-        then (`Path`): The folder with the record.
-        now (`Path`): The folder of the run that was done again.
-        tolerance (`float`): See [`Comparison`].
-
-    Raises:
-        LabError: if either is no run.
-    """
+    """Compares the record in the folder `then` with the repeated run in the folder `now`."""
     records = read_record(then), read_record(now)
     rows = read_log(then), read_log(now)
     parts = (
@@ -135,7 +119,7 @@ def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Compari
 
 
 def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Options that differ; those that the record is too old to have count as their defaults."""
+    """Options that differ; those that an old record does not have count as their defaults."""
     from ..training.config import TrainingConfig
 
     defaults = {name: defaults_of(TrainingConfig)[name] for name in names_where(TrainingConfig, is_repeated=True)}
@@ -158,7 +142,7 @@ def _environment(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[A
 
 
 def _apart(old: float, new: float) -> float:
-    """How far two finite numbers are apart, relative to the first."""
+    """The difference of two finite numbers, relative to the first."""
     if old == new:
         return 0.0
     return abs(new - old) / abs(old) if old else math.inf
@@ -200,16 +184,12 @@ def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, fl
     return f"{worst}: {then[worst]:.6g} then, {now[worst]:.6g} now ({apart[worst]:.2g} apart, the most)", apart[worst]
 
 
-def _weights_file(folder: Path) -> Path | None:
-    return next((path for part in ("unet", "denoiser") for path in (folder / part).glob("*.safetensors")), None)
-
-
 def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
-    """All tensors; the difference is that of the norms."""
+    """All tensors; the difference is the norm of the differences, relative to that of the record's weights."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = [_weights_file(folder) for folder in (then, now)]
+    files = [next(folder.glob("*/diffusion_pytorch_model.safetensors"), None) for folder in (then, now)]
     if files[0] is None:
         return "the record has none", None
     if files[1] is None:
@@ -230,7 +210,7 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Keeps a comparison beside the run that was done again, as `lrlab/rerun.json`."""
+    """Writes a comparison into the folder of the repeated run, as `lrlab/rerun.json`."""
     data = dataclasses.asdict(comparison) | {"is_exact": comparison.is_exact, "agrees": comparison.agrees}
     data["largest"] = {name: str(value) if value == math.inf else value for name, value in comparison.largest.items()}
     write_text(folder / "lrlab" / "rerun.json", json.dumps(data, indent=2, allow_nan=False, default=str) + "\n")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.errors import LabError
-from ..core.files import atomic_folder, write_text
+from ..core.files import atomic_folder, check_new_folder, write_text
 from ..schedules.published import FILE, read_schedule_file, schedule_as_json
 from ..schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from ..schedules.resolve import merge_spec, resolve_schedule
@@ -30,26 +29,25 @@ def write_schedule_folder(
         folder (`Path`): New or empty; it appears whole or not at all.
         lr_scheduler (`str`): Name or spec string.
         momentum_scheduler (`str`, *optional*): Name or spec string.
-        num_updates (`int`): Of the run in the picture.
-        warmup_updates (`int`, *optional*): Of them warm-up; a twentieth, or none for schedules that have none.
+        num_updates (`int`): The length of the run in the picture.
+        warmup_updates (`int`, *optional*): Its warm-up; by default a twentieth, or none for schedules without warm-up.
         license (`str`, *optional*): For the card.
 
     Raises:
-        LabError: for what no run could use, and a folder that holds something.
+        LabError: for a schedule that no run could use, and a folder that is not empty.
     """
     from huggingface_hub import ModelCardData
 
     from ..preview.plots import plot_previews
     from ..preview.schedules import Run, preview
 
-    if folder.resolve() == Path.cwd() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise LabError(f"{str(folder)!r} is there already and not an empty folder. Give a new one.")
+    check_new_folder(folder)
     resolved = resolve_schedule(lr_scheduler, None, momentum_scheduler)
     name, kwargs = merge_spec(lr_scheduler, None)
     momentum_kwargs = resolved.momentum_kwargs if resolved.momentum else {}
     if momentum_scheduler is not None:
         _, momentum_kwargs = merge_spec(momentum_scheduler, None, MOMENTUM_SCHEDULERS)
-    # What was given, so that what was left to be derived fits every run.
+    # As it was given: what is derived from the length of a run must fit every run.
     given = Schedule(name, kwargs, resolved.momentum, momentum_kwargs)
     if warmup_updates is None:
         warmup_updates = 0 if {"no_warmup", "rises"} & SCHEDULERS[name].traits else num_updates // 20
@@ -61,10 +59,9 @@ def write_schedule_folder(
         published = read_schedule_file(temporary / FILE, str(folder))
         plot_previews([shown], run, temporary / "schedule.png")
         tags = ["diffusers", "learning-rate-schedule", name]
-        data = ModelCardData(library_name="diffusers_lrlab", tags=tags, license=license)
         card = fill(
             TEMPLATE,
-            data,
+            ModelCardData(library_name="diffusers_lrlab", tags=tags, license=license),
             title=folder.resolve().name,
             text=published.text,
             num_updates=num_updates,

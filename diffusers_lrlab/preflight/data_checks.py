@@ -1,21 +1,20 @@
-"""Are the data what one thinks?"""
+"""Are the data what one thinks? Checks that only some kinds of data have are named in their `preflight_checks`."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from .subject import Subject
 
 _ALIKE = 0.05  # of the usual distance between two images
 _AT_ONCE = 4096
-_EXACT = "donot_use_mm_for_euclid_dist"  # products round, and what is equal must be at distance 0
+_EXACT = "donot_use_mm_for_euclid_dist"  # products round, and equal images must have distance 0
 _LEVEL = 2 / 255  # between neighbours of 256 levels in [-1, 1]
 
 
 def value_range(subject: Subject) -> str | None:
-    """Images that use a part of [-1, 1] only, as if they were not scaled; channels that hold nothing."""
-    if not subject.is_about_images or not len(subject.sample):
+    """Images that use only a part of [-1, 1], as if they were not scaled; empty channels."""
+    if not len(subject.sample):
         return None
     images = subject.sample
     low, high = float(images.min()), float(images.max())
@@ -38,16 +37,13 @@ def value_range(subject: Subject) -> str | None:
         return f"Channel {int(spreads.argmin())} of the images is nearly constant. Look at it, or use --image_channels 1."
     if float(spreads.max()) < 0.05:
         return (
-            f"The images hardly have contrast: their standard deviation is {float(spreads.max()):.2g} where about 0.5 is "
+            f"The images hardly have contrast: their standard deviation is {float(spreads.max()):.2g}, where about 0.5 is "
             "usual."
         )
     return None
 
 
 def constant_images(subject: Subject) -> str | None:
-    """Images of one colour."""
-    if not subject.is_about_images or not len(subject.sample):
-        return None
     constant = int((subject.sample.flatten(2).std(dim=2).amax(dim=1) < _LEVEL).sum())
     if constant < max(1, 0.01 * len(subject.sample)):
         return None
@@ -55,30 +51,31 @@ def constant_images(subject: Subject) -> str | None:
 
 
 def near_duplicates(subject: Subject) -> str | None:
-    """Images that look alike, or points that are equal: the model learns these by heart."""
+    """Images that look alike, or points that are equal: the model memorises them."""
     if len(subject.sample) < 10:
         return None
-    alike, looked_at = _alike_images(subject) if subject.is_about_images else _equal_points(subject)
+    kind = subject.plan.kind
+    thumbnails = kind.thumbnails(subject.sample)
+    alike, looked_at = _equal(subject) if thumbnails is None else (_alike(subject, thumbnails), len(thumbnails))
     if alike < 0.1 * looked_at:
         return None
-    things = subject.plan.kind.name
     return (
-        f"{alike} of {looked_at} {things} that were looked at are nearly the same as another of them. Duplicates are "
-        "learned by heart, and held-out losses flatter. Remove them, unless the data are so."
+        f"{alike} of {looked_at} {kind.name} that were looked at are nearly the same as another of them. Models memorise "
+        "duplicates, and duplicates make held-out losses look better. Remove them, unless the data are meant to be so."
     )
 
 
-def _equal_points(subject: Subject) -> tuple[int, int]:
-    """How many points are there more than once, of how many."""
+def _equal(subject: Subject) -> tuple[int, int]:
+    """How many of the data occur more than once, and how many were looked at."""
     in_memory = subject.data.in_memory
-    points = subject.sample if in_memory is None else in_memory
-    counts = points.unique(dim=0, return_counts=True)[1]
-    return int(counts[counts > 1].sum()), len(points)
+    data = subject.sample if in_memory is None else in_memory
+    counts = data.unique(dim=0, return_counts=True)[1]
+    return int(counts[counts > 1].sum()), len(data)
 
 
-def _alike_images(subject: Subject) -> tuple[int, int]:
-    """How many images of the sample look like another one of it or, in memory, of all; and how many there are in it."""
-    sample, data = _thumbnails(subject.sample), subject.data
+def _alike(subject: Subject, sample: torch.Tensor) -> int:
+    """How many of the sample look like another one in it or, if they are in memory, of all the data."""
+    data = subject.data
     distances = torch.cdist(sample, sample, compute_mode=_EXACT)
     usual = distances[~torch.eye(len(sample), dtype=torch.bool)].median()
     if data.in_memory is None or data.num_images is None:
@@ -86,19 +83,16 @@ def _alike_images(subject: Subject) -> tuple[int, int]:
     else:
         nearest = torch.full((len(sample),), torch.inf)
         for start in range(0, data.num_images, _AT_ONCE):
-            others = _thumbnails(data.transform.fixed(data.in_memory[start : start + _AT_ONCE]))
+            others = subject.plan.kind.thumbnails(data.transform.fixed(data.in_memory[start : start + _AT_ONCE]))
+            assert others is not None
             distances = torch.cdist(sample, others, compute_mode=_EXACT)
             own = torch.arange(start, start + len(others)) == subject.rows[:, None]
             nearest = torch.minimum(nearest, distances.masked_fill(own, torch.inf).amin(dim=1))
-    return int((nearest <= _ALIKE * usual).sum()), len(sample)
-
-
-def _thumbnails(images: torch.Tensor) -> torch.Tensor:
-    return F.adaptive_avg_pool2d(images, min(8, images.shape[-1])).flatten(1)
+    return int((nearest <= _ALIKE * usual).sum())
 
 
 def image_sizes(subject: Subject) -> str | None:
-    """Images that are enlarged, or of which much is cut off."""
+    """Images that are enlarged or cropped by much."""
     sizes, resolution = subject.sizes, subject.config.resolution
     if not sizes or resolution is None:
         return None

@@ -17,7 +17,7 @@ _PROBED = 16  # images
 
 
 def dead_parameters(subject: Subject) -> str | None:
-    """Parameters that no gradient reaches, or one that is no number; by one batch, and a second one after a small step."""
+    """Parameters that no gradient reaches, or gradients that are not finite: in two passes, with a small step between."""
     trainer = subject.trainer
     model = trainer.bare_model
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -43,7 +43,7 @@ def dead_parameters(subject: Subject) -> str | None:
             dead = now if step == 0 else dead & now
             if not dead:
                 break
-            # Behind a layer that begins at zero, gradients come with the second step.
+            # Before a layer that begins at zero, gradients come with the second step.
             with torch.no_grad():
                 for _, parameter in named:
                     if parameter.grad is not None:
@@ -59,7 +59,7 @@ def _probe_loss(subject: Subject, images: torch.Tensor, step: int) -> torch.Tens
     generator = torch.Generator(device=images.device).manual_seed(step)
     noise = torch.randn(images.shape, generator=generator, device=images.device)
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
-    # In float32: small gradients of half precision, without a loss scale, would look like none.
+    # In float32: without a loss scale, small gradients in half precision would underflow to zero.
     return trainer.process.losses(trainer.bare_model, images, noise, timesteps).mean()
 
 
@@ -75,20 +75,15 @@ class _OneBatch(StillObjective):
 
 def overfit_one_batch(subject: Subject) -> str:
     """
-    Trains on a single batch, with the same timesteps and noise each time; afterwards the trainer is as it was.
-
-    All processes call this.
-
-    Returns:
-        `str`: what the loss did.
+    Trains on a single batch, with the same timesteps and noise each time, and says how the loss changed; afterwards the
+    trainer is as it was. All processes call this.
 
     Raises:
-        LabError: if it did not fall to half: then something is wrong that more data will not mend.
+        LabError: if the loss did not fall to half: then something is wrong that more data cannot fix.
     """
-    trainer, plan = subject.trainer, subject.plan
-    config = subject.config
-    skip = config.skip_corrupt_images
-    images = next(iterate_batches(subject.data, plan.layout, config.seed, range(1), config.dataloader_num_workers, skip))
+    trainer, plan, config = subject.trainer, subject.plan, subject.config
+    workers, skip = config.dataloader_num_workers, config.skip_corrupt_images
+    images = next(iterate_batches(subject.data, plan.layout, config.seed, range(1), workers, skip))
     losses = []
     with as_it_was(trainer):
         trainer.objective, trainer.observer = _OneBatch.now(trainer, 0, evenly=True), None

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are told."""
+"""All checks, in the order in which they are reported."""
 
 from __future__ import annotations
 
@@ -6,53 +6,43 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
-from .data_checks import constant_images, image_sizes, near_duplicates, value_range
-from .model_checks import dead_parameters
-from .setting_checks import (
-    ema_memory,
-    learning_rate,
-    model_and_scheduler,
-    terminal_snr,
-    times_seen,
-    timesteps,
-    warmup_share,
-)
+from . import data_checks, model_checks, setting_checks
 from .subject import Subject
 
 if TYPE_CHECKING:
+    from ..training.kinds.base import DataKind
     from ..training.trainer import Trainer
 
 CHECKS: dict[str, Callable[[Subject], str | None]] = {
     check.__name__: check
     for check in (
-        value_range,
-        constant_images,
-        near_duplicates,
-        image_sizes,
-        timesteps,
-        terminal_snr,
-        model_and_scheduler,
-        ema_memory,
-        warmup_share,
-        learning_rate,
-        times_seen,
-        dead_parameters,
+        data_checks.value_range,
+        data_checks.constant_images,
+        data_checks.near_duplicates,
+        data_checks.image_sizes,
+        setting_checks.timesteps,
+        setting_checks.terminal_snr,
+        setting_checks.model_and_scheduler,
+        setting_checks.ema_memory,
+        setting_checks.warmup_share,
+        setting_checks.learning_rate,
+        setting_checks.times_seen,
+        model_checks.dead_parameters,
     )
 }
+_FOR_SOME_KINDS = {"value_range", "constant_images", "image_sizes"}
+
+
+def checks_for(kind: DataKind) -> dict[str, Callable[[Subject], str | None]]:
+    """The checks that suit a kind of data."""
+    unsuitable = _FOR_SOME_KINDS.difference(kind.preflight_checks)
+    return {name: check for name, check in CHECKS.items() if name not in unsuitable}
 
 
 def run_checks(trainer: Trainer) -> dict[str, str]:
-    """
-    What the checks find.
-
-    Args:
-        trainer ([`Trainer`]): About to begin; afterwards it is as it was, to the bit.
-
-    Returns:
-        `dict`: from names in `CHECKS` to messages, of those that have one.
-    """
+    """From names of checks that found something to their messages; afterwards the trainer is as it was, to the bit."""
     subject, found = Subject(trainer), {}
-    for name, check in CHECKS.items():
+    for name, check in checks_for(trainer.kind).items():
         try:
             message = check(subject)
         except LabError as error:

@@ -1,4 +1,4 @@
-"""Do the settings of a run fit each other?"""
+"""Do the settings of a run fit together?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..core.streams import stream_generator
-from ..finder.saved_result import kept_result
+from ..finder.saved_result import read_saved_result
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig
 from .subject import Subject
@@ -21,7 +21,7 @@ _USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}
 
 
 def timesteps(subject: Subject) -> str | None:
-    """Timesteps that are no whole numbers, or outside the process."""
+    """Timesteps that are not whole numbers, or outside the process."""
     sampler, last = subject.trainer.objective.sampler, subject.config.ddpm_num_steps - 1
     for update in (0, subject.plan.num_updates // 2, subject.plan.num_updates - 1):
         device = subject.trainer.accelerator.device
@@ -48,7 +48,7 @@ def terminal_snr(subject: Subject) -> str | None:
 
 
 def model_and_scheduler(subject: Subject) -> str | None:
-    """The scheduler that lies beside the model whose configuration is used, where it was trained otherwise."""
+    """A scheduler beside the model's configuration that differs from this run's."""
     config = subject.config
     if config.model_config_name_or_path is None:
         return None
@@ -74,7 +74,7 @@ def model_and_scheduler(subject: Subject) -> str | None:
 
 
 def ema_memory(subject: Subject) -> str | None:
-    """An EMA that at the end still holds the beginning of the run."""
+    """An EMA that at the end still remembers the beginning of the run."""
     config, num_updates = subject.config, subject.plan.num_updates
     if not config.use_ema or num_updates < 20:
         return None
@@ -96,7 +96,7 @@ def ema_memory(subject: Subject) -> str | None:
 
 
 def ema_decays(config: TrainingConfig, num_updates: int) -> np.ndarray:
-    """The decay of the EMA after each update, as diffusers' EMAModel has it, 1 without one: float64 `(num_updates,)`."""
+    """The decay of diffusers' EMAModel after each update, 1 where it is not updated: float64 `(num_updates,)`."""
     update = np.arange(num_updates)
     since = np.maximum(update - config.ema_start_update, 0)
     decays = 1 - (1 + since / config.ema_inv_gamma) ** -config.ema_power
@@ -105,7 +105,6 @@ def ema_decays(config: TrainingConfig, num_updates: int) -> np.ndarray:
 
 
 def warmup_share(subject: Subject) -> str | None:
-    """Warm-up that takes much of the run."""
     warmup, num_updates = subject.plan.warmup_updates, subject.plan.num_updates
     if warmup <= num_updates / 4:
         return None
@@ -116,9 +115,9 @@ def warmup_share(subject: Subject) -> str | None:
 
 
 def learning_rate(subject: Subject) -> str | None:
-    """A rate far from what the finder found, or from what is usual for the size of the model."""
+    """A rate far from the finder's, or from what is usual for the size of the model."""
     rate, config = subject.plan.learning_rate, subject.config
-    found = kept_result(Path(config.output_dir), subject.plan)
+    found = read_saved_result(Path(config.output_dir), subject.plan)
     if found is not None and (best := found["learning_rate"]) is not None:
         if best / 10 <= rate <= best * 10:
             return None
@@ -141,12 +140,11 @@ def _times(rate: float, other: float) -> str:
 
 
 def times_seen(subject: Subject) -> str | None:
-    """Runs that see each image thousands of times."""
     epochs = subject.plan.num_epochs
     if epochs is None or epochs <= 1000:
         return None
     things = subject.plan.kind.name
     return (
         f"Each of the {subject.plan.num_images} {things} will be seen {epochs:,.0f} times: expect the model to repeat them. "
-        "Use fewer updates or more data, or watch the held-out loss for where it turns."
+        "Use fewer updates or more data, or watch for the update at which the held-out loss begins to rise."
     )

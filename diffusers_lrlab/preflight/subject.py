@@ -1,4 +1,4 @@
-"""What is checked before training."""
+"""The run that is checked before training."""
 
 from __future__ import annotations
 
@@ -17,24 +17,14 @@ _MOST = 512  # images or points that are looked at
 
 
 class Subject:
-    """
-    A run that is about to begin.
-
-    Args:
-        trainer ([`Trainer`]): Its trainer. Checks leave it as it is, to the bit.
-    """
+    """A run that is about to begin; checks leave its trainer as it was, to the bit."""
 
     def __init__(self, trainer: Trainer):
         self.trainer, self.plan, self.data, self.config = trainer, trainer.plan, trainer.data, trainer.config
 
-    @property
-    def is_about_images(self) -> bool:
-        """Rather than points."""
-        return self.config.point_column is None
-
     @cached_property
     def sample(self) -> torch.Tensor:
-        """Some of the training data as they are learned from: float32 `(num, ...)`; the first ones of a stream."""
+        """Some of the training data as the model sees them: float32 `(num, ...)`; the first ones of a stream."""
         data = self.data
         if data.num_images is None:
             return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
@@ -45,16 +35,16 @@ class Subject:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """Which ones those are, of data whose number is known."""
+        """The rows of the sample; not for streams."""
         assert self.data.num_images is not None
         if self.data.in_memory is not None:
             return torch.randperm(self.data.num_images, generator=stream_generator(0, "preflight"))[:_MOST]
-        # Of what has to be decoded, fewer: evenly spaced, each with the next one, which may be the same but for a moment.
+        # Fewer if they must be decoded: evenly spaced, each with its neighbour, which may be the next frame of a film.
         evenly = torch.linspace(0, self.data.num_images - 1, min(_MOST // 8, self.data.num_images)).long()
         return torch.cat([evenly, evenly + 1]).clamp(max=self.data.num_images - 1).unique()
 
     def _read(self, row: int) -> torch.Tensor | None:
-        """One image; `None` for one that cannot be decoded, which training skips or tells."""
+        """One image; `None` if it cannot be decoded, which training skips or reports."""
         try:
             return self.data.transform.fixed(self.data.transform.read(self.data.train[row][self.data.column]))
         except LabError:
@@ -62,8 +52,8 @@ class Subject:
 
     @cached_property
     def sizes(self) -> list[tuple[int, int]]:
-        """Width and height of some of the images as they are stored; none of streams and points."""
-        if not self.is_about_images or self.data.num_images is None:
+        """Width and height of some of the images as they are stored; none for streams."""
+        if self.data.num_images is None:
             return []
         train: Any = self.data.train
         rows = torch.linspace(0, len(train) - 1, min(64, len(train))).long().tolist()
@@ -79,4 +69,4 @@ def _size(cell: Any) -> tuple[int, int] | None:
         with Image.open(io.BytesIO(cell["bytes"]) if cell.get("bytes") else cell.get("path")) as image:
             return image.size
     except (OSError, TypeError, AttributeError, ValueError, Image.DecompressionBombError):
-        return None  # what cannot be opened is told when it is read
+        return None  # an error when it is read

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..data.loading import TrainingData
     from ..finder.find import FinderResult
-    from ..hub.beside import PushesBeside
+    from ..hub.background import BackgroundUploads
     from ..training.plan import Plan
     from ..training.trainer import Trainer
 
@@ -118,7 +118,7 @@ def _train_and_record(
     accelerator: Accelerator,
     folder: RunFolder,
     checkpoint: Path | None,
-    uploads: PushesBeside | None,
+    uploads: BackgroundUploads | None,
 ) -> None:
     """All updates, and the end of the run; `run.json` says what becomes of it."""
     from ..training.trainer import Trainer
@@ -190,13 +190,13 @@ def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str
     return before.get("preflight", {})
 
 
-def _uploads(folder: RunFolder, config: ResolvedConfig) -> PushesBeside:
-    from ..hub.beside import PushesBeside
+def _uploads(folder: RunFolder, config: ResolvedConfig) -> BackgroundUploads:
+    from ..hub.background import BackgroundUploads
 
-    return PushesBeside(folder.path, config)
+    return BackgroundUploads(folder.path, config)
 
 
-def _upload(folder: RunFolder, plan: Plan, uploads: PushesBeside, accelerator: Accelerator) -> None:
+def _upload(folder: RunFolder, plan: Plan, uploads: BackgroundUploads, accelerator: Accelerator) -> None:
     """The finished run, after the uploads in its middle."""
     from ..hub.publish import push_run
 

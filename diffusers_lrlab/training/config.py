@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..data.layout import BatchLayout
 from ..data.options import DataConfig
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
@@ -70,6 +71,9 @@ class ResolvedConfig(TrainingConfig):
     def timestep_lr_form(self) -> TimestepLR | None:
         """The learning rate per timestep; `None` if there is none."""
         return None if self.timestep_lr is None else TimestepLR(self.timestep_lr, **self.timestep_lr_kwargs)
+
+    def layout(self, num_processes: int = 1, rank: int = 0) -> BatchLayout:
+        return BatchLayout(self.train_batch_size, self.gradient_accumulation_steps, num_processes, rank)
 
     @property
     def start_momentum(self) -> float | None:

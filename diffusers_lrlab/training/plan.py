@@ -39,6 +39,7 @@ class Plan:
         model_config (`dict`): Arguments of the model.
         kind ([`DataKind`]): Images, points, ...
         data_shape (`str`): Of an image or point, in words.
+        item_shape (`tuple` of `int`): The same in numbers.
         layout ([`BatchLayout`]): How the items of an update are shared out.
         num_images (`int` or `None`): Training images; `None` for a stream.
         num_held_out (`int`): Held-out images.
@@ -54,6 +55,7 @@ class Plan:
     model_config: dict[str, Any]
     kind: DataKind
     data_shape: str
+    item_shape: tuple[int, ...]
     layout: BatchLayout
     num_images: int | None
     num_held_out: int
@@ -222,7 +224,7 @@ def make_plan(
     Raises:
         LabError: for a batch larger than the data, and for a schedule that does not fit the length of the run.
     """
-    layout = BatchLayout(config.train_batch_size, config.gradient_accumulation_steps, num_processes, rank)
+    layout = config.layout(num_processes, rank)
     num_images = data.num_images
     if num_images is not None:
         layout.check_fits(num_images)
@@ -249,6 +251,6 @@ def make_plan(
     model_config = kind.resolve_model_config(config, model_config, data)
     shape, num_held_out = kind.describe_data(config, data), len(data.held_out)
     return Plan(
-        config, model_config, kind, shape, layout, num_images, num_held_out, num_updates, schedule, lrs, momenta, lr_factors,
-        tuple(kind.data_warnings(data)),
+        config, model_config, kind, shape, data.image_shape, layout, num_images, num_held_out, num_updates, schedule, lrs,
+        momenta, lr_factors, tuple(kind.data_warnings(data)),
     )  # fmt: skip

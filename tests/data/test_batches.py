@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from helpers import config, image_folder, levels, load
+from helpers import config, image_folder, levels, load, load_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -17,7 +17,7 @@ from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream
 from diffusers_lrlab.data.batches import RowOrder, iterate_batches
 from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.data.loading import TrainingData, load_image_data
+from diffusers_lrlab.data.loading import TrainingData
 
 # (processes, accumulation, micro-batch) that all make a global batch of 8
 LAYOUTS = [(1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (4, 2, 1), (8, 1, 1)]
@@ -205,7 +205,7 @@ def test_the_global_random_generators_are_left_alone(oblong_folder, options, wor
     seed_all()
     expected = draw_all()
     seed_all()
-    list(iterate_batches(load_image_data(resolved), BatchLayout(4), 0, range(6), workers))
+    list(iterate_batches(load_data(resolved), BatchLayout(4), 0, range(6), workers))
     assert draw_all() == expected
 
 

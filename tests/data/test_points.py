@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import image_folder, numbered_image
+from helpers import image_folder, load_data, numbered_image
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.data.points import PointTransform, load_point_data, read_points
+from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import find_point_column
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
@@ -70,7 +70,7 @@ def config(folder, **options):
 
 
 def load(folder, **options):
-    return load_point_data(config(folder, **options))
+    return load_data(config(folder, **options))
 
 
 def settle(folder, **options):
@@ -187,7 +187,7 @@ def test_an_exported_toy_set_is_a_set_of_points_like_others(tmp_path, options):
 
 @cases("name", TOY_DATASETS)
 def test_toy_sets_are_split_into_two_draws(tmp_path, name):
-    data = load_point_data(resolve_config(TrainingConfig(dataset_name=name, num_validation_images=77)))
+    data = load_data(resolve_config(TrainingConfig(dataset_name=name, num_validation_images=77)))
     assert data.in_memory.shape == (100_000, 2)
     assert data.num_images == 100_000
     np.testing.assert_array_equal(data.held_out, toy_points(name, 77, split="test"))
@@ -196,8 +196,8 @@ def test_toy_sets_are_split_into_two_draws(tmp_path, name):
 
 
 def test_toy_sets_do_not_follow_the_seed_of_a_run_nor_the_number_held_out():
-    first = load_point_data(resolve_config(TrainingConfig(dataset_name="line")))
-    other = load_point_data(resolve_config(TrainingConfig(dataset_name="line", seed=7, num_validation_images=0)))
+    first = load_data(resolve_config(TrainingConfig(dataset_name="line")))
+    other = load_data(resolve_config(TrainingConfig(dataset_name="line", seed=7, num_validation_images=0)))
     assert first.held_out.shape == (10_000, 2)
     assert other.held_out.shape == (0, 2)
     assert torch.equal(first.in_memory, other.in_memory)
@@ -252,8 +252,8 @@ def sized_folder(tmp_path_factory):
 )
 def test_batches_are_the_same_from_memory_and_by_the_reader(sized_folder, processes, accumulation, micro_batch, num_workers):
     options = {"num_validation_images": 3, "train_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
-    memory = load_point_data(config(sized_folder, **options), processes)
-    lazy = load_point_data(config(sized_folder, **options, **LAZY), processes)
+    memory = load_data(config(sized_folder, **options), processes)
+    lazy = load_data(config(sized_folder, **options, **LAZY), processes)
     assert memory.in_memory is not None
     assert lazy.in_memory is None
     seen = []
@@ -295,7 +295,7 @@ def test_a_batch_of_all_training_points_fits_and_one_more_does_not(tmp_path):
         with pytest.raises(LabError, match="larger than the training set of 16"):
             load(folder, num_validation_images=4, **options, **LAZY)
     with pytest.raises(LabError, match=r"2 processes.*training set of 20. Use at most --train_batch_size 10"):
-        load_point_data(config(folder, train_batch_size=11), 2)
+        load_data(config(folder, train_batch_size=11), 2)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from trainer_states import QUICK, assert_same, state_of
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder import range_test as range_tests
-from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, settle
+from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
 from diffusers_lrlab.finder.range_test import do_one_update, range_test
-from diffusers_lrlab.finder.saved_result import kept_result
+from diffusers_lrlab.finder.saved_result import read_saved_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
 from diffusers_lrlab.training.kinds.select import kind_of
@@ -190,16 +190,16 @@ def test_rules_that_disagree_say_so():
 )
 def test_settings_that_cannot_be(options, parts):
     with pytest.raises(LabError) as told:
-        settle(FinderConfig(**options), "adamw")
+        resolve_settings(FinderConfig(**options), "adamw")
     for part in parts:
         assert part in str(told.value)
 
 
 def test_the_range_follows_the_optimizer():
-    assert settle(FinderConfig(), "adamw").start_lr == 1e-7
-    assert settle(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
+    assert resolve_settings(FinderConfig(), "adamw").start_lr == 1e-7
+    assert resolve_settings(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
-        settle(FinderConfig(), "prodigy")
+        resolve_settings(FinderConfig(), "prodigy")
 
 
 def test_rates_are_spaced_evenly():
@@ -293,13 +293,13 @@ def test_an_exception_changes_nothing_either(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer, "do_update", fails)
     with pytest.raises(KeyboardInterrupt):
-        range_test(trainer, settle(FinderConfig(**QUICK), "adamw"))
+        range_test(trainer, resolve_settings(FinderConfig(**QUICK), "adamw"))
     assert_same(state_of(trainer), before)
 
 
 def test_a_rate_that_is_too_high_ends_the_test(tmp_path):
     trainer = make_trainer(tmp_path, optimizer="sgd", max_grad_norm=0.0)
-    settings = settle(FinderConfig(start_lr=1e-3, end_lr=1e6, num_updates=60), "sgd")
+    settings = resolve_settings(FinderConfig(start_lr=1e-3, end_lr=1e6, num_updates=60), "sgd")
     sweep = range_test(trainer, settings)
     assert sweep.num_updates < 60
     assert "times the least before" in sweep.ended or "not finite" in sweep.ended
@@ -316,7 +316,7 @@ def test_it_goes_on_while_the_loss_falls(tmp_path):
 
 def test_tests_repeat_and_differ(tmp_path):
     trainer = make_trainer(tmp_path)
-    settings = settle(FinderConfig(**QUICK), "adamw")
+    settings = resolve_settings(FinderConfig(**QUICK), "adamw")
     one, again, other = (range_test(trainer, settings, repeat) for repeat in (0, 0, 1))
     np.testing.assert_array_equal(one.losses, again.losses)
     np.testing.assert_array_equal(one.bins, again.bins)
@@ -327,7 +327,7 @@ def test_tests_repeat_and_differ(tmp_path):
 
 def test_classic_reads_what_was_trained_on(tmp_path):
     trainer = make_trainer(tmp_path)
-    settings = settle(FinderConfig(mode="classic", **QUICK), "adamw")
+    settings = resolve_settings(FinderConfig(mode="classic", **QUICK), "adamw")
     classic = range_test(trainer, settings)
     assert len(classic.losses) >= 24
     assert classic.bins.shape == (len(classic.losses), 0)
@@ -342,7 +342,7 @@ def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
         "add_noise",
         lambda images, noise, timesteps: seen.append((noise, timesteps)) or add_noise(images, noise, timesteps),
     )
-    range_test(trainer, settle(FinderConfig(**QUICK), "adamw"))
+    range_test(trainer, resolve_settings(FinderConfig(**QUICK), "adamw"))
     batches = [pair for pair in seen if len(pair[1]) == 32 and pair[1].unique().numel() > 1][2:]
     noise, timesteps = next((n, t) for n, t in batches if torch.equal(n[:16], -n[16:]))
     np.testing.assert_array_equal(np.bincount(timesteps.numpy(), minlength=20) >= 1, True)
@@ -388,7 +388,7 @@ def test_skipped_fp16_updates_are_done_again(tmp_path, monkeypatch):
     trainer, calls = make_trainer(tmp_path), []
     do_update = trainer.do_update
     monkeypatch.setattr(trainer, "do_update", lambda images: calls.append(1) or (len(calls) % 3 == 0 and do_update(images)))
-    sweep = range_test(trainer, settle(FinderConfig(mode="classic", num_updates=10, extend=False), "adamw"))
+    sweep = range_test(trainer, resolve_settings(FinderConfig(mode="classic", num_updates=10, extend=False), "adamw"))
     assert len(calls) == 30
     assert (sweep.losses > 0).all()
 
@@ -450,7 +450,7 @@ def test_a_model_without_parameters_to_train(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.bare_model.requires_grad_(False)
     with pytest.raises(LabError, match="no parameter that is trained"):
-        range_test(trainer, settle(FinderConfig(), "adamw"))
+        range_test(trainer, resolve_settings(FinderConfig(), "adamw"))
 
 
 def test_from_python(tmp_path):
@@ -516,7 +516,7 @@ def test_a_result_is_of_its_run_alone(tmp_path):
     find_lr_for_folder(TrainingConfig(**options), FinderConfig(**{**QUICK, "repeats": 1}))
     for name, other in OTHERS.items():
         plan = make_trainer(tmp_path, {"dimension": 2}, **other).plan
-        assert (kept_result(tmp_path, plan) is not None) == (name == "same"), name
+        assert (read_saved_result(tmp_path, plan) is not None) == (name == "same"), name
 
 
 def test_a_narrow_range_goes_on_for_as_long_again():

@@ -3,11 +3,10 @@
 import pytest
 from accelerate.state import AcceleratorState
 from helpers import config as small_config
-from helpers import image_folder
+from helpers import image_folder, load_data
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
@@ -239,7 +238,7 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
     folder = image_folder(tmp_path / "images", count=4)
     config = small_config(folder, num_validation_images=2, timestep_grad_every=5, max_train_steps=9)
     with pytest.raises(LabError, match="--timestep_grad_every 5 .* a fifth of these images is none"):
-        make_plan(config, load_image_data(config), None)
+        make_plan(config, load_data(config), None)
 
 
 @cases(
@@ -264,6 +263,6 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
 )
 def test_the_plan_warns_of_what_has_little_effect(options, words):
     config = resolve_config(TrainingConfig(**{"max_train_steps": 10, **options}))
-    described = make_plan(config, load_image_data(config), None).describe()
+    described = make_plan(config, load_data(config), None).describe()
     assert ("warning" in described) == (words is not None)
     assert (words or "") in described

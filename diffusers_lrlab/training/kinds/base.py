@@ -137,3 +137,20 @@ class DataKind(ABC):
     def num_compared_samples(self, config: ResolvedConfig) -> int | None:
         """How many samples are compared with data, if runs that differ in it cannot be compared."""
         return None
+
+    # --- cards and checks --------------------------------------------------------------------------------------------
+
+    card_task: ClassVar[str] = "other"  # the Hub's name for what the model does
+    card_tags: ClassVar[tuple[str, ...]] = ()
+    card_example: ClassVar[str] = """```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{location}")
+```
+"""  # Markdown, with {location} and {inference_steps}
+    card_pictures: ClassVar[str] = ""  # Markdown: pictures that only this kind has
+    preflight_checks: ClassVar[tuple[str, ...]] = ()  # names of the checks that only some kinds have
+
+    def thumbnails(self, data: torch.Tensor) -> torch.Tensor | None:
+        """What near duplicates are found by, `(num, size)`; `None` if only equal items are duplicates."""
+        return None

@@ -79,7 +79,7 @@ class Images(DataKind):
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.loading import load_image_data
 
-        return load_image_data(config, num_processes)
+        return load_image_data(config, config.seed, config.layout(num_processes))
 
     def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
         channels, resolution = config.image_shape
@@ -141,6 +141,24 @@ class Images(DataKind):
         if config.frechet_samples:
             return None
         return "needs features that suit the data, which exist for digits, and frechet_samples above 0"
+
+    # --- cards and checks --------------------------------------------------------------------------------------------
+
+    card_task = "unconditional-image-generation"
+    card_tags = (card_task,)
+    card_example = """```python
+from diffusers import DDPMPipeline
+
+pipeline = DDPMPipeline.from_pretrained("{location}")
+images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
+```
+"""
+    preflight_checks = ("value_range", "constant_images", "image_sizes")
+
+    def thumbnails(self, data: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import adaptive_avg_pool2d
+
+        return adaptive_avg_pool2d(data, min(8, data.shape[-1])).flatten(1)
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:

@@ -62,7 +62,7 @@ class Points(DataKind):
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.points import load_point_data
 
-        return load_point_data(config, num_processes)
+        return load_point_data(config, config.seed, config.layout(num_processes))
 
     def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
         return f"{data.image_shape[0]} dimensions"
@@ -125,3 +125,28 @@ class Points(DataKind):
 
     def num_compared_samples(self, config: ResolvedConfig) -> int | None:
         return config.distance_samples or config.num_validation_images
+
+    # --- cards -------------------------------------------------------------------------------------------------------
+
+    card_tags = ("points",)
+    card_example = """```python
+import diffusers_lrlab
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{location}")
+points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
+```
+
+Without diffusers_lrlab, by the code that lies beside the weights; read it first:
+
+```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained(
+    "{location}", custom_pipeline="{location}", trust_remote_code=True
+)
+```
+
+![Points on their way from noise to data](lrlab/sampling.gif)
+"""
+    card_pictures = "\n![From noise to data](lrlab/trajectory.png)\n"

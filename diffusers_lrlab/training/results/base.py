@@ -11,7 +11,9 @@ import numpy as np
 
 from ...core.registry import Registry
 from ...evaluation.evaluate import evaluate
+from ..config import ResolvedConfig
 from ..run_state import RunState
+from ..samples import draw_samples
 
 RESULTS = Registry("kind of results")
 """Entries are subclasses of [`Results`], under the names of `KINDS`."""
@@ -23,17 +25,27 @@ class Results(ABC):
 
     Attributes:
         num_recorded (`int`): Samples in the record of a study's run at most.
+        stream (`str`): The name of the random stream of the samples to evaluate.
     """
 
     num_recorded: ClassVar[int] = 16
+    stream: ClassVar[str] = "samples to evaluate"
 
     @abstractmethod
     def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
         """8-bit pictures `(num, height, width, channels)` of samples, for trackers."""
 
-    @abstractmethod
+    def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
+        """The number of samples to evaluate at the end of a run; 0 for none."""
+        return 0
+
     def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
-        """Samples of the averaged weights, for the distances at the end of a run; `None` if there are to be none."""
+        """Samples of the averaged weights; `None` if there are to be none."""
+        num_samples = self.num_samples(run.config, len(run.data.held_out), run.data.num_images)
+        if not num_samples:
+            return None
+        with run.averaged_weights():
+            return draw_samples(run, num_samples, self.stream, show_progress=True)
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..config import ResolvedConfig
 from ..kinds.images import to_uint8
 from ..run_state import RunState
-from ..samples import draw_samples, load_previews
+from ..samples import load_previews
 from .base import RESULTS, Results
 
 
@@ -20,15 +21,13 @@ from .base import RESULTS, Results
 class ImageResults(Results):
     """See [`Results`]."""
 
+    stream = "frechet"
+
     def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
 
-    def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
-        num_samples = run.config.frechet_samples
-        if not num_samples:
-            return None
-        with run.averaged_weights():
-            return draw_samples(run, num_samples, "frechet", show_progress=True)
+    def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
+        return config.frechet_samples
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         """One PNG, four images in a row, in base64."""

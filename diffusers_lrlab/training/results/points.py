@@ -10,8 +10,9 @@ import numpy as np
 
 from ...core.streams import stream_generator
 from ...data.loading import TrainingData
+from ..config import ResolvedConfig
 from ..run_state import RunState
-from ..samples import draw_samples, load_previews
+from ..samples import load_previews
 from .base import RESULTS, Results
 
 _FRAMES = 41
@@ -22,20 +23,17 @@ class PointResults(Results):
     """See [`Results`]."""
 
     num_recorded = 1000
+    stream = "distances"
 
     def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
         from ..plots.points import as_picture, limits_of
 
         return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
 
-    def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
-        num_samples = run.config.distance_samples
-        if num_samples is None:
-            num_samples = len(run.data.held_out) or min(10_000, run.data.num_images or 10_000)
-        if not num_samples:
-            return None
-        with run.averaged_weights():
-            return draw_samples(run, num_samples, "distances", show_progress=True)
+    def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
+        if config.distance_samples is None:
+            return num_held_out or min(10_000, num_images or 10_000)
+        return config.distance_samples
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         results = super().evaluate(run, samples, metrics)

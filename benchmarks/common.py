@@ -1,0 +1,53 @@
+"""What several benchmarks share."""
+
+import argparse
+import platform
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
+
+
+def make_parser(text):
+    """A parser whose help is the text of a module, with `--tiny`, which every benchmark has."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="the smallest sizes, only to see that it runs")
+    return parser
+
+
+def parse(parser, **tiny):
+    """The options; with `--tiny` those that are given here."""
+    options = parser.parse_args()
+    if options.tiny:
+        vars(options).update(tiny)
+    return options
+
+
+def machine():
+    """One line about where the figures come from."""
+    import diffusers
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+    return (
+        f"{cpu}, {torch.get_num_threads()} threads; Python {platform.python_version()}, torch {torch.__version__}, "
+        f"diffusers {diffusers.__version__}"
+    )
+
+
+def make_trainer(folder, arguments):
+    """A `Trainer` with the options of train_ddpm.py, on the CPU, ready to run updates one by one."""
+    from accelerate import Accelerator
+
+    from diffusers_lrlab.training.arguments import parse_arguments
+    from diffusers_lrlab.training.kinds.select import kind_of
+    from diffusers_lrlab.training.plan import make_plan
+    from diffusers_lrlab.training.resolve import resolve_config
+    from diffusers_lrlab.training.run_folder import RunFolder
+    from diffusers_lrlab.training.trainer import Trainer
+
+    config = resolve_config(parse_arguments([*arguments, f"--output_dir={folder}"], ""))
+    data = kind_of(config).load_data(config, 1)
+    return Trainer(make_plan(config, data, None), data, Accelerator(cpu=True), RunFolder(Path(folder)))

@@ -1,0 +1,108 @@
+"""What the finder found: as an object, in words, as data and in files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LabError
+from ..core.files import write_text
+from ..training.run_folder import FINDER_FILES
+from .plot import plot_finder
+from .range_test import FinderConfig, Sweep
+from .suggestions import Suggestion, disagreement
+
+
+@dataclass(frozen=True)
+class FinderResult:
+    """
+    What the finder found.
+
+    Args:
+        settings ([`FinderConfig`]): With both rates.
+        sweeps (`tuple` of [`Sweep`]): One for each test.
+        suggestions (`dict`): From the names of rules to their [`Suggestion`] over all tests.
+        seconds (`float`): The time it took.
+        about (`dict`): What was tested: data, model, optimizer, batch, and on what machine.
+    """
+
+    settings: FinderConfig
+    sweeps: tuple[Sweep, ...]
+    suggestions: dict[str, Suggestion]
+    seconds: float
+    about: dict[str, Any]
+
+    @property
+    def suggestion(self) -> Suggestion:
+        """The one of the rule that was asked for."""
+        return self.suggestions[self.settings.rule]
+
+    @property
+    def lr(self) -> float:
+        """
+        The suggested learning rate, with two significant digits.
+
+        Raises:
+            LabError: if the rule suggests none.
+        """
+        if self.suggestion.lr is None:
+            raise LabError(
+                f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give --learning_rate "
+                "a number, or try training_scripts/find_lr.py with another range or --rule."
+            )
+        return float(f"{self.suggestion.lr:.1e}")
+
+    def describe(self) -> str:
+        """In words, a line for each rule."""
+        settings, losses = self.settings, self.sweeps[0].losses
+        reached = max((float(sweep.lrs[-1]) for sweep in self.sweeps if len(sweep.lrs)), default=0.0)
+        start = f"; loss {losses[0]:.3g} at the start" if len(losses) else ""
+        beyond = f", then on to {reached:.3g}" if reached > 1.01 * settings.end_lr else ""
+        lines = [
+            f"{len(self.sweeps)} tests from {settings.start_lr:.3g} to {settings.end_lr:.3g} in {settings.num_updates} "
+            f"updates{beyond}, {self.seconds:.1f} s{start}"
+        ]
+        for name, suggestion in self.suggestions.items():
+            interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
+            rate = "none" if suggestion.lr is None else f"{suggestion.lr:.2g}{interval}"
+            lines.append(f"{name:>13}  {rate}: {suggestion.reason}")
+        lines += sorted({sweep.ended[0].upper() + sweep.ended[1:] + "." for sweep in self.sweeps if sweep.ended})
+        if apart := disagreement(self.suggestions):
+            lines.append(apart)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As data; a loss that is not finite is `None`."""
+        return {
+            "learning_rate": None if self.suggestion.lr is None else self.lr,
+            "settings": dataclasses.asdict(self.settings),
+            "suggestions": {name: suggestion._asdict() for name, suggestion in self.suggestions.items()},
+            "disagreement": disagreement(self.suggestions),
+            "sweeps": [
+                {
+                    "lrs": sweep.lrs.tolist(),
+                    "losses": _finite(sweep.losses),
+                    "losses_by_noise": [_finite(row) for row in sweep.bins],
+                    "num_updates": sweep.num_updates,
+                    "ended": sweep.ended,
+                }
+                for sweep in self.sweeps
+            ],
+            "seconds": self.seconds,
+            "about": self.about,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Writes `lr_finder.json` and `lr_finder.png`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        plot_finder(self.settings, self.sweeps, self.suggestions, folder / FINDER_FILES[1])
+
+
+def _finite(values: np.ndarray) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
