@@ -1,0 +1,155 @@
+"""Options describe themselves: what is derived from that, and that nothing is left undescribed."""
+
+import dataclasses
+import json
+
+import pytest
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.options import (
+    COURSE,
+    MACHINE,
+    Need,
+    Option,
+    Role,
+    check_needs,
+    check_ranges,
+    check_types,
+    defaults_of,
+    names_where,
+    option,
+    options_of,
+)
+from diffusers_lrlab.finder.saved_result import deciding
+from diffusers_lrlab.training.config import CONFIG_GROUPS, ResolvedConfig, TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
+
+FAST = Need("--fast", lambda config: config.fast)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    fast: bool = option(False, "Fast.", MACHINE)
+    rate: float | None = option(None, "Rate.", COURSE, above=0)
+    steps: int = option(5, "Steps.", COURSE, at_least=1, needs=(FAST,))
+    beta: float = option(0.9, "Beta.", COURSE, below=1, kinds=("images",))
+
+
+def test_every_option_of_a_run_is_classified():
+    """A field that is declared without `option` has no role, and every list that is derived would miss it in silence."""
+    for group in CONFIG_GROUPS:
+        for field in dataclasses.fields(group):
+            described = getattr(field.metadata.get("help"), "option", None)
+            assert isinstance(described, Option), f"{group.__name__}.{field.name} is not declared by core.options.option"
+            assert isinstance(described.role, Role)
+    assert {field.name for group in CONFIG_GROUPS for field in dataclasses.fields(group)} == {*options_of(TrainingConfig)}
+
+
+def test_a_field_that_is_not_classified_is_an_error():
+    @dataclasses.dataclass
+    class Forgetful:
+        rate: float = dataclasses.field(default=1.0, metadata={"help": "Rate."})
+
+    with pytest.raises(AttributeError, match="option"):
+        options_of(Forgetful)
+
+
+def test_roles_agree_with_each_other():
+    for name, known in options_of(TrainingConfig).items():
+        role = known.role
+        assert not role.decides_draws or role.decides_result, name
+        assert not role.defines_loss or role.decides_result, name
+        assert role.finder != "refuses" or role.study == "no" or name == "scale_lr", name
+        assert known.omit_default <= role.decides_result, f"{name} is in no identity, so there is nothing to omit"
+
+
+# What these were before they were derived; a change has to be meant.
+def test_what_decides_the_draws():
+    assert set(names_where(TrainingConfig, decides_draws=True)) == {
+        *("seed", "timestep_sampler", "timestep_sampler_kwargs", "loss_weighting", "loss_weighting_kwargs", "timestep_lr"),
+        *("timestep_lr_kwargs", "noise", "noise_kwargs"),
+    }
+
+
+def test_what_a_resumed_run_may_not_change_decides_its_result_or_its_log():
+    fixed = names_where(TrainingConfig, may_change_on_resume=False)
+    assert {"learning_rate", "seed", "noise", "dataset_name", "log_timestep_bins"} <= {*fixed}
+    assert not {"output_dir", "frechet_samples", "distance_samples", "cpu_threads", "push_to_hub"} & {*fixed}
+
+
+def test_tokens_are_not_compared_or_repeated():
+    role = options_of(TrainingConfig)["hub_token"].role
+    assert not role.is_repeated
+    assert not role.decides_result
+    assert "hub_token" not in TrainingConfig(hub_token="secret").to_dict()
+    assert "secret" not in repr(TrainingConfig(hub_token="secret"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"steps": 0}, "--steps 0 is not allowed; use 1 or more"),
+        ({"steps": float("inf")}, "--steps inf is not allowed; use 1 or more"),
+        ({"rate": 0.0}, "--rate 0.0 is not allowed; it must be a number above 0"),
+        ({"rate": float("nan")}, "--rate nan is not allowed"),
+        ({"beta": 1.0}, r"--beta 1.0 is outside \[0, 1\)"),
+        ({"beta": -0.1}, r"--beta -0.1 is outside \[0, 1\)"),
+    ],
+)
+def test_ranges(settings, expected):
+    with pytest.raises(LabError, match=expected):
+        check_ranges(Settings(**settings), Settings)
+
+
+def test_numbers_in_range_pass():
+    check_ranges(Settings(), Settings)
+    check_ranges(Settings(steps=1, rate=1e-9, beta=0.0), Settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"steps": 1.5}, "steps=1.5 is not allowed; give int"),
+        ({"steps": True}, "steps=True is not allowed; give int"),
+        ({"rate": "fast"}, "rate='fast' is not allowed; give float"),
+    ],
+)
+def test_types(settings, expected):
+    with pytest.raises(LabError, match=expected):
+        check_types(Settings(**settings))
+    check_types(Settings(rate=1))  # a whole number is one
+
+
+def test_an_option_without_effect_is_an_error():
+    with pytest.raises(LabError, match="--steps has no effect here; it needs --fast. Add that or leave --steps out"):
+        check_needs(Settings(steps=6), Settings, "images")
+    with pytest.raises(LabError, match="--beta has no effect here; it needs a data set of images"):
+        check_needs(Settings(beta=0.5), Settings, "points")
+    check_needs(Settings(steps=6, fast=True, beta=0.5), Settings, "images")
+    check_needs(Settings(), Settings, "points")
+
+
+def test_nothing_of_a_resolved_configuration_contradicts_its_type():
+    for options in ({}, {"dataset_name": "moons"}, {"optimizer": "lion"}, {"timestep_lr": "banded:factors=[1|2]"}):
+        check_types(resolved := resolve_config(TrainingConfig(**options)))
+        open_fields = {name for name, hint in ResolvedConfig.__annotations__.items() if "None" not in str(hint)}
+        assert not [name for name in open_fields if getattr(resolved, name) is None]
+        assert resolve_config(TrainingConfig(**resolved.to_dict())).to_dict() == resolved.to_dict()
+
+
+def test_configurations_do_not_change():
+    config = TrainingConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.learning_rate = 1.0
+    resolved = resolve_config(config)
+    assert config == TrainingConfig()
+    assert resolved.schedule is resolved.schedule  # made once
+    assert dataclasses.replace(resolved, lr_scheduler="constant", lr_scheduler_kwargs={}).schedule.name == "constant"
+
+
+def test_a_finders_result_is_compared_by_all_that_it_depends_on():
+    fields = deciding(TrainingConfig().to_dict(), 10, 4)["config"]
+    assert fields.keys() == {*names_where(TrainingConfig, finder="compares")}
+    assert fields["mixed_precision"] == "no"
+    assert deciding({}, 10, 4)["config"] == json.loads(json.dumps(fields))  # an old record counts as its defaults
+    assert defaults_of(TrainingConfig)["optimizer"] == fields["optimizer"]

@@ -1,0 +1,206 @@
+"""A third kind of data, in this one file: vectors of a parquet column, learned by a linear denoiser."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.utils import BaseOutput
+from runs import read_metrics, read_record
+
+from diffusers_lrlab import PointDDPMPipeline, TrainingConfig
+from diffusers_lrlab.data.loading import TrainingData, split_rows
+from diffusers_lrlab.data.points import PointTransform, read_points
+from diffusers_lrlab.data.sources import open_dataset
+from diffusers_lrlab.evaluation.registry import METRICS, register_metric
+from diffusers_lrlab.hub.publish import push_folder
+from diffusers_lrlab.run.train import train
+from diffusers_lrlab.study.run import run_study
+from diffusers_lrlab.study.spec.reading import spec_from_dict
+from diffusers_lrlab.training.kinds.base import KINDS, DataKind
+from diffusers_lrlab.training.results.base import RESULTS, Results
+
+DIMENSION = 5
+
+
+class LinearOutput(BaseOutput):
+    sample: torch.Tensor
+
+
+class LinearDenoiser(ModelMixin, ConfigMixin):
+    @register_to_config
+    def __init__(self, dimension: int = DIMENSION):
+        super().__init__()
+        self.linear = torch.nn.Linear(dimension + 1, dimension)
+
+    def forward(self, sample, timestep, return_dict=True):
+        timestep = torch.as_tensor(timestep, device=sample.device).expand(len(sample))
+        prediction = self.linear(torch.cat([sample, timestep[:, None] / 100], dim=1))
+        return LinearOutput(sample=prediction) if return_dict else (prediction,)
+
+
+class Vectors(DataKind):
+    name = "vectors"
+    form = "vectors"
+    component = "denoiser"
+    pipeline_name = "PointDDPMPipeline"
+    sampling_batch = 1000
+    is_bounded = False
+    has_neighbours = False
+    default_length = {"max_train_steps": 20}
+    default_metrics = ("mean_error",)
+
+    def defaults(self, config):
+        sizes = {"num_validation_images": 16, "train_batch_size": 8, "eval_batch_size": 12, "frechet_samples": 0}
+        return {**sizes, "learning_rate": 1e-2, "ddpm_num_steps": 10, "ddpm_beta_schedule": "linear"}
+
+    def load_data(self, config, num_processes):
+        vectors = read_points(open_dataset(config), "vector")
+        held_out, training = split_rows(len(vectors), config.num_validation_images)
+        transform = PointTransform(vectors.shape[1], "vector")
+        return TrainingData("vectors", None, vectors[held_out], "vector", "v1", transform, vectors[training])
+
+    def describe_data(self, config, data):
+        return f"vectors of {data.image_shape[0]}"
+
+    def model_class(self):
+        return LinearDenoiser
+
+    def make_pipeline(self, model, scheduler):
+        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
+
+    def load_model_config(self, config):
+        return None
+
+    def resolve_model_config(self, config, given, data):
+        return {"dimension": data.image_shape[0]}
+
+    def describe_model(self, model_config):
+        return "LinearDenoiser"
+
+    def sample(self, pipeline, num, generator, num_inference_steps):
+        return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points
+
+
+class VectorResults(Results):
+    def as_pictures(self, run, samples):
+        return np.zeros((1, 4, 4, 3), np.uint8)
+
+    def num_samples(self, config, num_held_out, num_images):
+        return 12
+
+    def draw(self, run, samples, lab):
+        (lab / "samples.txt").write_text(str(samples.shape))
+
+
+def register():
+    """What a package with a kind of its own does when it is imported."""
+    KINDS.register("vectors", description="vectors, by a linear map", source="this test")(Vectors)
+    RESULTS.register("vectors", description="their mean", source="this test")(VectorResults)
+
+    @register_metric("mean_error", "Distance of the means", form="vectors", needs=("samples",), on_hub=True)
+    def mean_error(real, generated):
+        return float(np.linalg.norm(real.mean(0) - generated.mean(0)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    register()
+    yield
+    for registry in (KINDS, RESULTS):
+        del registry._entries["vectors"]
+    del METRICS["mean_error"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vectors")
+    values = np.random.default_rng(0).normal(size=(200, DIMENSION)).astype(np.float32)
+    pq.write_table(pa.table({"vector": values.tolist()}), folder / "train.parquet")
+    return folder
+
+
+def config(data, folder, **options):
+    return TrainingConfig(
+        dataset_name=str(data), data_kind="vectors", output_dir=str(folder), cache_dir=str(data / ".cache"), **options
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "vectors"
+    assert train(config(data, folder, checkpointing_steps=10)) == folder
+    return folder
+
+
+def test_it_trains_samples_and_is_evaluated(finished):
+    rows, validations = read_metrics(finished)
+    assert rows[-1]["update"] == 19
+    assert validations[-1]["validation_loss"] > 0
+    record = read_record(finished)
+    assert record["run"]["status"] == "finished"
+    assert record["train"]["num_held_out_images"] == 16
+    assert record["train"]["results"]["mean_error"] > 0
+    assert (finished / "lrlab" / "samples.txt").read_text() == f"(12, {DIMENSION})"
+    assert LinearDenoiser.from_pretrained(finished / "denoiser").config.dimension == DIMENSION
+
+
+def test_it_has_a_card(finished):
+    card = (finished / "README.md").read_text()
+    assert "Training vectors" in card
+    assert "Distance of the means" in card
+    assert "vectors of 5" in card
+
+
+@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
+def test_it_resumes(data, tmp_path, finished):
+    train(config(data, tmp_path / "again", checkpointing_steps=10))
+    # As if it had been killed after update 10.
+    (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()
+    train(config(data, tmp_path / "again", checkpointing_steps=10, resume_from_checkpoint="latest"))
+    straight, resumed = (LinearDenoiser.from_pretrained(folder / "denoiser") for folder in (finished, tmp_path / "again"))
+    assert torch.equal(straight.linear.weight, resumed.linear.weight)
+
+
+def test_it_runs_in_a_study(data, tmp_path):
+    spec = {
+        "title": "Vectors",
+        "base": {"max_train_steps": 10, "data_kind": "vectors", "cache_dir": str(data / ".cache")},
+        "arms": {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}},
+        "datasets": {"vectors": {"dataset_name": str(data)}},
+        "seeds": 2,
+        "baseline": "constant",
+    }
+    page = run_study(spec_from_dict(spec, tmp_path), tmp_path / "study", quiet=True)
+    assert page.is_file()
+    summary = json.loads((tmp_path / "study" / "summary.json").read_text())
+    assert "mean_error" in json.dumps(summary)
+
+
+def test_it_is_pushed(finished, hub, tmp_path):
+    from started import run_script
+
+    script = tmp_path / "push.py"
+    script.write_text(
+        f"import sys\nsys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+        "import test_architecture\n"
+        f"test_architecture.push({str(finished)!r})\n"
+    )
+    status, _, stderr = run_script(script, [], hub.env)
+    assert status == 0, stderr
+    assert {"model_index.json", "README.md", "lrlab/run.json"} <= {*hub.model("user/vectors").files}
+
+
+def push(folder):
+    """In a process of its own, which reads the address of the Hub when it starts."""
+    from diffusers_lrlab.hub.publish import Target
+
+    register()
+    push_folder(Path(folder), Target("vectors"))
+    sys.stdout.flush()
