@@ -1,14 +1,15 @@
 """A third kind of data, in this one file: vectors of a parquet column, learned by a linear denoiser."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import started
 import torch
+import yaml
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
@@ -19,10 +20,9 @@ from diffusers_lrlab.data.loading import TrainingData, split_rows
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import open_dataset
 from diffusers_lrlab.evaluation.registry import METRICS, register_metric
-from diffusers_lrlab.hub.publish import push_folder
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.run import run_study
-from diffusers_lrlab.study.spec.reading import spec_from_dict
+from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.kinds.base import KINDS, DataKind
 from diffusers_lrlab.training.results.base import RESULTS, Results
 
@@ -177,30 +177,23 @@ def test_it_runs_in_a_study(data, tmp_path):
         "seeds": 2,
         "baseline": "constant",
     }
-    page = run_study(spec_from_dict(spec, tmp_path), tmp_path / "study", quiet=True)
+    (tmp_path / "vectors.yaml").write_text(yaml.safe_dump(spec))
+    page = run_study(load_spec(str(tmp_path / "vectors.yaml")), tmp_path / "study", quiet=True)
     assert page.is_file()
     summary = json.loads((tmp_path / "study" / "summary.json").read_text())
     assert "mean_error" in json.dumps(summary)
 
 
 def test_it_is_pushed(finished, hub, tmp_path):
-    from started import run_script
-
-    script = tmp_path / "push.py"
-    script.write_text(
-        f"import sys\nsys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
-        "import test_architecture\n"
-        f"test_architecture.push({str(finished)!r})\n"
-    )
-    status, _, stderr = run_script(script, [], hub.env)
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_architecture
+from diffusers_lrlab.hub.access import Target
+from diffusers_lrlab.hub.publish import push_folder
+test_architecture.register()
+push_folder({finished!r}, Target("vectors"))
+""".replace("PosixPath", "__import__('pathlib').Path")
+    status, _, stderr = started.run("-c", code, env=hub.env, cwd=tmp_path)
     assert status == 0, stderr
     assert {"model_index.json", "README.md", "lrlab/run.json"} <= {*hub.model("user/vectors").files}
-
-
-def push(folder):
-    """In a process of its own, which reads the address of the Hub when it starts."""
-    from diffusers_lrlab.hub.publish import Target
-
-    register()
-    push_folder(Path(folder), Target("vectors"))
-    sys.stdout.flush()
