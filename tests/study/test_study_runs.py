@@ -409,7 +409,7 @@ def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
     shown = capsys.readouterr().out
     assert f"The weights of 1 runs are damaged. These runs are computed again: {weights.stem}." in shown
     assert f"{str(products)!r} is damaged" in shown
-    assert shown.count("what was begun there is begun again") == 2
+    assert shown.count("its runs start again") == 2
     assert not list((done / "stacks").glob("*"))
     after = moments(done)
     changed = {name for name in after if before.get(name) != after[name]}

@@ -28,14 +28,8 @@ def consistency(runs: list[RunSpec], results: list[RunResult], study: StudyData)
     """
     Distances between the samples that two runs make from the same noise, beside those of unrelated noise.
 
-    Args:
-        runs (`list` of [`RunSpec`]): Of the comparison.
-        results (`list` of [`RunResult`]): Theirs; those without samples from the fixed start are left out.
-        study ([`StudyData`]): Has the data, and the folder with weights.
-
-    Returns:
-        `list` of `dict`: a row for the seeds of each arm on each data set, and one for each two arms on it whose
-            architectures differ.
+    A row for the seeds of each arm on each data set, and one for each two arms on it with different architectures; results
+    without samples from the fixed start are left out.
     """
     by_place: dict[tuple[str, str], list[RunResult]] = {}
     for result in results:

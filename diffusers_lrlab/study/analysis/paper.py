@@ -19,20 +19,12 @@ DATASETS = ("circle", "dino", "line", "moons")
 
 
 class Quantity(NamedTuple):
-    """
-    A column of the paper's table.
-
-    Args:
-        label (`str`): With the unit.
-        decimals (`int`): How many the paper gives.
-        metric (`str` or `None`): Its name among the results of a run.
-        seconds (`str` or `None`): Its name in the `train` section of a run's file, for times.
-    """
+    """A column of the paper's table."""
 
     label: str
     decimals: int
-    metric: str | None = None
-    seconds: str | None = None
+    metric: str | None = None  # its name among the results of a run
+    seconds: str | None = None  # or, for times, in the `train` section of its record
 
 
 QUANTITIES = (

@@ -49,17 +49,7 @@ def _measured(runs: list[RunSpec], results: list[RunResult]) -> list[str]:
 def summarise(
     spec: StudySpec, runs: list[RunSpec], results: list[RunResult], tuning: list[RunResult], study: StudyData, command: str
 ) -> dict[str, Any]:
-    """
-    Everything that the report and the card say, as data.
-
-    Args:
-        spec ([`StudySpec`]): The study.
-        runs (`list` of [`RunSpec`]): Of the comparison.
-        results (`list` of [`RunResult`]): Theirs.
-        tuning (`list` of [`RunResult`]): Of the runs that learning rates were chosen by.
-        study ([`StudyData`]): Has data and weights.
-        command (`str`): How the study was started.
-    """
+    """Everything that report and card say, as data; `results` are of `runs`, `tuning` of runs that chose learning rates."""
     rows: Rows = []
     sentences, ranked, controls = {}, {}, {}
     metrics = list(spec.metrics) or _measured(runs, results)

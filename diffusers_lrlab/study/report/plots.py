@@ -123,10 +123,7 @@ def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> Non
     """
     Critical-difference diagram (Demšar, JMLR 7, 2006): arms on a line by mean rank, a bar over those that do not differ.
 
-    Args:
-        ranks (`dict`): As `ranks` of `.ranks` gives them; without a critical difference only the arms are drawn.
-        looks (`dict`): Of the arms.
-        path (`Path`): PNG.
+    Without a critical difference only the arms are drawn.
     """
     mean_ranks = sorted(ranks["mean_ranks"].items(), key=lambda item: item[1])
     groups, difference = ranks["groups"] or [], ranks["critical_difference"]

@@ -38,24 +38,14 @@ class Look(NamedTuple):
 
 
 class Family(NamedTuple):
-    """
-    Curves that belong in one row of plots.
+    """Curves in one row of plots."""
 
-    Args:
-        name (`str`): For files and buttons.
-        title (`str`): For people.
-        group (`str`): Where a run's curves have them.
-        keys (`tuple` of `str`): The first of these that a run has is drawn.
-        axis (`str`): Of the values.
-        is_loss (`bool`): Then a logarithmic scale may serve.
-    """
-
-    name: str
+    name: str  # for files and buttons
     title: str
-    group: str
-    keys: tuple[str, ...]
+    group: str  # of a run's curves
+    keys: tuple[str, ...]  # in that group: the first one that a run has is drawn
     axis: str
-    is_loss: bool = False
+    is_loss: bool = False  # a logarithmic scale may serve
 
 
 FAMILIES = (
@@ -68,24 +58,19 @@ FAMILIES = (
 
 class Course(NamedTuple):
     """
-    One curve of one arm on one data set.
+    One curve of one arm on one data set; arrays are `(num,)`, and `MOST_POINTS` at most.
 
-    Args:
-        updates (`np.ndarray`): `(num,)`, at most `MOST_POINTS`.
-        mean, low, high (`np.ndarray`): `(num,)`; the band is a standard deviation wide on either side, within what single
-            seeds reached, so that it stays positive where they do.
-        seeds (`list` of `np.ndarray`): Single seeds, each `(num_of_seeds,)`; empty if all are equal.
-        seed_updates (`np.ndarray`): `(num_of_seeds,)`.
-        num_runs (`int`): How many the mean is of; more than `seeds` where those would crowd the plot.
+    The band is a standard deviation wide on either side, within what single seeds reached, so that it stays positive where
+    they do.
     """
 
     updates: np.ndarray
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    seeds: list[np.ndarray]
+    seeds: list[np.ndarray]  # empty if all are equal
     seed_updates: np.ndarray
-    num_runs: int
+    num_runs: int  # that the mean is of; more than `seeds` where those would crowd the plot
 
 
 def looks(arms: Iterable[str], baseline: str | None) -> dict[str, Look]:

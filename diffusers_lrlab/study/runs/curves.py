@@ -11,12 +11,7 @@ _MOST_POINTS = 200
 
 
 class Curves:
-    """
-    Rows of the log of a run, as columns.
-
-    Args:
-        num_updates (`int`): Of the run, which decides how many rows of losses make one point.
-    """
+    """Rows of the log of a run, as columns; its number of updates decides how many rows of losses make one point."""
 
     def __init__(self, num_updates: int):
         self.num_updates = num_updates

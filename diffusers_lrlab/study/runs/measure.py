@@ -26,18 +26,7 @@ _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
 def record_run(
     study: StudyData, spec: RunSpec, run: RunState, curves: Curves, error: str | None, executor: dict[str, Any], started: str
 ) -> None:
-    """
-    Measures a run and writes its record.
-
-    Args:
-        study ([`StudyData`]): Has the folder.
-        spec ([`RunSpec`]): What was asked for.
-        run ([`RunState`]): Trained as far as it came.
-        curves ([`Curves`]): Of its training.
-        error (`str` or `None`): Why training ended early.
-        executor (`dict`): How the run was computed.
-        started (`str`): ISO time.
-    """
+    """Measures a run and writes its record. `error` says why training ended early, `executor` how the run was computed."""
     sections, error = finish(run, spec, curves, error)
     if error is None and spec.stage == "compare" and run.kind.is_compared_between_runs:
         with run.averaged_weights():

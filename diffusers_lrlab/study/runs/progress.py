@@ -10,12 +10,7 @@ from ..spec.spec import RunSpec
 
 
 class StudyProgress:
-    """
-    The progress bar of a study.
-
-    Args:
-        quiet (`bool`): Print nothing.
-    """
+    """The progress bar of a study; `quiet` prints nothing."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet

@@ -23,12 +23,7 @@ _ENDED = ("finished", "diverged")
 
 
 class RunResult:
-    """
-    What came out of a run.
-
-    Args:
-        record (`dict`): The file of the run: sections `run`, `train`, `curves`, `samples`, `config`, `meta`.
-    """
+    """What came out of a run, from its record with the sections `run`, `train`, `curves`, `samples`, `config`, `meta`."""
 
     def __init__(self, record: dict[str, Any]):
         self.record, run = record, record["run"]
@@ -46,12 +41,7 @@ class RunResult:
 
 
 class StudyFolder:
-    """
-    The folder of a study: its paths, its lock, and the results in it.
-
-    Args:
-        path (`Path`): `--out`.
-    """
+    """The folder of a study, `--out`: its paths, its lock, and the results in it."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -11,13 +11,7 @@ from ...core.signals import interrupts_raised
 
 
 class StudyInterrupted(Interrupted):
-    """
-    A study that was asked to stop and has saved itself.
-
-    Args:
-        signal_number (`int`): 2 for Ctrl-C, 15 for SIGTERM.
-        folder (`Path`): Of the study.
-    """
+    """A study that was asked to stop (by signal 2, Ctrl-C, or 15, SIGTERM) and has saved itself."""
 
     def __init__(self, signal_number: int, folder: Path):
         super().__init__(signal_number, folder)

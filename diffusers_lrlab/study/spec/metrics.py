@@ -30,14 +30,7 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
 
 
 def check_metrics(names: Iterable[str], config: ResolvedConfig, where: str) -> None:
-    """
-    Raises a `LabError` for the first metric that is not known, or that a run cannot give.
-
-    Args:
-        names: Of metrics.
-        config ([`ResolvedConfig`]): Of the run.
-        where (`str`): Where they were asked for.
-    """
+    """Raises a `LabError` for the first metric that is not known, or that a run cannot give."""
     for name in names:
         if name not in METRICS:
             raise LabError(

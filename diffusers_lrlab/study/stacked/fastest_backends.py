@@ -45,12 +45,7 @@ def fastest_backends(model: Any, batch: int) -> dict[str, str]:
     """
     The fastest of `CANDIDATES` for stacks of such networks, by forward and backward passes in turn: about a second.
 
-    Args:
-        model ([`MLPDenoiser`]): One of the networks; it is not changed.
-        batch (`int`): Points of each in an update.
-
-    Returns:
-        `dict`: from kinds of products to names of backends; torch's own wherever there is nothing to choose.
+    From kinds of products to names of backends; torch's own wherever there is nothing to choose. The model is not changed.
     """
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
     if not (on_cpu and torch.backends.mkldnn.is_available()):

@@ -17,14 +17,7 @@ from ..runs.curves import Curves
 
 
 class Member(RunState):
-    """
-    A run whose network is part of a stack; model, optimizer, schedules and average are the real ones.
-
-    Args:
-        plan ([`Plan`]): What to do.
-        data ([`TrainingData`]): What to train on.
-        device (`torch.device`): Where.
-    """
+    """A run whose network is part of a stack; model, optimizer, schedules and average are the real ones."""
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
         super().__init__(plan, data)

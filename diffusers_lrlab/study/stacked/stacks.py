@@ -121,10 +121,6 @@ class _Saved:
     """
     The saved states of runs, whichever stacks they were in: stacks depend on the number of cores and on --stack_size.
 
-    Args:
-        study ([`StudyData`]): Has the folder, and the data that a state must have been trained on.
-        specs (`list` of [`RunSpec`]): Runs to continue, if they have no result yet.
-
     `together` are the runs that are furthest, and at one update; the others are computed after them.
     """
 
