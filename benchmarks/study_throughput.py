@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
     parser.set_defaults(samples=10_000)
-    options = parse(parser, rounds=2, updates=2, sizes="1,2", samples=100)
+    options = parse(parser, rounds=2, updates=2, sizes="1,2", threads=1, samples=100)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     meta = describe_environment()

@@ -90,7 +90,7 @@ def plain_updates(points, num_updates):
             yield
 
 
-def median_ms(function, repeats=200):
+def median_ms(function, repeats):
     """Median milliseconds of a call."""
     times = []
     for _ in range(repeats):
@@ -100,7 +100,7 @@ def median_ms(function, repeats=200):
     return statistics.median(times[repeats // 10 :])
 
 
-def matmul_limit():
+def matmul_limit(repeats):
     """Milliseconds of the matrix multiplications of an update alone, and their GFLOP/s."""
     shapes = [(384, 256), *[(256, 256)] * 3, (256, 2)]
     total, flop = 0.0, 0
@@ -110,12 +110,12 @@ def matmul_limit():
         # Forward, gradient of the weights, gradient of the input; the first layer's input needs none.
         calls = [lambda x=x, w=w, b=bias: torch.addmm(b, x, w.T), lambda x=x, g=g: g.T @ x]
         calls += [lambda g=g, w=w: g @ w] * (index > 0)
-        total += sum(median_ms(call) for call in calls)
+        total += sum(median_ms(call, repeats) for call in calls)
         flop += len(calls) * 2 * BATCH * inputs * outputs
     return total, flop / total / 1e6
 
 
-def breakdown(trainer):
+def breakdown(trainer, repeats):
     """Milliseconds of the parts of an update of ours, each alone."""
     model, objective = trainer.bare_model, trainer.objective
     points = trainer.data.in_memory[:BATCH].clone()
@@ -128,11 +128,11 @@ def breakdown(trainer):
     def forward_backward():
         forward().backward()
 
-    both, alone = median_ms(forward_backward), median_ms(forward)
-    embedding = median_ms(lambda: model.embed(points, timesteps))
-    clip = median_ms(lambda: trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 0.5))
-    step = median_ms(trainer.optimizer.step)
-    drawing = median_ms(lambda: (objective.draw(0), list(objective.noise(0, points))))
+    both, alone = median_ms(forward_backward, repeats), median_ms(forward, repeats)
+    embedding = median_ms(lambda: model.embed(points, timesteps), repeats)
+    clip = median_ms(lambda: trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 0.5), repeats)
+    step = median_ms(trainer.optimizer.step, repeats)
+    drawing = median_ms(lambda: (objective.draw(0), list(objective.noise(0, points))), repeats)
     return {
         "forward and loss": alone,
         "of that, embeddings": embedding,
@@ -161,8 +161,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=20, help="turns of each loop")
     parser.add_argument("--updates", type=int, default=200, help="updates in a turn")
     parser.add_argument("--threads", type=int, default=2)
-    parser.set_defaults(points=10_000, repeats=3)
-    options = parse(parser, rounds=2, updates=2, points=100, repeats=1)
+    parser.set_defaults(points=10_000, repeats=200, evaluations=3)
+    options = parse(parser, rounds=2, updates=2, threads=1, points=100, repeats=2, evaluations=1)
     if options.rounds < 2:
         parser.error("--rounds must be 2 or more: turns are compared with each other")
     torch.set_num_threads(options.threads)
@@ -183,8 +183,9 @@ def main():
                 if turn:
                     times[name].append(1e3 * (time.perf_counter() - start) / options.updates)
         ratios = [plain / ours for plain, ours in zip(times["plain"], times["ours"], strict=True)]
-        parts, seconds = breakdown(trainer), evaluation_seconds(trainer, options.points, options.repeats)
-    limit, speed = matmul_limit()
+        parts = breakdown(trainer, options.repeats)
+        seconds = evaluation_seconds(trainer, options.points, options.evaluations)
+    limit, speed = matmul_limit(options.repeats)
     quartiles = statistics.quantiles(ratios, n=4)
     print("\n| | ms per update, median of turns |\n|---|---|")
     print(f"| plain loop | {statistics.median(times['plain']):.2f} |")

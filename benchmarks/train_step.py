@@ -92,17 +92,17 @@ def bare_updates(trainer):
             yield
 
 
-def compare_loops(rounds, arguments):
+def compare_loops(rounds, arguments, warm_up=10):
     """Median milliseconds of an update, ours and bare, taking turns."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(folder, [*arguments, f"--max_train_steps={rounds + 30}", "--num_validation_images=0"])
         loops = {"bare": bare_updates(trainer), "ours": trainer.updates()}
         times = {name: [] for name in loops}
-        for turn in range(rounds + 10):
+        for turn in range(rounds + warm_up):
             for name in ("bare", "ours") if turn % 2 else ("ours", "bare"):
                 start = time.perf_counter()
                 next(loops[name])
-                if turn >= 10:
+                if turn >= warm_up:
                     times[name].append(1e3 * (time.perf_counter() - start))
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -188,7 +188,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=2, help="epochs of 32 updates in (b), 2 at least")
     parser.add_argument("--inference_steps", type=int, default=10, help="denoising steps of the samples in (b)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options = parse(parser, rounds=2)
+    options = parse(parser, rounds=1, threads=1)
     torch.set_num_threads(options.threads)
     print(machine())
     # First as glibc does it, then as `train` does it on a CPU: what is measured last may change the process for good.
@@ -198,7 +198,7 @@ def main():
         if memory == "kept":
             keep_freed_memory()
         for batch in (64, 16):
-            times = compare_loops(options.rounds, [f"--train_batch_size={batch}"])
+            times = compare_loops(options.rounds, [f"--train_batch_size={batch}"], warm_up=1 if options.tiny else 10)
             ratio = times["ours"] / times["bare"]
             print(f"| digits, {batch}, {memory} | {times['bare']:.2f} | {times['ours']:.2f} | {ratio:.3f} |", flush=True)
     if options.upstream:

@@ -534,7 +534,7 @@ def test_the_script_says_what_it_found(auto):
 
 def test_auto_takes_what_the_script_finds_and_says_why(auto):
     _, _, told, lr = auto
-    assert f"Learning rate {lr:g}, as the finder has it." in told
+    assert f"Learning rate {lr:g}, as the finder suggests." in told
     assert "a tenth of" in told
 
 

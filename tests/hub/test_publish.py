@@ -1,4 +1,4 @@
-"""`lrlab push` and `pull` against `hub_server`: what goes up, what comes down, and everything that can go wrong between."""
+"""`lrlab push` and `pull` against `hub_server`: uploads, downloads, and everything that can go wrong between."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def python(code, hub, cwd, *arguments):
     return shown
 
 
-# --- what goes up ----------------------------------------------------------------------------------------------------
+# --- uploads ---------------------------------------------------------------------------------------------------------
 
 
 def test_of_a_run_only_what_a_user_needs_goes_up(folders, hub, tmp_path):
@@ -210,8 +210,8 @@ def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "'nothing' is no folder"),
-        (["empty"], "holds no run (lrlab/run.json), study (spec.yaml), set of points"),
+        (["nothing"], "'nothing' is not a folder"),
+        (["empty"], "holds no run (lrlab/run.json), study (spec.yaml), toy dataset"),
         (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b' is not a valid id"),
         (["run", "--space"], "--space makes a page of a study's report"),
         (["card", "--space"], "has no report. Make one by `lrlab study report"),
@@ -385,7 +385,7 @@ def test_a_hub_that_stays_broken_is_told(folders, hub, tmp_path):
     assert "The Hub has trouble of its own" in error
 
 
-# --- what comes down -----------------------------------------------------------------------------------------------------
+# --- downloads -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["run", "dino", "schedule", "study"])
