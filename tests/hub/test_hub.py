@@ -241,14 +241,14 @@ def test_a_dry_run_checks_the_token_and_creates_nothing(hub, tmp_path):
 
 
 PUSH_AGAIN = """
-import sys
+import dataclasses, sys
 from pathlib import Path
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.publish import check_can_push, push_run
 from diffusers_lrlab.training.config import TrainingConfig
 
 config = TrainingConfig(output_dir="digits", push_to_hub=True)
-check_can_push(config)
+config = dataclasses.replace(config, hub_model_id=check_can_push(config))
 try:
     push_run(Path(sys.argv[1]), config, "again")
 except LabError as error:
