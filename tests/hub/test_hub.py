@@ -62,6 +62,7 @@ def pushed(tmp_path_factory):
         yield folder / "run", hub, result
 
 
+@pytest.mark.slow
 def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path):
     with HubServer(tmp_path / "hf_home", {TOKEN: "user"}) as hub:
         write_schedule_folder(tmp_path / "mine", "wsd:num_decay_steps=0.5", "demon")

@@ -251,6 +251,7 @@ def test_the_launchers_environment_cannot_change_the_accumulation(tmp_path, monk
     assert [row["update"] for row in runs.read_metrics(tmp_path / "run")[0]] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_error_reaches_the_user_through_accelerate_launch():
     """accelerate turns the status 2 into 1 and adds a traceback of its own; ours is the message before it."""
     import subprocess
