@@ -1,6 +1,7 @@
 """Fixtures that several test files use."""
 
 import os
+import sys
 
 # Before torch is imported: two workers with two threads each would wait for each other on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +15,15 @@ def hub(tmp_path):
     """A Hub of one's own; `env` makes a subprocess use it."""
     with HubServer(tmp_path / "hf_home") as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """What a test did in this process may have set as many threads as there are cores, which other workers use."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 # Files of real runs in processes of their own, which take minutes.

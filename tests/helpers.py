@@ -1,8 +1,11 @@
 """Folders of small images whose pixels are known, and configurations that read them."""
 
+import dataclasses
+
 import numpy as np
 from PIL import Image
 
+from diffusers_lrlab.data.options import DataConfig
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.resolve import resolve_config
@@ -33,6 +36,20 @@ def config(folder=None, **options):
 def load_data(config, num_processes=1):
     """The data of a resolved configuration."""
     return kind_of(config).load_data(config, num_processes)
+
+
+def load_data_once(config):
+    """Those of an embedded set, which share its tensors with others of the same configuration."""
+    if not isinstance(config.dataset_name, str) or "/" in config.dataset_name:
+        return load_data(config)
+    names = [field.name for field in dataclasses.fields(DataConfig)]
+    key = (config.seed, config.layout(1), config.num_validation_images, *(repr(getattr(config, name)) for name in names))
+    if key not in _LOADED:
+        _LOADED[key] = load_data(config)
+    return dataclasses.replace(_LOADED[key], skipped=[], known={})
+
+
+_LOADED = {}
 
 
 def load(folder=None, **options):

@@ -193,7 +193,9 @@ def test_the_script_finds_itself_as_if_started_directly(tmp_path):
     assert launched.returncode == 3
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["spawn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fork", "forkserver"))]
+)
 def test_worker_processes_know_the_names(method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

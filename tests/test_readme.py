@@ -157,6 +157,7 @@ def test_the_schedules_that_can_go_upstream_are_named():
         assert f"`{name}`" in README.partition("It knows ")[2][:300]
 
 
+@pytest.mark.slow
 def test_the_first_study_runs_as_printed(tmp_path):
     (command,) = re.findall(r"^(lrlab study run quick --out \S+)", README, re.MULTILINE)
     _, *words = command.split()

@@ -1,10 +1,13 @@
-"""The schedules inside `diffusers.optimization`, in fresh processes: what is imported when decides what can go wrong."""
+"""The schedules inside `diffusers.optimization`; in fresh processes where it matters what is imported when."""
 
+import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+import started
+from published import refuse_warnings
 from tables import cases
 
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -18,6 +21,12 @@ def run_python(code, *arguments):
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def run_forked(code):
+    """The same where everything is imported already."""
+    status, _, error = started.run("-c", textwrap.dedent(code), env=os.environ, before=refuse_warnings)
+    assert status == 0, error
 
 
 USE = """
@@ -51,7 +60,7 @@ def test_names_work_whatever_is_imported_first(imports):
 
 
 def test_the_enum_stays_an_enum():
-    run_python(
+    run_forked(
         f"""
         import copy, pickle
         import diffusers_lrlab
@@ -87,7 +96,7 @@ def test_diffusers_own_seven_are_untouched():
 
 
 def test_every_name_and_spec_string_makes_what_our_own_get_scheduler_makes():
-    run_python(
+    run_forked(
         f"""
         import torch, diffusers_lrlab
         from diffusers.optimization import SchedulerType, get_scheduler
@@ -128,7 +137,7 @@ def test_every_name_and_spec_string_makes_what_our_own_get_scheduler_makes():
 
 
 def test_wrong_names_are_explained():
-    run_python(
+    run_forked(
         """
         import torch, diffusers_lrlab
         from diffusers.optimization import SchedulerType, get_scheduler
@@ -152,7 +161,7 @@ def test_wrong_names_are_explained():
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
 def test_worker_processes_know_the_names(method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -8,6 +8,7 @@ import pytest
 import runs
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from helpers import load_data_once
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
@@ -16,7 +17,6 @@ from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, for
 from diffusers_lrlab.forecast.timing import forecast_time, num_pictures
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training import trainer as loop
-from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -29,7 +29,7 @@ UNET = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_na
 
 def make_trainer(folder, **options):
     config = resolve_config(TrainingConfig(**{"max_train_steps": 100, "output_dir": "run", **options}))
-    data = kind_of(config).load_data(config, 1)
+    data = load_data_once(config)
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps)
     plan = make_plan(config, data, UNET if config.point_column is None else MLP)

@@ -62,6 +62,7 @@ def pushed(tmp_path_factory):
         yield folder / "run", hub, result
 
 
+@pytest.mark.slow
 def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path):
     with HubServer(tmp_path / "hf_home", {TOKEN: "user"}) as hub:
         write_schedule_folder(tmp_path / "mine", "wsd:num_decay_steps=0.5", "demon")
@@ -241,8 +242,7 @@ def test_a_dry_run_checks_the_token_and_creates_nothing(hub, tmp_path):
 
 
 PUSH_AGAIN = """
-import dataclasses
-import sys
+import dataclasses, sys
 from pathlib import Path
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.publish import check_can_push, push_run

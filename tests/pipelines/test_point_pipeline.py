@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import started
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
 from hub_server import HubServer
@@ -144,6 +145,7 @@ def test_chunks_do_not_change_the_points():
     np.testing.assert_allclose(pipeline(num_points=100, generator=seeded(), chunk_size=7).points, whole, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_million_points_take_bounded_memory():
     """The model's activations are of a chunk; only the points themselves are as many as were asked for."""
     code = """
@@ -217,7 +219,8 @@ from diffusers import DiffusionPipeline
 DiffusionPipeline.from_pretrained({str(folder / "pipeline")!r}).push_to_hub("user/points")
 diffusers_lrlab.MLPDenoiser.from_pretrained({str(folder / "pipeline")!r}, subfolder="denoiser").push_to_hub("user/denoiser")
 """
-        fresh(code, hub.env)
+        status, _, error = started.run("-c", code, env=hub.env)
+        assert status == 0, error
         yield folder, hub
 
 
@@ -262,13 +265,26 @@ assert "diffusers_lrlab" not in sys.modules
 """
 
 
-@cases("where", ["folder", "hub"])
-@cases("load", [WITH_PLUGIN, PLUGIN_LATER, BY_OWN_CLASS, WITHOUT_PLUGIN],
-                         ids=["with plugin", "plugin later", "own class", "without plugin"])  # fmt: skip
-def test_it_loads_in_four_ways(saved, tmp_path, where, load):
+WAYS = {
+    "with plugin": WITH_PLUGIN,
+    "plugin later": PLUGIN_LATER,
+    "own class": BY_OWN_CLASS,
+    "without plugin": WITHOUT_PLUGIN,
+}
+QUICK = [("hub", "with plugin"), ("hub", "without plugin"), ("folder", "plugin later"), ("folder", "own class")]
+OTHERS = [
+    pytest.param(where, way, marks=pytest.mark.slow)
+    for where in ("hub", "folder")
+    for way in WAYS
+    if (where, way) not in QUICK
+]
+
+
+@pytest.mark.parametrize(("where", "way"), [*QUICK, *OTHERS])  # each imports everything anew
+def test_it_loads_in_four_ways(saved, tmp_path, where, way):
     folder, hub = saved
     source = folder / "pipeline" if where == "folder" else "user/points"
-    fresh(CHECK.format(load=load), hub.env, source, folder / "points.npy", tmp_path / "again")
+    fresh(CHECK.format(load=WAYS[way]), hub.env, source, folder / "points.npy", tmp_path / "again")
     # However it came, it goes on: what was saved again names no modules of that process.
     index = json.loads((tmp_path / "again" / "model_index.json").read_text())
     assert index["denoiser"] == ["diffusers_lrlab", "MLPDenoiser"]
@@ -293,7 +309,8 @@ import diffusers_lrlab
 model = diffusers_lrlab.MLPDenoiser.from_pretrained("user/denoiser")
 assert model.config.hidden_size == 8
 """
-    fresh(code, hub.env)
+    status, _, error = started.run("-c", code, env=hub.env)
+    assert status == 0, error
 
 
 def test_another_denoiser_is_saved_without_our_code(tmp_path):

@@ -9,7 +9,7 @@ import started
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import image_folder
+from helpers import image_folder, load_data_once
 from PIL import Image
 from tables import cases
 from trainer_states import assert_same, state_of
@@ -21,7 +21,6 @@ from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.setting_checks import ema_decays
 from diffusers_lrlab.preflight.subject import Subject
-from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -33,8 +32,7 @@ UNET = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_na
 def make_trainer(tmp_path, model=None, **options):
     options = {"max_train_steps": 200, "output_dir": str(tmp_path / "run"), **options}
     config = resolve_config(TrainingConfig(**options))
-    kind = kind_of(config)
-    data = kind.load_data(config, 1)
+    data = load_data_once(config)
     AcceleratorState._reset_state(reset_partial_state=True)
     if model is None and config.point_column is None:
         model = UNET | {"sample_size": config.resolution, "in_channels": config.image_channels}

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from datasets import Dataset, Features, List, Value
+from helpers import load_data_once
 from PIL import Image
 from safetensors.torch import load_file
 from tables import cases
@@ -44,9 +45,8 @@ def make_trainer(folder, model, **options):
     small = {"dataset_name": "moons", "max_train_steps": 6, "train_batch_size": 32, "num_validation_images": 64}
     options = {**small, "model_config_name_or_path": str(model), "logging_steps": 2, "output_dir": str(folder), **options}
     config = resolve_config(TrainingConfig(**options))
-    kind = kind_of(config)
-    data = kind.load_data(config, 1)
-    plan = make_plan(config, data, kind.load_model_config(config))
+    data = load_data_once(config)
+    plan = make_plan(config, data, kind_of(config).load_model_config(config))
     AcceleratorState._reset_state(reset_partial_state=True)
     return Trainer(plan, data, Accelerator(cpu=True), RunFolder(folder))
 

@@ -146,22 +146,6 @@ def test_the_saved_weights_are_the_averaged_ones(finished):
     assert not all(torch.equal(saved[key], raw[key]) for key in saved)
 
 
-def test_plain_diffusers_loads_the_result(finished):
-    import subprocess
-    import sys
-
-    code = f"""
-import sys, torch
-from diffusers import DDPMPipeline
-pipeline = DDPMPipeline.from_pretrained({str(finished)!r})
-image = pipeline(batch_size=1, num_inference_steps=2, generator=torch.Generator().manual_seed(0)).images[0]
-assert image.size == (8, 8), image.size
-assert not [name for name in sys.modules if name.startswith("diffusers_lrlab")]
-"""
-    # Isolated: the package is not even on the path by accident.
-    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=120, env=runs.environment())
-
-
 def test_validation_and_sampling_do_not_disturb_training(finished, tmp_path):
     more = ["--validation_steps=1", "--save_images_epochs=1", "--eval_batch_size=3", "--checkpointing_steps=1"]
     train_tiny(tmp_path, f"--output_dir={tmp_path / 'run'}", "--seed=3", *more)
@@ -251,6 +235,7 @@ def test_the_launchers_environment_cannot_change_the_accumulation(tmp_path, monk
     assert [row["update"] for row in runs.read_metrics(tmp_path / "run")[0]] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_error_reaches_the_user_through_accelerate_launch():
     """accelerate turns the status 2 into 1 and adds a traceback of its own; ours is the message before it."""
     import subprocess
