@@ -95,14 +95,14 @@ def measure(arguments):
 
     from diffusers_lrlab.data.batches import iterate_batches
     from diffusers_lrlab.forecast.memory import forecast_memory
-    from diffusers_lrlab.run import train as run
+    from diffusers_lrlab.training import prepare as preparing
     from diffusers_lrlab.training.arguments import parse_arguments
     from diffusers_lrlab.training.run_folder import RunFolder
     from diffusers_lrlab.training.trainer import Trainer
 
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
-        run.keep_freed_memory = lambda: None  # it would set the threshold anew
-    plan, data, accelerator = run.prepare(parse_arguments(arguments, ""))
+        preparing.keep_freed_memory = lambda: None  # it would set the threshold anew
+    plan, data, accelerator = preparing.prepare(parse_arguments(arguments, ""))
     on_gpu = accelerator.device.type == "cuda"
     warm_up(accelerator.device)
     if on_gpu:
