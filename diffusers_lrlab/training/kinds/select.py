@@ -18,5 +18,5 @@ def kind_of(config: TrainingConfig | dict[str, Any]) -> DataKind:
     That it is about points is known by their column, which [`find_point_column`] finds before.
     """
     known = config if isinstance(config, dict) else config.__dict__
-    name = known.get("data_kind") or ("images" if known["point_column"] is None else "points")
+    name = known.get("data_kind") or ("images" if known.get("point_column") is None else "points")
     return KINDS[name].factory()
