@@ -247,6 +247,7 @@ def test_an_error_reaches_the_user_through_accelerate_launch():
     assert "error: Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'?" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_plan_trains_nothing(tmp_path):
     arguments = [*runs.tiny_arguments(tmp_path), f"--output_dir={tmp_path / 'run'}", "--dry_run", "--num_epochs=3"]
     status, plan, stderr = started.run(runs.SCRIPT, *arguments, env=runs.environment())
