@@ -20,19 +20,24 @@ def cases(names, rows, ids=None):
     def decorate(test):
         @functools.wraps(test)
         def every_case(*args, **fixtures):
-            errors = {}
+            failed, skipped = [], []
             for index, (label, row) in enumerate(zip(labels, table, strict=True)):
                 try:
                     _call(test, index, args, fixtures, row)
                 except (Exception, pytest.fail.Exception) as error:
-                    errors[label] = error
-            if errors:
-                first = next(iter(errors.values()))
-                first.add_note(f"{len(errors)} of {len(table)} cases fail: " + "; ".join(errors))
+                    failed.append((label, error))
+                except pytest.skip.Exception as reason:
+                    skipped.append(reason)
+            if failed:
+                first = failed[0][1]
+                first.add_note(f"{len(failed)} of {len(table)} cases fail: " + "; ".join(label for label, _ in failed))
                 raise first
+            if len(skipped) == len(table):
+                raise skipped[0]
 
         signature = inspect.signature(test)
         assert table, f"{test.__name__} has no cases."
+        assert not any(getattr(row, "marks", ()) for row in rows), f"A row of {test.__name__} has marks of its own."
         assert set(names) <= set(signature.parameters), f"{test.__name__} does not take {names}."
         own = [parameter for name, parameter in signature.parameters.items() if name not in names]
         every_case.__signature__ = signature.replace(parameters=own)
