@@ -26,10 +26,12 @@ def one_thread():
         torch.set_num_threads(1)
 
 
-# Files of real runs in processes of their own, which take minutes.
+# Files that take longest, first of all those of real runs in processes of their own.
 LONG = (
-    *("invariants", "test_training", "test_launch", "test_point_runs", "test_study_runs", "test_errors", "test_hub"),
-    *("test_publish", "test_point_pipeline", "test_study_stack", "test_lr_finder", "test_preflight", "test_forecast"),
+    *("test_study_runs", "test_resume", "test_training", "test_stacked_is_solo", "test_one_clock", "test_point_runs"),
+    *("invariants", "test_errors", "test_lr_finder", "test_publish", "test_hub", "test_forecast", "test_preflight"),
+    *("test_launch", "test_point_pipeline", "test_study_report", "test_diagnostics", "test_study_statistics"),
+    *("test_study_stack", "test_optimizers", "test_rerun", "test_architecture", "test_plugin", "test_schedules"),
 )
 
 
