@@ -96,7 +96,7 @@ def turns(loops, stacks, threads, options):
     members = {name: sum(len(s.members) for s in stacks[name].stacks) if name in stacks else 1 for name in loops}
     for turn in range(options.rounds + 1):
         for name in loops if turn % 2 else reversed(loops):
-            torch.set_num_threads(1 if members[name] > 1 else options.threads)  # one for each lane
+            torch.set_num_threads(1 if members[name] > 1 else options.threads)  # one for each worker thread
             steps = max(2, options.updates // members[name])
             start = time.perf_counter()
             for _ in range(steps):

@@ -25,7 +25,7 @@ class DataConfig:
 
     dataset_name: str | None = option(
         None,
-        "The embedded set 'digits' (8x8 handwritten digits, the default), a set of points in the plane "
+        "The embedded set 'digits' (8x8 handwritten digits, the default), a 2-D toy dataset "
         "({names}), a local folder or a Hub id.",
         SOURCE,
         registry="data.toy2d_entries:TOY_DATASETS",

@@ -126,7 +126,7 @@ class ScheduleConfig:
     momentum_scheduler_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", COURSE)
     strict_lr_audit: bool = option(
         False,
-        "Stop at the first update whose learning rate or momentum is not the promised one, instead of reporting it.",
+        "Stop at the first update whose learning rate or momentum is not the expected one, instead of reporting it.",
         COURSE,
     )
 

@@ -135,7 +135,7 @@ class OutputConfig:
     )
     sanity: bool = option(
         False,
-        "Before training, learn a single batch by heart, in 150 updates, and stop if the loss does not fall to half.",
+        "Before training, overfit one batch in 150 updates, and stop if the loss does not fall to half.",
         START,
         needs=(A_RUN,),
     )
