@@ -28,6 +28,7 @@ from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPL
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.results.select import results_of
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
@@ -244,7 +245,7 @@ def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
 @pytest.mark.parametrize("num_held_out", [0, 1, 64])
 def test_trackers_are_shown_a_picture_whatever_is_held_out(tmp_path, model, num_held_out):
     trainer = make_trainer(tmp_path, model, num_validation_images=num_held_out)
-    pictures = trainer.kind.as_pictures(trainer, np.random.default_rng(0).normal(size=(20, 2)))
+    pictures = results_of(trainer.kind).as_pictures(trainer, np.random.default_rng(0).normal(size=(20, 2)))
     assert pictures.shape == (1, 320, 320, 3)
     assert pictures.dtype == np.uint8
     assert len(np.unique(pictures)) > 2

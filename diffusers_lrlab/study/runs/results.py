@@ -22,22 +22,36 @@ from ..spec.spec import PRESETS, RunSpec, StudySpec
 _ENDED = ("finished", "diverged")
 
 
+def _recorded(section: str, key: str) -> Any:
+    return property(lambda result: result.record[section][key])
+
+
 class RunResult:
     """What came out of a run, from its record with the sections `run`, `train`, `curves`, `samples`, `config`, `meta`."""
 
     def __init__(self, record: dict[str, Any]):
-        self.record, run = record, record["run"]
-        self.id: str = run["id"]
-        self.arm: str = run["arm"]
-        self.dataset: str = run["dataset"]
-        self.seed: int = run["seed"]
-        self.stage: str = run["stage"]  # "tune" if it only served to choose a learning rate, else "compare"
-        self.status: str = run["status"]  # "finished" or "diverged"
-        self.learning_rate: float = run["learning_rate"]  # the peak
-        self.results: dict[str, float] = record["train"]["results"]  # from metrics to figures; empty if it diverged
-        self.curves: dict[str, dict[str, list[float]]] = record["curves"]
-        self.samples: dict[str, Any] = record.get("samples") or {}
-        self.config: dict[str, Any] = record["config"]
+        self.record = record
+
+    id: str = _recorded("run", "id")
+    arm: str = _recorded("run", "arm")
+    dataset: str = _recorded("run", "dataset")
+    seed: int = _recorded("run", "seed")
+    stage: str = _recorded("run", "stage")  # "tune" if it only served to choose a learning rate, else "compare"
+    status: str = _recorded("run", "status")  # "finished" or "diverged"
+    learning_rate: float = _recorded("run", "learning_rate")  # the peak
+    results: dict[str, float] = _recorded("train", "results")  # from metrics to figures; empty if it diverged
+
+    @property
+    def curves(self) -> dict[str, dict[str, list[float]]]:
+        return self.record["curves"]
+
+    @property
+    def samples(self) -> dict[str, Any]:
+        return self.record.get("samples") or {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.record["config"]
 
 
 class StudyFolder:
@@ -106,8 +120,8 @@ class StudyFolder:
                 )
         if (self.path / "spec.yaml").exists() and (other := self.read_spec()[0]["name"]) != name:
             raise LabError(
-                f"--out {str(self.path)!r} holds the study {other!r}; the report of {name!r} would replace its report. Give "
-                "another folder."
+                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace that of "
+                f"{other!r}. Give another folder."
             )
 
     def write_spec(self, spec: StudySpec, command: str) -> None:
