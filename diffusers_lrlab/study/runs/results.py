@@ -120,8 +120,8 @@ class StudyFolder:
                 )
         if (self.path / "spec.yaml").exists() and (other := self.read_spec()[0]["name"]) != name:
             raise LabError(
-                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace that of "
-                f"{other!r}. Give another folder."
+                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace the "
+                f"one of {other!r}. Give another folder."
             )
 
     def write_spec(self, spec: StudySpec, command: str) -> None:
