@@ -25,7 +25,7 @@ def run() -> None:
 
 def main() -> int:
     """Turns errors that the user can mend into one message and the exit status 2."""
-    return exit_status(run)
+    return exit_status(run, all_ranks=False)
 
 
 if __name__ == "__main__":

@@ -49,20 +49,28 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def report_error(error: BaseException) -> int:
-    """The exit status for what ended a program; one of several processes prints what the user can do about it."""
+def report_error(error: BaseException, all_ranks: bool = True) -> int:
+    """
+    The exit status for what ended a program; prints what the user can do about it.
+
+    Args:
+        error (`BaseException`): What ended it.
+        all_ranks (`bool`): Whether every one of several processes prints, as one of them may be alone with its error.
+    """
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    if int(os.environ.get("RANK", 0)) == 0:
+    if all_ranks or int(os.environ.get("RANK", 0)) == 0:
         sys.stderr.write(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n")
     return 128 + error.signal_number if isinstance(error, Interrupted) else 2
 
 
-def exit_status(program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError,)) -> int:
+def exit_status(
+    program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError,), all_ranks: bool = True
+) -> int:
     """Runs a program: 0, 2 for an error that the user can mend, 128 + the number of the signal that stopped it."""
     try:
         return program() or 0
     except (KeyboardInterrupt, Interrupted) as stop:
-        return report_error(stop)
+        return report_error(stop, all_ranks)
     except expected as error:
-        return report_error(error)
+        return report_error(error, all_ranks)

@@ -154,11 +154,18 @@ class _Help(str):
         help.option = option
         return help
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Help, (str(self), self.option)
+
 
 @functools.cache
 def options_of(config_class: Any) -> dict[str, Option]:
     """Every option of a dataclass, by name."""
-    return {field.name: field.metadata["help"].option for field in dataclasses.fields(config_class)}
+    found: dict[str, Option] = {}
+    for base in reversed(config_class.__mro__):  # a field that only narrows a type has no description of its own
+        fields = getattr(base, "__dataclass_fields__", {}).values()
+        found |= {field.name: field.metadata["help"].option for field in fields if "help" in field.metadata}
+    return {field.name: found[field.name] for field in dataclasses.fields(config_class)}
 
 
 @functools.cache

@@ -40,10 +40,18 @@ class DataConfig:
         None, "Where datasets and models that are downloaded are kept.", MACHINE, is_repeated=False
     )
     streaming: bool = option(
-        False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.", SOURCE
+        False,
+        "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.",
+        SOURCE,
+        finder="uses",
     )
     image_column: str | None = option(
-        None, "Column that holds the images; found by its type if there is only one.", SOURCE, needs=(READ,), kinds=IMAGES
+        None,
+        "Column that holds the images; found by its type if there is only one.",
+        SOURCE,
+        finder="uses",
+        needs=(READ,),
+        kinds=IMAGES,
     )
     point_column: str | None = option(
         None,

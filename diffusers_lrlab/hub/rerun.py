@@ -12,6 +12,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
+from ..training.kinds.select import kind_of
 from .records import is_number, read_log, read_record
 
 TOLERANCE = 0.05
@@ -184,12 +185,17 @@ def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, fl
     return f"{worst}: {then[worst]:.6g} then, {now[worst]:.6g} now ({apart[worst]:.2g} apart, the most)", apart[worst]
 
 
+def _weights_file(folder: Path) -> Path | None:
+    component = kind_of(read_record(folder)["config"]).component
+    return min((folder / component).glob("*.safetensors"), default=None)
+
+
 def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
     """All tensors; the difference is the norm of the differences, relative to that of the record's weights."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = [next(folder.glob("*/diffusion_pytorch_model.safetensors"), None) for folder in (then, now)]
+    files = [_weights_file(folder) for folder in (then, now)]
     if files[0] is None:
         return "the record has none", None
     if files[1] is None:

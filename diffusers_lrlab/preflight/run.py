@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
+from ..training.kinds.select import KINDS
 from . import data_checks, model_checks, setting_checks
 from .subject import Subject
 
@@ -30,12 +31,12 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
         model_checks.dead_parameters,
     )
 }
-_FOR_SOME_KINDS = {"value_range", "constant_images", "image_sizes"}
 
 
 def checks_for(kind: DataKind) -> dict[str, Callable[[Subject], str | None]]:
     """The checks that suit a kind of data."""
-    unsuitable = _FOR_SOME_KINDS.difference(kind.preflight_checks)
+    special = {name for entry in KINDS.values() for name in entry.factory.preflight_checks}
+    unsuitable = special.difference(kind.preflight_checks)
     return {name: check for name, check in CHECKS.items() if name not in unsuitable}
 
 

@@ -11,6 +11,7 @@ from ..core.options import check_types
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from .config import ResolvedConfig, TrainingConfig
+from .kinds.select import components
 
 
 def check_source(config: TrainingConfig) -> None:
@@ -49,7 +50,7 @@ def check_combinations(config: ResolvedConfig) -> None:
             f"{config.ddpm_num_steps}; use at most as many."
         )
     if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
-        ("lrlab", "unet", "denoiser", "checkpoint")
+        ("lrlab", "checkpoint", *components())
     ):
         raise LabError(
             f"--logging_dir {config.logging_dir!r} must be a name for a folder of its own inside --output_dir, such as logs."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..core.errors import LabError
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
 from ..schedules.schedule import Schedule
@@ -61,6 +62,13 @@ class ResolvedConfig(TrainingConfig):
     output_dir: str
     eval_batch_size: int
     frechet_samples: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A redeclared field would take the default of the one that it narrows.
+        for name, hint in ResolvedConfig.__annotations__.items():
+            if getattr(self, name) is None and "None" not in str(hint):
+                raise LabError(f"--{name} is not resolved, and its kind of data has no default for it. Give it.")
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -34,7 +34,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
         LabError: for the first thing that cannot be done as asked.
     """
     check_source(config)
-    if find_columns:
+    if find_columns and config.data_kind in (None, "points"):
         config = dataclasses.replace(config, point_column=find_point_column(config))
     for step in _STEPS:
         config = dataclasses.replace(config, **step(config))
@@ -80,11 +80,13 @@ def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if config.train_data_dir is None and config.dataset_name is None:
         found["dataset_name"] = "digits"
-    if config.dataset_name in TOY_DATASETS and config.point_column is None:
+    if config.dataset_name in TOY_DATASETS and config.point_column is None and config.data_kind in (None, "points"):
         found["point_column"] = "x"
     config = dataclasses.replace(config, **found)
     _check_rate(config)
     kind = kind_of(config)
+    if kind.name == kind_of(dataclasses.replace(config, data_kind=None)).name:
+        found["data_kind"] = None  # to name what is found anyway makes no other run
     defaults, scale = kind.defaults(config), OPTIMIZERS[config.optimizer].facts
     factor = scale.get("learning_rate_factor", 1)
     defaults = {**defaults, "learning_rate": scale.get("learning_rate", defaults["learning_rate"] * factor)}

@@ -14,9 +14,10 @@ from ..core.errors import LabError
 from ..core.files import append_line, write_text
 from ..core.options import defaults_of, names_where
 from .config import ResolvedConfig, TrainingConfig
+from .kinds.select import components
 
-# What a run writes into its folder besides checkpoints, and so what --overwrite_output_dir may remove.
-_OWN = ("model_index.json", "pipeline.py", "README.md", "lrlab", "unet", "denoiser", "scheduler", ".tmp-*")
+# What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
+_OWN = ("model_index.json", "pipeline.py", "README.md", "lrlab", "scheduler", ".tmp-*")
 
 FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
 
@@ -98,7 +99,7 @@ class RunFolder:
         config = self.read_record().get("config", {})
         if config.get("logger", "none") != "none":
             shutil.rmtree(self.path / config["logging_dir"], ignore_errors=True)
-        own = [path for pattern in _OWN for path in self.path.glob(pattern) if path != self.lab]
+        own = [path for pattern in (*_OWN, *components()) for path in self.path.glob(pattern) if path != self.lab]
         logs = [path for path in self.lab.glob("*") if path.name not in FINDER_FILES]
         for path in [*self.checkpoints(), *own, *logs]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import pickle
+import re
 
 import pytest
 
-from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.errors import LabError, report_error
 from diffusers_lrlab.core.options import (
     COURSE,
     MACHINE,
@@ -135,6 +137,45 @@ def test_nothing_of_a_resolved_configuration_contradicts_its_type():
         open_fields = {name for name, hint in ResolvedConfig.__annotations__.items() if "None" not in str(hint)}
         assert not [name for name in open_fields if getattr(resolved, name) is None]
         assert resolve_config(TrainingConfig(**resolved.to_dict())).to_dict() == resolved.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"data_kind": "points", "dataset_name": "digits"}, "no column of points is known in 'digits'. Give --point_column"),
+        ({"data_kind": "images", "point_column": "x"}, "asked for as points. Leave --data_kind out"),
+        ({"data_kind": "images", "dataset_name": "dino"}, "asked for as points. Leave --data_kind out"),
+        ({"data_kind": "imgs"}, "Unknown kind of data 'imgs'"),
+        ({"frechet_samples": 1}, "--frechet_samples 1 against 256 held-out images"),
+    ],
+)
+def test_a_kind_that_the_data_are_not_of(options, expected):
+    with pytest.raises(LabError, match=re.escape(expected)):
+        resolve_config(TrainingConfig(**options), find_columns=True)
+
+
+def test_to_name_the_kind_that_is_found_anyway_makes_no_other_run():
+    for kind, dataset in (("images", "digits"), ("points", "dino")):
+        found = resolve_config(TrainingConfig(dataset_name=dataset))
+        assert resolve_config(TrainingConfig(dataset_name=dataset, data_kind=kind)) == found
+
+
+def test_a_default_that_a_kind_forgot_is_an_error():
+    with pytest.raises(LabError, match="--learning_rate is not resolved"):
+        ResolvedConfig(**{**resolve_config(TrainingConfig()).to_dict(), "learning_rate": None})
+
+
+def test_options_travel_with_their_fields():
+    assert options_of(ResolvedConfig) == options_of(TrainingConfig)
+    help = TrainingConfig.__dataclass_fields__["seed"].metadata["help"]
+    assert pickle.loads(pickle.dumps(help)) == help
+
+
+@pytest.mark.parametrize(("rank", "all_ranks", "printed"), [("0", False, True), ("1", False, False), ("1", True, True)])
+def test_which_processes_print_an_error(monkeypatch, capsys, rank, all_ranks, printed):
+    monkeypatch.setenv("RANK", rank)
+    assert report_error(LabError("Give another one."), all_ranks) == 2
+    assert capsys.readouterr().err == "error: Give another one.\n" * printed
 
 
 def test_configurations_do_not_change():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import LabError
+from ...data.toy2d_entries import TOY_DATASETS
 from ...models.loading import load_model_config
 from ...models.unet import check_resolution, default_down_blocks, default_unet_config
 from ..config import ResolvedConfig, TrainingConfig
@@ -58,10 +59,16 @@ class Images(DataKind):
         return _DEFAULTS | (_DIGITS if config.dataset_name == "digits" else {})
 
     def check(self, config: TrainingConfig) -> dict[str, Any]:
+        if config.point_column is not None or config.dataset_name in TOY_DATASETS:
+            raise LabError(
+                f"--data_kind images, but {config.dataset_name or config.train_data_dir!r} is asked for as points. Leave "
+                "--data_kind out."
+            )
         asked, held_out = config.frechet_samples, config.num_validation_images
-        if asked is None and held_out is not None and held_out < 2:
+        held_out = _DEFAULTS["num_validation_images"] if held_out is None else held_out
+        if asked is None and held_out < 2:
             return {"frechet_samples": 0}
-        if asked == 1 or (asked and held_out is not None and held_out < 2):
+        if asked == 1 or (asked and held_out < 2):
             raise LabError(
                 f"--frechet_samples {asked} against {held_out} held-out images: both sets need 2 at least. Raise "
                 "--num_validation_images, or leave --frechet_samples out."

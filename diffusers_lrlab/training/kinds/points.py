@@ -50,6 +50,11 @@ class Points(DataKind):
         return _DEFAULTS
 
     def check(self, config: TrainingConfig) -> dict[str, Any]:
+        if config.point_column is None:
+            raise LabError(
+                f"--data_kind points, but no column of points is known in {config.dataset_name or config.train_data_dir!r}. "
+                "Give --point_column, or leave --data_kind out."
+            )
         if config.dataset_name in TOY_DATASETS and config.point_column != "x":
             raise LabError(f"--point_column {config.point_column!r}: the points of {config.dataset_name!r} are in 'x'.")
         if config.frechet_samples:

@@ -8,7 +8,12 @@ from ..config import TrainingConfig
 from . import images, points
 from .base import KINDS, DataKind
 
-__all__ = ["KINDS", "images", "kind_of", "points"]
+__all__ = ["KINDS", "components", "images", "kind_of", "points"]
+
+
+def components() -> tuple[str, ...]:
+    """The folders of weights that runs on any kind of data write."""
+    return tuple(dict.fromkeys(entry.factory.component for entry in KINDS.values()))
 
 
 def kind_of(config: TrainingConfig | dict[str, Any]) -> DataKind:
