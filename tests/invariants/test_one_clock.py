@@ -93,7 +93,7 @@ def test_epochs_give_the_same_clock(tmp_path, processes):
     np.testing.assert_allclose([row["lr"] for row in rows], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("layout", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("layout", [(1, 1), pytest.param((2, 1), marks=pytest.mark.slow)])
 def test_no_warm_up_starts_at_the_peak(tmp_path, layout):
     runs.run(
         *runs.tiny_arguments(tmp_path),

@@ -293,7 +293,7 @@ def test_it_loads_in_four_ways(saved, tmp_path, where, way):
         assert (tmp_path / "again" / name).read_bytes() == (folder / "pipeline" / name).read_bytes()
 
 
-@pytest.mark.parametrize("where", ["folder", "hub"])
+@pytest.mark.parametrize("where", [pytest.param("folder", marks=pytest.mark.slow), "hub"])
 def test_without_trust_nothing_is_run(saved, where):
     folder, hub = saved
     source = folder / "pipeline" if where == "folder" else "user/points"
