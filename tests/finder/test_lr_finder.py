@@ -212,7 +212,7 @@ def test_rates_are_spaced_evenly():
 
 POINTS = {
     **{"dataset_name": "moons", "max_train_steps": 30, "train_batch_size": 32, "num_validation_images": 64},
-    **{"ddpm_num_steps": 20, "output_dir": "run", "validation_steps": 10},
+    **{"ddpm_num_steps": 20, "ddpm_num_inference_steps": 2, "output_dir": "run", "validation_steps": 10},
 }
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 1, "embedding_size": 16}
 DATA = {}
