@@ -44,6 +44,7 @@ def measure_costs(rounds):
         loops = {}
         for name, flags in ARMS.items():
             arguments = [*flags, f"--max_train_steps={rounds + 20}", "--num_validation_images=0"]
+            arguments += ["--frechet_samples=0"]  # which needs held-out images
             loops[name] = make_trainer(Path(base) / name, arguments).updates()
         times = {name: [] for name in ARMS}
         for turn in range(rounds + 10):
