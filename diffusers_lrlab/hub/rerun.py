@@ -185,9 +185,9 @@ def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, fl
     return f"{worst}: {then[worst]:.6g} then, {now[worst]:.6g} now ({apart[worst]:.2g} apart, the most)", apart[worst]
 
 
-def _weights_file(folder: Path) -> Path | None:
-    component = kind_of(read_record(folder)["config"]).component
-    return min((folder / component).glob("*.safetensors"), default=None)
+def _weights_files(folder: Path) -> list[Path]:
+    """Several if the weights are sharded."""
+    return sorted((folder / kind_of(read_record(folder)["config"]).component).glob("*.safetensors"))
 
 
 def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
@@ -195,13 +195,13 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = [_weights_file(folder) for folder in (then, now)]
-    if files[0] is None:
+    files = [_weights_files(folder) for folder in (then, now)]
+    if not files[0]:
         return "the record has none", None
-    if files[1] is None:
+    if not files[1]:
         return "in the record only", math.inf
     try:
-        old, new = (load_file(file) for file in files if file)
+        old, new = ({name: tensor for shard in shards for name, tensor in load_file(shard).items()} for shards in files)
     except (SafetensorError, OSError) as error:
         return f"cannot be read ({error})", math.inf
     if {name: tensor.shape for name, tensor in old.items()} != {name: tensor.shape for name, tensor in new.items()}:

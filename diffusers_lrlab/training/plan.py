@@ -239,6 +239,8 @@ def make_plan(
             "these images is none to hold out. Leave it out, or use more images."
         )
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / layout.global_batch)
+    if not num_updates:
+        raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are no stream.")
     schedule = with_batch(config.schedule, layout.global_batch)
     peak = scaled_learning_rate(config.learning_rate, config.scale_lr, layout.global_batch, config.base_batch_size)
     if not config.auto_learning_rate:
