@@ -17,6 +17,7 @@ from typing import Any, cast
 import diffusers_lrlab
 
 from .core.errors import LabError, report_error
+from .core.plugins import load_plugins
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -96,6 +97,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--fix_lr_clock", action="store_true", help=fix)
     add("--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than expected an error.")
     add("--num_updates", type=int, help="Updates of the run, if they do not follow from the script's arguments.")
+    add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
     add("script", metavar="SCRIPT.py", help="The script, as it is.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
     return parser.parse_args(arguments)
@@ -104,6 +106,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = _parse(sys.argv[1:])
+    try:
+        load_plugins(options.plugins)
+    except LabError as error:
+        sys.exit(report_error(error))
     widen_choices()
     follow_into_spawned_processes()
     from .diffusers_plugin.clock import HostClock

@@ -125,7 +125,13 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
 
     recorded = recorded_options(folder)
     read_log(folder)  # its errors are reported before training, too
-    source = read_record(folder)["config"].get("lr_scheduler_source")
+    record = read_record(folder)
+    source, plugins = record["config"].get("lr_scheduler_source"), record["meta"].get("plugins", [])
+    if plugins and not any(given.partition("=")[0] in ("--import", "--plugins") for given in options.rest):
+        raise LabError(
+            f"This run used code of its own, {', '.join(one['name'] for one in plugins)}, which its record does not "
+            "hold. Read that code, then give it: --import FILE_OR_MODULE."
+        )
     out = options.out or Path(f"{name}-rerun")
     if out.resolve() == folder.resolve():
         raise LabError(f"--out {str(out)!r} is the folder of the record. Give another one.")

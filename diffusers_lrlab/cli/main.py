@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..core.errors import LabError, did_you_mean, exit_status
-from . import hub, lists, preview, study, tools
+from ..core.plugins import load_plugins
+from . import hub, lists, preview, study, tools, training
 from .output import LabParser
 
 
@@ -24,7 +25,23 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], None]
 
 
+# Those that leave all their arguments to the parser of the training scripts.
+SCRIPTS = {"train": training.train, "find-lr": training.find_lr}
+
+
+def _script(name: str, help: str, example: str) -> Command:
+    return Command(help, example, lambda parser: None, lambda options: SCRIPTS[name](options.rest, f"lrlab {name}"))
+
+
 COMMANDS = {
+    "train": _script(
+        "train",
+        "trains a diffusion pipeline; with several processes: accelerate launch -m diffusers_lrlab.train",
+        "lrlab train --dataset_name dino --lr_scheduler cosine",
+    ),
+    "find-lr": _script(
+        "find-lr", "finds the learning rate of a training run before it", "lrlab find-lr --dataset_name dino"
+    ),
     "list": Command("shows what can be chosen by name", "lrlab list schedulers", lists.list_arguments, lists.list_names),
     "preview": Command(
         "draws schedules over a run, or densities and weights over timesteps",
@@ -81,7 +98,17 @@ COMMANDS = {
         tools.upstream_patch_arguments,
         tools.upstream_patch,
     ),
+    "env": Command(
+        "shows versions, devices and what is not installed, for bug reports",
+        "lrlab env",
+        tools.environment_arguments,
+        tools.environment,
+    ),
 }
+
+
+REST = (*SCRIPTS, "plan", "rerun")  # what is left of their arguments is for the training script's parser
+_IMPORT = "Python files or modules, with commas, that register names of your own"
 
 
 def _parser() -> LabParser:
@@ -89,25 +116,31 @@ def _parser() -> LabParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         description, example = f"{command.help[0].upper()}{command.help[1:]}.", f"Example: {command.example}"
-        command.add_arguments(
-            commands.add_parser(name, help=command.help, description=description, epilog=example, allow_abbrev=False)
+        of_command = commands.add_parser(
+            name, help=command.help, description=description, epilog=example, allow_abbrev=False
         )
+        command.add_arguments(of_command)
+        if name not in REST:
+            of_command.add_argument("--import", dest="plugins", metavar="FILE_OR_MODULE", help=_IMPORT)
     return parser
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    if arguments and arguments[0] in SCRIPTS:
+        return argparse.Namespace(command=arguments[0], rest=list(arguments[1:]))
     parser = _parser()
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise LabError(
             f"Unknown command {arguments[0]!r}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
         )
     options, unknown = parser.parse_known_args(arguments)
-    if options.command in ("plan", "rerun"):
-        options.rest = unknown  # the training script's parser knows them
+    if options.command in REST:
+        options.rest = unknown
     elif unknown:
         flags = [f"--{name}" for name in vars(options) if name != "command"]
         hint = did_you_mean(unknown[0].split("=")[0], flags)
         raise LabError(f"Unknown argument {unknown[0]!r}.{hint} See lrlab {options.command} --help.")
+    load_plugins(getattr(options, "plugins", None))
     return options
 
 

@@ -1,4 +1,4 @@
-"""The commands of a few lines: `lrlab plan`, `scale`, `data` and `upstream-patch`."""
+"""The commands of a few lines: `lrlab plan`, `scale`, `data`, `upstream-patch` and `env`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from ..core.errors import LabError
-from .output import say
+from .output import say, say_json
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,3 +83,21 @@ def upstream_patch(options: argparse.Namespace) -> None:
 
     made = patch.upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)
     say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")
+
+
+def environment_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the same as data")
+
+
+def environment(options: argparse.Namespace) -> None:
+    from ..core.environment import describe_devices, describe_environment, missing_packages
+
+    found = describe_environment() | {"devices": describe_devices(), "missing": missing_packages()}
+    if options.json:
+        say_json(found, indent=2)
+        return
+    rows = {**found.pop("versions"), **found}
+    rows["missing"] = "; ".join(f"{extra}: {', '.join(names)}" for extra, names in rows["missing"].items()) or "nothing"
+    rows["devices"] = ", ".join(rows["devices"])
+    rows["plugins"] = ", ".join(plugin["name"] for plugin in rows["plugins"]) or "none"
+    say("\n".join(f"{name:>16}  {value}" for name, value in rows.items()))

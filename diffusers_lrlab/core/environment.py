@@ -13,12 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .plugins import loaded_plugins
+
+PACKAGE = Path(__file__).resolve().parents[1]
+_VERSIONS = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
+
 
 def describe_environment() -> dict[str, Any]:
     """Versions, source commit and hardware, for the `meta` section of `run.json`."""
-    packages = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    repository = Path(__file__).parents[2]
+    repository = PACKAGE.parent
 
     def git(*arguments: str) -> str | None:
         if not (repository / "pyproject.toml").exists():
@@ -31,13 +34,46 @@ def describe_environment() -> dict[str, Any]:
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONS if _version(name)},
         "git_commit": git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),
         "platform": platform.platform(),
         "processor": _processor_name(),
         "cpu_cores": available_cores(),
+        "plugins": loaded_plugins(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def missing_packages() -> dict[str, list[str]]:
+    """Optional dependencies that are not installed, by the extra that brings them."""
+    from packaging.requirements import Requirement
+
+    missing: dict[str, list[str]] = {}
+    for extra in importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []:
+        for requirement in map(Requirement, importlib.metadata.requires("diffusers_lrlab") or []):
+            wanted = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
+            always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if wanted and not always and _version(requirement.name) is None:
+                missing.setdefault(extra, []).append(requirement.name)
+    return missing
+
+
+def describe_devices() -> list[str]:
+    """The accelerators that torch sees, or the CPU with its threads."""
+    import torch
+
+    if torch.cuda.is_available():
+        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if torch.accelerator.is_available():
+        return [str(torch.accelerator.current_accelerator())]
+    return [f"cpu, {torch.get_num_threads()} threads"]
 
 
 def available_cores() -> int:
@@ -53,24 +89,35 @@ def _processor_name() -> str:
     return match.group(1) if match else platform.processor()
 
 
-def launch_command() -> str:
-    """The command that started this process, as one would type it again, without the token."""
+def launch_command() -> str | None:
+    """
+    The command that started this process, as one would type it again, without the token; `None` if it was not one of ours,
+    but a program or a notebook of somebody else's.
+    """
+    program = _program(Path(sys.argv[0]).resolve())
+    if program is None:
+        return None
     arguments: list[str] = []
     for argument in sys.argv[1:]:
         hidden = arguments and arguments[-1] in ("--hub_token", "--hub-token")
         arguments.append("..." if hidden else re.sub(r"^(--hub[_-]token=).*", r"\1...", argument))
-    script, repository = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[2]
-    inside = script.is_relative_to(repository)
-    if script.name == "lrlab" or script == Path(__file__).resolve().parents[1] / "cli" / "main.py":
-        return shlex.join(["lrlab", *arguments])
-    program = ["accelerate", "launch", str(script.relative_to(repository)) if inside else os.path.relpath(script)]
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    if processes > 1:
-        program[2:2] = ["--multi_gpu", "--num_processes", str(processes)]
-    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision != "no":
-        program[2:2] = ["--mixed_precision", precision]
+    processes, precision = int(os.environ.get("WORLD_SIZE", 1)), os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if program[:2] == ["accelerate", "launch"]:
+        program[2:2] = ["--mixed_precision", precision] if precision != "no" else []
+        program[2:2] = ["--multi_gpu", "--num_processes", str(processes)] if processes > 1 else []
     return shlex.join([*program, *arguments])
+
+
+def _program(script: Path) -> list[str] | None:
+    """How one of our programs is started, by the file that runs."""
+    doors = ("__main__.py", "cli/__main__.py", "cli/main.py")
+    if script.name == "lrlab" or script in [PACKAGE / door for door in doors]:
+        return ["lrlab"]
+    if script == PACKAGE / "train.py":
+        return ["accelerate", "launch", "-m", "diffusers_lrlab.train"]
+    if script.parent == PACKAGE.parent / "training_scripts":
+        return ["accelerate", "launch", f"training_scripts/{script.name}"]
+    return None
 
 
 def peak_memory_mb() -> float:

@@ -128,7 +128,7 @@ class Option:
             raise LabError(f"--{name} {value} is outside [0, {self.below:g}).")
 
 
-def option(default: Any, help: str, role: Role, *, repr: bool = True, **known: Any) -> Any:
+def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:
     """
     A field of a configuration.
 
@@ -137,11 +137,12 @@ def option(default: Any, help: str, role: Role, *, repr: bool = True, **known: A
         help (`str`): Of the flag.
         role ([`Role`]): See there.
         repr (`bool`): Whether it is shown.
+        aliases (`tuple` of `str`): Other flags that set it.
         known: Arguments of [`Option`], and facets of the role that are different for this option.
     """
     facets = {key: known.pop(key) for key in tuple(known) if key in Role.__dataclass_fields__}
     described = Option(role=dataclasses.replace(role, **facets), **known)
-    return field(default=default, metadata={"help": _Help(help, described)}, repr=repr)
+    return field(default=default, metadata={"help": _Help(help, described), "aliases": list(aliases)}, repr=repr)
 
 
 class _Help(str):
@@ -199,7 +200,8 @@ def check_types(config: Any) -> None:
             raise LabError(f"{name}={value!r} is not allowed; choose from {', '.join(map(repr, choices))}.")
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if not (isinstance(value, plain) or (float in plain and is_number)) or (int in plain and isinstance(value, bool)):
-            raise LabError(f"{name}={value!r} is not allowed; give {' or '.join(kind.__name__ for kind in plain)}.")
+            wanted = " or ".join(kind.__name__ for kind in plain)
+            raise LabError(f"{name}={value!r} is not allowed; give {wanted}, not {type(value).__name__}.")
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import LabError, did_you_mean
+from .plugins import load_installed_plugins
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,9 @@ class Registry(Mapping[str, Entry]):
 
         def decorator(factory: Any) -> Any:
             for taken in (name, *aliases):
-                if taken in self:
+                if not taken.isidentifier():
+                    raise LabError(f"The {self.kind} {taken!r} could not be typed; use letters, digits and _ in its name.")
+                if self._has(taken):
                     raise LabError(f"The {self.kind} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
@@ -173,6 +176,11 @@ class Registry(Mapping[str, Entry]):
         return self._entries[self._aliases.get(name, name)]
 
     def __contains__(self, name: object) -> bool:
+        if not self._has(name):
+            load_installed_plugins()  # which may have it
+        return self._has(name)
+
+    def _has(self, name: object) -> bool:
         return name in self._entries or name in self._aliases
 
     def __iter__(self) -> Iterator[str]:

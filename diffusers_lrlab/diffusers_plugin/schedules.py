@@ -52,7 +52,7 @@ def _missing(optimization: Any, kinds: Any, value: object) -> Any:
     if not isinstance(value, str):
         return None
     name, kwargs = merge_spec(value, None)
-    if "no_warmup" in SCHEDULERS[name].traits and not kwargs:
+    if "no_warmup" in SCHEDULERS[name].traits and not kwargs and name != value:
         raise LabError(f"Write {name!r} instead of {value!r}.")
     member = _new_member(kinds, value)
     optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = schedule_function(value)

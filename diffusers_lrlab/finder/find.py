@@ -147,6 +147,6 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "global_batch": plan.layout.global_batch,
         "seed": config.seed,
         "at_update": trainer.update,
-        "command": launch_command(),
+        "command": launch_command() or "find_lr(TrainingConfig(...))",
         "meta": meta,
     }

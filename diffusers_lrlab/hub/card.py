@@ -56,6 +56,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         finder_text=_finder_text(folder, record),
         signs=train.get("signs", {}),
         command=record["run"]["command"],
+        call=record["run"].get("call"),
         facts=_facts(record, kind),
         timestep_bins=config["log_timestep_bins"],
     )

@@ -50,9 +50,16 @@ def read_record(folder: Path) -> dict[str, Any]:
         for name, kind in fields.items():
             if not isinstance(part.get(name), kind):
                 raise LabError(f"{str(file)!r} is not the record of a run: {section}.{name} is {part.get(name)!r}.")
+    plugins = record["meta"].get("plugins", [])
+    if not isinstance(plugins, list) or not all(_is_plugin(one) for one in plugins):
+        raise LabError(f"{str(file)!r} is not the record of a run: meta.plugins is {plugins!r}.")
     if not isinstance(record["train"].get("results", {}), dict):
         raise LabError(f"{str(file)!r} is not the record of a run: its results are not a mapping.")
     return record
+
+
+def _is_plugin(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("name", "sha256"))
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:

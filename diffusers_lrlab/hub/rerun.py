@@ -136,7 +136,14 @@ def _environment(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[A
         meta, train = record["meta"], record["train"]
         source = {"commit": meta.get("git_commit"), "local changes": meta.get("git_dirty")}
         hardware = {name: meta.get(name) for name in ("processor", "cpu_cores", "platform")}
-        return {**meta["versions"], **source, **hardware, **{name: train.get(name) for name in ("device", "num_processes")}}
+        plugins = {"code of --import": sorted(one["sha256"] for one in meta.get("plugins", [])) or None}
+        return {
+            **meta["versions"],
+            **source,
+            **plugins,
+            **hardware,
+            **{name: train.get(name) for name in ("device", "num_processes")},
+        }
 
     old, new = facts(then), facts(now)
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}

@@ -13,18 +13,22 @@ from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
 from ..core.errors import Interrupted, LabError
+from ..training.asked import as_call, as_command
+from ..training.config import TrainingConfig
 from ..training.plan import Plan
 from ..training.trainer import Trainer
 
 
-def start_record(plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
+def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
     """The record of a run that begins, or that goes on from one with the record `previous`."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    before = previous.get("run", {})
+    before, command = previous.get("run", {}), launch_command()
     return {
         "run": {
             "status": "running",
-            "command": before.get("command", launch_command()),
+            "command": before.get("command", command or as_command(asked)),
+            # Of a run that was started by a program of somebody else's.
+            "call": before.get("call", None if command or before else as_call(asked)),
             "started": before.get("started", now),
             "starts": [*before.get("starts", []), now],
             "seconds": before.get("seconds", 0.0),

@@ -55,7 +55,7 @@ def train(config: TrainingConfig) -> Path | None:
         return None
     folder = _open_folder(plan.config, checkpoint, found, accelerator)
     uploads = _uploads(folder, plan.config) if resolved.push_to_hub and accelerator.is_main_process else None
-    _train_and_record(plan, data, accelerator, folder, checkpoint, uploads)
+    _train_and_record(config, plan, data, accelerator, folder, checkpoint, uploads)
     if uploads is not None:
         _upload(folder, plan, uploads, accelerator)
     return folder.path
@@ -113,6 +113,7 @@ def _open_folder(
 
 
 def _train_and_record(
+    asked: TrainingConfig,
     plan: Plan,
     data: TrainingData,
     accelerator: Accelerator,
@@ -131,7 +132,8 @@ def _train_and_record(
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
-    record = start_record(plan, accelerator, previous)
+    record = start_record(asked, plan, accelerator, previous)
+    _warn_of_changed_plugins(record, previous, accelerator)
     record["train"]["preflight"] = _check_run(trainer) if checkpoint is None else _checked_before(trainer, previous)
     folder.write_record(record)
     _start_trackers(accelerator, plan.config, folder)
@@ -154,6 +156,12 @@ def _train_and_record(
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+def _warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any], accelerator: Accelerator) -> None:
+    then, now = ({one["sha256"] for one in of.get("meta", {}).get("plugins", [])} for of in (previous, record))
+    if previous and then != now:
+        accelerator.print("warning: the code that --import loads is not the one that this run began with.", file=sys.stderr)
 
 
 def _start_trackers(accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder) -> None:

@@ -14,6 +14,7 @@ from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import LabError, did_you_mean
 from ..core.options import options_of
+from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
@@ -28,9 +29,11 @@ class _Parser(HfArgumentParser):
         raise LabError(f"{message}. See --help.")
 
 
-def _make_parser(description: str, more_groups: Sequence[Any] = ()) -> _Parser:
+def _make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
+    load_installed_plugins()  # whose names the help shows
     parser = _Parser(
         [*CONFIG_GROUPS, *more_groups],
+        prog=prog,
         usage="%(prog)s [--option value ...]",
         description=description,
         formatter_class=_Formatter,
@@ -112,23 +115,24 @@ def parse_options(options: dict[str, Any], source: str) -> TrainingConfig:
     return TrainingConfig(**_parse(_make_parser(""), [(source, _as_arguments(options, source))]))
 
 
-def parse_arguments(arguments: Sequence[str], description: str) -> TrainingConfig:
+def parse_arguments(arguments: Sequence[str], description: str, prog: str | None = None) -> TrainingConfig:
     """
     A configuration from command-line arguments.
 
     Args:
         arguments (`Sequence[str]`): Without the program's name; `--config FILE.yaml` is read first and overridden.
         description (`str`): Shown by `--help`.
+        prog (`str`, *optional*): The command that is shown by `--help`, if it is not the script.
 
     Raises:
         LabError: for flags that do not exist, values of the wrong type, and files that cannot be read.
     """
-    return parse_with(arguments, description)[0]
+    return parse_with(arguments, description, prog=prog)[0]
 
 
-def parse_with(arguments: Sequence[str], description: str, *more_groups: Any) -> tuple[Any, ...]:
+def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, prog: str | None = None) -> tuple[Any, ...]:
     """The same with dataclasses of further options: the training configuration, and one of each of these."""
-    parser = _make_parser(description, more_groups)
+    parser = _make_parser(description, more_groups, prog)
     path = parser.parse_known_args(arguments)[0].config
     from_file = _as_arguments(read_yaml(path, "--config"), f"--config {path!r}") if path else []
     sources = [(f"--config {path}", from_file)] if path else []
@@ -151,6 +155,7 @@ def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, A
             raise LabError(f"Unknown argument {unknown[0]!r} in {source}.{hint} See --help for all of them.")
         options = vars(values)
     del options["config"]
+    load_plugins(options["plugins"])
     if options.get("lr_scheduler_source") is not None:
         raise LabError("--lr_scheduler_source is written by --lr_scheduler hub:USER/NAME, not given. Leave it out.")
     return options

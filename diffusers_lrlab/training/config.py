@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,9 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
     """
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
         if isinstance(self.learning_rate, str) and self.learning_rate == "auto":
             object.__setattr__(self, "learning_rate", None)
             object.__setattr__(self, "auto_learning_rate", True)

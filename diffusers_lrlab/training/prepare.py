@@ -31,6 +31,11 @@ def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
     Raises:
         LabError: for the first thing that cannot be done as asked.
     """
+    if not isinstance(config, TrainingConfig):
+        raise LabError(
+            f"train() takes a TrainingConfig, not {type(config).__name__}. Write TrainingConfig(**options), or "
+            "TrainingConfig(lr_scheduler='cosine', ...)."
+        )
     resolved = resolve_config(config, find_columns=True)
     check_launch()
     check_schedule(resolved)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.options import check_needs, check_ranges, defaults_of
+from ..core.plugins import load_plugins
 from ..data.sources import find_point_column
 from ..data.toy2d_entries import TOY_DATASETS
 from ..optimizers.entries import OPTIMIZERS, check_installed
@@ -33,6 +34,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     Raises:
         LabError: for the first thing that cannot be done as asked.
     """
+    load_plugins(config.plugins)
     check_source(config)
     if find_columns and config.data_kind in (None, "points"):
         config = dataclasses.replace(config, point_column=find_point_column(config))

@@ -48,6 +48,14 @@ class LoopConfig:
         study="no",
         at_least=0,
     )
+    plugins: str | None = option(
+        None,
+        "Python files or modules, with commas, that register schedules, samplers, optimizers or metrics of your own.",
+        MACHINE,
+        is_repeated=False,
+        is_path=True,
+        aliases=("--import",),
+    )
     local_rank: int = option(-1, "Set by launchers; not for use by hand.", MACHINE, study="no", is_repeated=False)
 
 

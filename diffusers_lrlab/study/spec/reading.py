@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import LabError, did_you_mean
+from ...core.plugins import load_plugins
 from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
+from .expansion import located
 from .parts import check_keys, list_of, read_arms, read_datasets, read_fields, read_seeds, read_tuning, resolve_controls
 from .spec import PRESETS, StudySpec
 
@@ -62,6 +64,7 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         if not options.get(needed):
             raise LabError(f"The study {name!r} has no {needed}. Add them; README, Studies, shows the form.")
     base = read_fields(options.get("base", {}), "base")
+    load_plugins(located(base, str(folder)).get("plugins"))  # the names of what follows may be theirs
     arms, endings = read_arms(options["arms"], options.get("learning_rates"))
     datasets = read_datasets(options["datasets"])
     seeds = read_seeds(options.get("seeds", 5), "seeds")
@@ -105,6 +108,8 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
         raise LabError(f"{str(where / 'spec.yaml')!r} is not a specification saved by a study. Run the original one again.")
     options = {key: value for key, value in saved.items() if key not in _SAVED_AS or value != _SAVED_AS[key]}
     name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
+    if isinstance(options.get("base"), dict):  # it may be somebody else's, whose code is only run where --import says so
+        options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
     spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))

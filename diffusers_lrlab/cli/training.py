@@ -1,0 +1,48 @@
+"""`lrlab train` and `lrlab find-lr`: the same programs as the scripts of those names and `-m diffusers_lrlab.train`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.errors import exit_status
+from .output import say
+
+TRAIN_HELP = "Train an unconditional diffusion pipeline under a learning-rate schedule that runs as it was asked for."
+FIND_LR_HELP = "Find the learning rate of a training run before it, by short tests in which the rate rises."
+
+
+def train(arguments: Sequence[str], prog: str | None = None) -> None:
+    """Parses and trains; `prog` is the command that `--help` shows, if it is not the script."""
+    from ..training.arguments import parse_arguments
+
+    config = parse_arguments(arguments, TRAIN_HELP, prog)
+    # Imported after the command line is understood: it takes seconds, and a typing error should not.
+    from ..run.train import train
+
+    train(config)
+
+
+def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:
+    """Parses and tests."""
+    from ..finder.range_test import FinderConfig
+    from ..training.arguments import parse_with
+
+    config, settings = parse_with(arguments, FIND_LR_HELP, FinderConfig, prog=prog)
+    from ..finder.find import find_lr_for_folder
+
+    result, folder = find_lr_for_folder(config, settings)
+    if int(os.environ.get("RANK", 0)) == 0:
+        say(f"{result.describe()}\nWrote {Path(folder) / 'lrlab'}/lr_finder.json and .png.")
+
+
+def train_main(prog: str | None = None) -> int:
+    """Trains as `sys.argv` says: 0, 2 for an error that the user can mend, 128 + the signal that stopped it."""
+    return exit_status(lambda: train(sys.argv[1:], prog), all_ranks=False)
+
+
+def find_lr_main() -> int:
+    """The same for the learning-rate finder."""
+    return exit_status(lambda: find_lr(sys.argv[1:]), all_ranks=False)

@@ -1,0 +1,114 @@
+"""Plug-ins: code of others that registers names of its own, from a file, a module, or an installed package."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from .errors import LabError
+
+ENTRY_POINTS = "diffusers_lrlab.plugins"
+"""The entry point group of packages whose names are known wherever they are installed."""
+
+_loaded: dict[str, dict[str, str]] = {}  # by what was given to --import
+_installed = False
+
+
+def load_plugins(names: str | None) -> None:
+    """
+    Runs code that registers schedules, samplers, optimizers or anything else of a registry. What was loaded is not again.
+
+    Args:
+        names (`str`, *optional*): Python files or modules, with commas.
+
+    Raises:
+        LabError: if one of them cannot be found, or fails.
+    """
+    load_installed_plugins()
+    for name in filter(None, (part.strip() for part in (names or "").split(","))):
+        key = str(Path(name).resolve()) if _is_file(name) else name
+        if key not in _loaded:
+            module = _run(name)
+            source = Path(module.__file__).read_bytes() if module.__file__ else b""
+            _loaded[key] = {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
+
+
+def loaded_plugins() -> list[dict[str, str]]:
+    """Name and SHA-256 of each file or module that [`load_plugins`] has run; of a package, of its `__init__.py`."""
+    return list(_loaded.values())
+
+
+def load_installed_plugins() -> None:
+    """Loads what installed packages offer under [`ENTRY_POINTS`], once; one that fails is named and left out."""
+    global _installed
+    if _installed:
+        return
+    _installed = True  # first: what is loaded may look names up
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            sys.stderr.write(f"warning: the installed plug-in {entry.name!r} ({entry.value}) was left out: {what}\n")
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
+
+
+def _run(name: str) -> ModuleType:
+    try:
+        return _run_file(Path(name)) if _is_file(name) else _run_module(name)
+    except LabError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error}"
+        raise LabError(f"--import {name} failed at {last.filename}:{last.lineno}: {what}") from error
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LabError(f"--import {path}: there is no such file. Give a Python file, or the name of a module.")
+    # A name that no module has. Processes that unpickle something of this file cannot import it by that name.
+    spec = importlib.util.spec_from_file_location(f"lrlab_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise LabError(f"--import {path} is not a Python file. Its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
+
+
+def _run_module(name: str) -> ModuleType:
+    with _current_folder_first():
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0] and error.name != name:
+                raise
+            raise LabError(
+                f"--import {name}: there is no such module. Give the name of a module, or a Python file, such as {name}.py."
+            ) from None
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """As `python -m` has it; a command such as `lrlab` does not."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")

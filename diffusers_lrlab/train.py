@@ -1,0 +1,28 @@
+"""Trains as the command line says: the program of `training_scripts/train_ddpm.py`, without a clone.
+
+accelerate launch -m diffusers_lrlab.train --lr_scheduler cosine
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class _CallableModule(ModuleType):
+    """`diffusers_lrlab.train` is also a function, which stays one when somebody imports this module."""
+
+    def __call__(self, config: Any) -> Path | None:
+        from .run.train import train
+
+        return train(config)
+
+
+if __name__ == "__main__":
+    from diffusers_lrlab.cli.training import train_main
+
+    sys.exit(train_main("accelerate launch -m diffusers_lrlab.train"))
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,183 @@
+"""The ways into the training program: scripts, `lrlab`, modules and Python; and what the record says of the one taken."""
+
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import runs
+import started
+
+import diffusers_lrlab
+from diffusers_lrlab import LabError, TrainingConfig, train
+from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.asked import as_call, as_command
+
+SCHEDULE = """
+from diffusers_lrlab.schedules.registries import SCHEDULERS
+
+@SCHEDULERS.register("NAME", description="falls by the square", source="a test")
+def falling(progress):
+    return (1 - progress.fraction) ** 2
+"""
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return [*runs.tiny_arguments(tmp_path_factory.mktemp("model")), "--max_train_steps=2", "--log_timestep_bins=0"]
+
+
+def test_every_door_leads_to_the_same_run(tmp_path, quick):
+    doors = {
+        "script": ([runs.SCRIPT], "accelerate launch training_scripts/train_ddpm.py"),
+        "lrlab": (["-m", "diffusers_lrlab", "train"], "lrlab train"),
+        "module": (["-m", "diffusers_lrlab.train"], "accelerate launch -m diffusers_lrlab.train"),
+    }
+    rows = []
+    for name, (door, command) in doors.items():
+        status, _, stderr = started.run(*door, *quick, f"--output_dir={tmp_path / name}", env=runs.environment())
+        assert status == 0, stderr
+        rows.append(runs.read_metrics(tmp_path / name))
+        record = runs.read_record(tmp_path / name)
+        assert record["run"]["command"].startswith(f"{command} --model_config"), record["run"]["command"]
+        assert record["run"]["call"] is None
+    assert rows[0] == rows[1] == rows[2]
+
+
+@pytest.mark.parametrize("door", [["-m", "diffusers_lrlab", "train"], ["-m", "diffusers_lrlab.train"]])
+def test_help_and_errors_are_those_of_the_script(door):
+    status, text, _ = started.run(*door, "--help", env=runs.environment())
+    _, of_script, _ = started.run(runs.SCRIPT, "--help", env=runs.environment())
+    assert status == 0
+    assert text.partition("\n\n")[2] == of_script.partition("\n\n")[2]
+    assert text.startswith(
+        "usage: lrlab train [" if "train" in door else "usage: accelerate launch -m diffusers_lrlab.train ["
+    )
+    status, _, stderr = started.run(*door, "--lr_schedulr", "cosine", env=runs.environment())
+    assert (status, stderr) == (
+        2,
+        "error: Unknown argument '--lr_schedulr' in the command line. Did you mean '--lr_scheduler'? See --help for all of "
+        "them.\n",
+    )
+
+
+def test_find_lr_is_a_command(capsys):
+    assert cli.main(["find-lr", "--repeats", "0"]) == 2
+    assert "--repeats 0 is not allowed" in capsys.readouterr().err
+
+
+def test_the_module_can_be_called_when_somebody_imports_it():
+    code = "import diffusers_lrlab.train; from diffusers_lrlab import train; train(3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=runs.environment())
+    assert "TrainingConfig" in done.stderr.splitlines()[-1]
+
+
+def test_a_run_from_python_shows_how_to_repeat_it(tmp_path, quick):
+    """Neither the notebook's kernel nor the program of somebody else is a command that repeats the run."""
+    folder = tmp_path / "run"
+    config = parse_arguments([*quick, f"--output_dir={folder}", "--lr_scheduler=rex:d=0.8"], "")
+    train(config)
+    record, card = runs.read_record(folder), (folder / "README.md").read_text()
+    assert record["run"]["call"] in card
+    assert record["run"]["command"].startswith("lrlab train --")
+    block = re.search(r"```python\n(from diffusers_lrlab import TrainingConfig.*?)```", card, re.DOTALL)[1]
+    made = []
+    exec(block.replace("import TrainingConfig, train", "import TrainingConfig"), {"train": made.append})
+    assert made == [config]
+    command = re.search(r"```bash\n(lrlab train .*)\n```", card)[1]
+    assert parse_arguments(shlex.split(command)[2:], "") == config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainingConfig(),
+        TrainingConfig(learning_rate="auto", seed=3),
+        TrainingConfig(lr_scheduler="step", lr_scheduler_kwargs={"gamma": 0.5}, preflight=False, streaming=True),
+        TrainingConfig(dataset_name="it's a folder", output_dir="a b", hub_token="hf_secret", push_to_hub=True),
+    ],
+)
+def test_command_and_call_ask_for_the_same(config):
+    without_token = dataclasses.replace(config, hub_token=None)
+    typed = parse_arguments(shlex.split(as_command(config))[2:], "")  # mappings are text there
+    if isinstance(typed.lr_scheduler_kwargs, str):
+        typed = dataclasses.replace(typed, lr_scheduler_kwargs=json.loads(typed.lr_scheduler_kwargs))
+    assert typed == without_token
+    assert eval(as_call(config), {"train": lambda config: config, "TrainingConfig": TrainingConfig}) == without_token
+    assert "hf_secret" not in as_command(config) + as_call(config)
+
+
+def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
+    """Trained with, resumed with another one, run again: what the code was is known, and it is never run unasked."""
+    file, folder = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(SCHEDULE.replace("NAME", "falls_by_the_square"))
+    arguments = [*quick, "--lr_scheduler=falls_by_the_square", f"--output_dir={folder}"]
+    assert "Unknown learning-rate schedule 'falls_by_the_square'" in runs.run(*arguments, expect=2)
+    runs.run(*arguments, f"--import={file}")
+    rows, _ = runs.read_metrics(folder)
+    assert [row["lr"] for row in rows] == pytest.approx([1e-3, 0.25e-3], rel=1e-9)
+    (plugin,) = runs.read_record(folder)["meta"]["plugins"]
+    assert plugin["name"] == str(file)
+    rerun = ["-m", "diffusers_lrlab", "rerun", folder, "--out", tmp_path / "again", "--compare"]
+    status, _, stderr = started.run(*rerun, env=runs.environment())
+    assert status == 2
+    assert f"This run used code of its own, {file}, which its record does not hold." in stderr
+    status, stdout, stderr = started.run(*rerun, "--import", file, env=runs.environment())
+    assert status == 0, stderr
+    assert "reproduced, to the bit" in stdout
+    file.write_text(file.read_text() + "\n# changed\n")
+    stderr = runs.run(*arguments, f"--import={file}", "--resume_from_checkpoint=latest", "--checkpointing_steps=1")
+    assert "warning: the code that --import loads is not the one that this run began with" in stderr
+
+
+def test_a_study_takes_code_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(SCHEDULE.replace("NAME", "falls_in_a_study"))
+    spec = tmp_path / "study.yaml"
+    spec.write_text(
+        "base: {plugins: mine.py, max_train_steps: 4, train_batch_size: 8}\n"
+        "arms: {mine: {lr_scheduler: falls_in_a_study}, cosine: {lr_scheduler: cosine}}\n"
+        "datasets: {dino: {dataset_name: dino}}\nseeds: 2\nmetrics: [validation_loss]\n"
+    )
+    code = (
+        "from diffusers_lrlab.study.spec.reading import load_spec; from diffusers_lrlab.study.spec.expansion import expand;"
+        f"import sys; print(len(expand(load_spec({str(spec)!r}))))"
+    )
+    status, stdout, stderr = started.run("-c", code, env=runs.environment())
+    assert (status, stdout.strip()) == (0, "4"), stderr
+
+
+def test_environment_is_told_for_bug_reports(capsys):
+    assert cli.main(["env", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["diffusers_lrlab"] == diffusers_lrlab.__version__
+    assert found["devices"]
+    assert cli.main(["env"]) == 0
+    assert "torch" in capsys.readouterr().out
+
+
+def test_a_launched_script_takes_code_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(SCHEDULE.replace("NAME", "falls_in_a_launched_script"))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import argparse, torch\nfrom diffusers.optimization import get_scheduler\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr_scheduler', choices=['constant'])\nname = parser.parse_args().lr_scheduler\n"
+        "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)\n"
+        "scheduler = get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=2)\n"
+        "optimizer.step(); scheduler.step(); print(scheduler.get_last_lr())\n"
+    )
+    launch = ["-m", "diffusers_lrlab.launch"]
+    own = [script, "--lr_scheduler", "falls_in_a_launched_script"]
+    status, stdout, stderr = started.run(*launch, "--import", tmp_path / "mine.py", *own, env=runs.environment())
+    assert (status, stdout.strip()) == (0, "[0.25]"), stderr
+    status, _, stderr = started.run(*launch, "--import", tmp_path / "theirs.py", *own, env=runs.environment())
+    assert status == 2
+    assert "there is no such file" in stderr
+
+
+def test_train_says_what_it_takes():
+    with pytest.raises(LabError, match=r"train\(\) takes a TrainingConfig, not dict\. .*TrainingConfig\(\*\*options\)"):
+        train({"lr_scheduler": "cosine"})
