@@ -92,6 +92,7 @@ class Option:
     Args:
         role ([`Role`]): What it means to resuming, studies, the finder and reruns.
         at_least (`float`, *optional*): The smallest value.
+        at_most (`float`, *optional*): The largest value that makes sense, as a guard against slips.
         above (`float`, *optional*): A bound that values lie above.
         below (`float`, *optional*): A bound that values lie below.
         needs (`tuple` of [`Need`]): What it has no effect without.
@@ -104,6 +105,7 @@ class Option:
 
     role: Role
     at_least: float | None = None
+    at_most: float | None = None
     above: float | None = None
     below: float | None = None
     needs: tuple[Need, ...] = ()
@@ -120,6 +122,8 @@ class Option:
 
     def check(self, name: str, value: Any) -> None:
         """Raises a `LabError` for a number out of range."""
+        if self.at_most is not None and not value <= self.at_most:
+            raise LabError(f"--{name} {value} is not allowed; use {self.at_most:,} or less.")
         if self.at_least is not None and not self.at_least <= value < math.inf:
             raise LabError(f"--{name} {value} is not allowed; use {self.at_least:g} or more.")
         if self.above is not None and not self.above < value < math.inf:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 from ..core.errors import LabError, did_you_mean
 from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
+
+_MOST_FILES = 100_000  # that are looked at to find out what a folder holds
 
 
 def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
@@ -76,10 +80,16 @@ def local_folder(dataset_name: str) -> str | None:
 
 
 def holds_images(folder: Path) -> bool:
-    """Whether a folder is one of image files (`True`) or of dataset files (`False`); neither is an error."""
+    """
+    Whether a folder is one of image files (`True`) or of dataset files (`False`), by its first files, from the top down;
+    neither is an error.
+    """
     from PIL import Image
 
-    endings = {path.suffix.lower() for path in folder.rglob("*") if path.is_file()}
+    if folder.resolve() in (Path.home().resolve(), Path(folder.resolve().anchor)):
+        raise LabError(f"{str(folder)!r} is all of your files. Give the folder of the data alone.")
+    files = (Path(name) for _, _, names in os.walk(folder) for name in names)
+    endings = {path.suffix.lower() for path in itertools.islice(files, _MOST_FILES)}
     if endings & {".parquet", ".arrow", ".tar"}:
         return False
     if endings & set(Image.registered_extensions()):

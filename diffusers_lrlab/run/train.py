@@ -12,7 +12,7 @@ from ..core.errors import Interrupted
 from ..core.signals import interrupts_raised
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
-from ..training.run_folder import RunFolder, check_same_config, find_checkpoint, read_state
+from ..training.run_folder import PROJECT, RunFolder, check_same_config, find_checkpoint, read_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -168,7 +168,7 @@ def _start_trackers(accelerator: Accelerator, config: ResolvedConfig, folder: Ru
     if config.logger != "none" and accelerator.is_main_process:
         (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
         flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
-        accelerator.init_trackers("diffusers_lrlab", config=flat)
+        accelerator.init_trackers(PROJECT, config=flat)
 
 
 def _check_run(trainer: Trainer) -> dict[str, str]:

@@ -95,7 +95,7 @@ def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
     "edm",
     description="EDM's, made for its sampler; on images SNR + 1 / sigma_data^2",
     source="EDM, arXiv 2206.00364, table 1",
-    parameters=(Parameter("sigma_data", float, 0.5, "standard deviation of the images", "(0, inf)"),),
+    parameters=(Parameter("sigma_data", float, 0.5, "standard deviation of the images", "[0.001, 1000]"),),
     traits=("image",),
 )
 def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:

@@ -97,7 +97,12 @@ def _as_arguments(options: dict[str, Any], source: str) -> list[str]:
             raise LabError(f"{source} has {key}: {value}. {remedy}")
         if key == "mixed_precision" and value is False:
             value = "no"  # what YAML makes of an unquoted no
-        arguments.append(f"--{key}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
+        if isinstance(value, (dict, bool)):
+            try:
+                value = json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise LabError(f"{source} has {key}: {value}, which is not JSON ({error}). Use numbers and text.") from None
+        arguments.append(f"--{key}={value}")
     return arguments
 
 

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..core.options import check_types
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from .config import ResolvedConfig, TrainingConfig
@@ -16,7 +15,6 @@ from .kinds.select import components
 
 def check_source(config: TrainingConfig) -> None:
     """What can be known of the data without opening them: whether there is one source, and whether it is there."""
-    check_types(config)
     if config.dataset_name is not None and config.train_data_dir is not None:
         raise LabError(
             f"Both --dataset_name {config.dataset_name!r} and --train_data_dir {config.train_data_dir!r} are given; "

@@ -35,7 +35,7 @@ class ModelConfig:
         OBJECTIVE,
     )
     ddpm_num_steps: int | None = option(
-        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, at_least=1
+        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, at_least=1, at_most=100_000
     )
     ddpm_num_inference_steps: int | None = option(
         None,
@@ -196,8 +196,8 @@ class OptimizerConfig:
     )
     adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, below=1)
     adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, below=1)
-    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0)
-    adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, above=0)
+    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0, at_most=1e6)
+    adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, above=0, at_most=1)
     max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, at_least=0)
     use_ema: bool = option(
         True,
@@ -205,8 +205,8 @@ class OptimizerConfig:
         " (off upstream; here --no_use_ema turns it off).",
         COURSE,
     )
-    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", COURSE, above=0, needs=(EMA,))
-    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", COURSE, at_least=0, needs=(EMA,))
+    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", COURSE, above=0, at_most=1e9, needs=(EMA,))
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", COURSE, at_least=0, at_most=100, needs=(EMA,))
     ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", COURSE, below=1, needs=(EMA,))
     ema_update_every: int = option(
         1, "Optimizer updates from one update of the EMA to the next.", COURSE, at_least=1, needs=(EMA,)

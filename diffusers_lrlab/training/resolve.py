@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.options import check_needs, check_ranges, defaults_of
+from ..core.options import check_needs, check_ranges, check_types, defaults_of
 from ..core.plugins import load_plugins
 from ..data.sources import find_point_column
 from ..data.toy2d_entries import TOY_DATASETS
@@ -35,6 +35,8 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
         LabError: for the first thing that cannot be done as asked.
     """
     load_plugins(config.plugins)
+    check_types(config)
+    check_ranges(config, TrainingConfig)  # before anything asks the network
     check_source(config)
     if find_columns and config.data_kind in (None, "points"):
         config = dataclasses.replace(config, point_column=find_point_column(config))

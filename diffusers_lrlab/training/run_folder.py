@@ -19,6 +19,9 @@ from .kinds.select import components
 # What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
 _OWN = ("model_index.json", "pipeline.py", "README.md", "lrlab", "scheduler", ".tmp-*")
 
+PROJECT = "diffusers_lrlab"  # as trackers know it
+# What trackers write into --logging_dir.
+TRACKER_FOLDERS = (PROJECT, "wandb")
 FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
 
 
@@ -97,14 +100,20 @@ class RunFolder:
     def clear(self) -> None:
         """Removes what a run wrote, and nothing else: what the finder found is for runs that come."""
         config = self.read_record().get("config", {})
-        if config.get("logger", "none") != "none":
-            shutil.rmtree(self.path / config["logging_dir"], ignore_errors=True)
         own = [path for pattern in (*_OWN, *components()) for path in self.path.glob(pattern) if path != self.lab]
+        logs_of_tracker = self.path / _plain_name(config.get("logging_dir"))
+        own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         logs = [path for path in self.lab.glob("*") if path.name not in FINDER_FILES]
         for path in [*self.checkpoints(), *own, *logs]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if self.lab.exists() and not any(self.lab.iterdir()):
-            self.lab.rmdir()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for path in (self.lab, logs_of_tracker):
+            if path.is_dir() and path != self.path and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _plain_name(name: Any) -> str:
+    """A name for something inside a folder; "logs" for whatever else a record, which may be somebody else's, has there."""
+    return name if isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..") else "logs"
 
 
 def checkpoint_update(path: Path) -> int:

@@ -10,6 +10,7 @@ from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger tensorboard or wandb", lambda config: config.logger != "none")
+MOST_UPDATES = 1_000_000_000
 A_RUN = Need("a run, and --dry_run makes none", lambda config: not config.dry_run)
 
 
@@ -24,8 +25,11 @@ class LoopConfig:
         "Passes over the data; 100 unless --max_train_steps is given, and 10,000 updates for points.",
         COURSE,
         at_least=1,
+        at_most=MOST_UPDATES,
     )
-    max_train_steps: int | None = option(None, "Optimizer updates of the run; excludes --num_epochs.", COURSE, at_least=1)
+    max_train_steps: int | None = option(
+        None, "Optimizer updates of the run; excludes --num_epochs.", COURSE, at_least=1, at_most=MOST_UPDATES
+    )
     train_batch_size: int | None = option(
         None,
         "Images per process and micro-batch; 16, 64 for digits, 256 points.",
@@ -33,6 +37,7 @@ class LoopConfig:
         finder="uses",
         may_change_on_resume=True,
         at_least=1,
+        at_most=10_000_000,
     )
     gradient_accumulation_steps: int = option(
         1, "Micro-batches per optimizer update.", UPDATE, finder="uses", may_change_on_resume=True, at_least=1
@@ -40,13 +45,22 @@ class LoopConfig:
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None, "Precision of the forward pass; accelerate's setting if not given.", UPDATE, may_change_on_resume=True
     )
-    seed: int = option(0, "Seed of the initial weights, data order, timesteps and noise.", DRAWS, finder="uses", study="no")
+    seed: int = option(
+        0,
+        "Seed of the initial weights, data order, timesteps and noise.",
+        DRAWS,
+        finder="uses",
+        study="no",
+        at_least=0,
+        at_most=2**63 - 1,
+    )
     cpu_threads: int = option(
         0,
         "Threads per process, without a GPU; 0 shares the cores among the processes (accelerate launch leaves one thread).",
         MACHINE,
         study="no",
         at_least=0,
+        at_most=1024,
     )
     plugins: str | None = option(
         None,

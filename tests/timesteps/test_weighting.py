@@ -321,7 +321,7 @@ def test_weights_have_the_shape_of_the_timesteps():
         ("max_snr", {"gamma": 0}, ["gamma=0", "(0, inf)"]),
         ("p2", {"gamma": -1}, ["gamma=-1", "[0, inf)"]),
         ("p2", {"k": 0}, ["k=0", "(0, inf)"]),
-        ("edm", {"sigma_data": 0}, ["sigma_data=0", "(0, inf)"]),
+        ("edm", {"sigma_data": 0}, ["sigma_data=0", "[0.001, 1000]"]),
         ("none", {"max_weight": 0}, ["max_weight=0", "(0, inf)"]),
         ("none", {"normalize": 1}, ["normalize=1"]),
         ("learned_log_variance", {"num_features": 0}, ["num_features=0", "[1, inf)"]),

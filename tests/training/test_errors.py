@@ -26,6 +26,7 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.unet import check_resolution, default_down_blocks
 from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.run_folder import RunFolder
 
 SMALL = (
     "--max_train_steps=3 --train_batch_size=4 --frechet_samples=0 --eval_batch_size=2 --ddpm_num_inference_steps=2 "
@@ -142,6 +143,16 @@ OPTIONS = {
     "negative learning rate": (["--learning_rate=-1"], ["--learning_rate -1", "above 0"]),
     "learning rate nan": (["--learning_rate=nan"], ["--learning_rate nan", "above 0"]),
     "infinite learning rate": (["--learning_rate=inf"], ["--learning_rate inf", "above 0"]),
+    "a seed below zero": (["--seed=-1"], ["--seed -1", "use 0 or more"]),
+    "an epsilon without sense": (["--adam_epsilon=1e300"], ["--adam_epsilon 1e+300", "use 1 or less"]),
+    "a power without sense": (["--ema_power=1e300"], ["--ema_power 1e+300", "use 100 or less"]),
+    "a decay that is no number": (["--adam_weight_decay=nan"], ["--adam_weight_decay nan"]),
+    "a width without sense": (["--loss_weighting=edm:sigma_data=1e-300"], ["sigma_data=1e-300", "[0.001, 1000]"]),
+    "updates without end": (["--max_train_steps=10000000000"], ["--max_train_steps 10000000000", "1,000,000,000 or less"]),
+    "threads without end": (["--cpu_threads=1000000"], ["--cpu_threads 1000000", "1,024 or less"]),
+    "timesteps without end": (["--ddpm_num_steps=1000000000000"], ["--ddpm_num_steps", "100,000 or less"]),
+    "all of one's files": (["--dataset_name=~"], ["all of your files"]),
+    "a wrong number before the Hub is asked": (["--dataset_name=user/name", "--seed=-1"], ["--seed -1"]),
     "learning rate in words": (["--learning_rate=fast"], ["--learning_rate", "'fast'", "--help"]),
     "batch of nothing": (["--train_batch_size=0"], ["--train_batch_size 0", "use 1 or more"]),
     "negative validation": (["--num_validation_images=-1"], ["--num_validation_images -1", "use 0 or more"]),
@@ -251,6 +262,7 @@ def yaml_file(tmp_path):
         ("learning_rate: fast", ["--learning_rate", "'fast'"]),
         ("- lr_scheduler", ["run.yaml", "mapping of options", "lr_scheduler: cosine"]),
         ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
+        ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
     ],
 )
 def test_a_wrong_yaml_file_is_named(call, yaml_file, tmp_path, text, parts):
@@ -393,6 +405,29 @@ def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
     assert not (folder / "checkpoint-2").exists()
     assert json.loads(after["lrlab/run.json"])["config"]["seed"] == 1
     assert len(after["lrlab/metrics.jsonl"].splitlines()) == 1 + 3
+
+
+@cases("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None, 3])
+def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
+    """The record of a run may be somebody else's."""
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    for path in (folder / "lrlab", folder / "photos", folder / "logs" / "diffusers_lrlab", outside):
+        path.mkdir(parents=True)
+        (path / "file").write_text("mine")
+    directory = logging_dir.replace("TMP", str(tmp_path)) if isinstance(logging_dir, str) else logging_dir
+    record = {"run": {}, "config": {"logger": "tensorboard", "logging_dir": directory}}
+    (folder / "lrlab" / "run.json").write_text(json.dumps(record))
+    RunFolder(folder).clear()
+    assert (outside / "file").read_text() == (folder / "photos" / "file").read_text() == "mine"
+    assert not (folder / "lrlab").exists()
+
+
+def test_the_tracker_log_of_a_run_is_replaced_with_it(tmp_path):
+    for path in ("lrlab", "logs/diffusers_lrlab", "kept/of_somebody_else"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "lrlab" / "run.json").write_text(json.dumps({"config": {"logger": "tensorboard", "logging_dir": "logs"}}))
+    RunFolder(tmp_path).clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_a_run_is_not_replaced_by_one_that_cannot_start(call, run_with_foreign_files):
