@@ -7,6 +7,7 @@ update has the same number of images, and a resumed run just starts at another u
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,20 +50,16 @@ def iterate_batches(
     data: TrainingData, layout: BatchLayout, seed: int, updates: range, num_workers: int = 0, skip_corrupt: bool = False
 ) -> Iterator[torch.Tensor]:
     """
-    The images of this process, update by update.
+    The images of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)`.
 
     Args:
-        data ([`TrainingData`]): The images.
+        data ([`TrainingData`]): Images or points.
         layout ([`BatchLayout`]): How updates are divided.
         seed (`int`): Seed of the order; that of a stream is in its shuffle buffer already.
-        updates (`range`): The updates to yield; a resumed run starts where it stopped.
+        updates (`range`): A resumed run starts where it stopped.
         num_workers (`int`): Processes that decode, for images that are not in memory.
         skip_corrupt (`bool`): Replace an image that cannot be decoded by the next row, and add it to `data.skipped`;
             otherwise it is an error that names the file.
-
-    Yields:
-        `torch.Tensor`: float32 `(accumulation * micro_batch, channels, resolution, resolution)` in [-1, 1], or points
-            `(accumulation * micro_batch, dimension)`.
     """
     if data.num_images is None:
         yield from _iterate_stream(data, layout, updates, skip_corrupt)
@@ -70,13 +67,14 @@ def iterate_batches(
     layout.check_fits(data.num_images)
     order = RowOrder(data.num_images, seed)
     if data.in_memory is not None:
-        yield from _iterate_memory(data, layout, order, updates)
+        yield from _iterate_memory(data, data.in_memory, layout, order, updates)
         return
+    numbers = map(layout.image_numbers, updates)
     loader = DataLoader(
-        _LazyImages(data, skip_corrupt),
-        batch_sampler=_UpdateSampler(layout, order, updates),
+        _LazyBatches(data, skip_corrupt),
+        batch_size=None,  # an item is the batch of an update
+        sampler=(list(zip(order.rows(batch).tolist(), batch, strict=True)) for batch in numbers),
         num_workers=num_workers,
-        collate_fn=_collate,
         generator=torch.Generator(),  # otherwise it draws from, and so disturbs, the global one
     )
     for images, problems in loader:
@@ -95,72 +93,59 @@ def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _note(data: TrainingData, problems: list[str]) -> None:
     """Corrupt images come again every epoch; each is listed once."""
-    for problem in problems:
-        if problem not in data.skipped:
-            data.skipped.append(problem)
+    data.skipped += [problem for problem in dict.fromkeys(problems) if problem not in data.skipped]
 
 
-def _iterate_memory(data: TrainingData, layout: BatchLayout, order: RowOrder, updates: range) -> Iterator[torch.Tensor]:
-    assert data.in_memory is not None
-    transform = data.transform
-    plain = data.in_memory.shape[1:] == data.image_shape and not transform.is_random
+def _iterate_memory(
+    data: TrainingData, images: torch.Tensor, layout: BatchLayout, order: RowOrder, updates: range
+) -> Iterator[torch.Tensor]:
+    is_plain = images.shape[1:] == data.image_shape and not data.transform.is_random
     places = np.array(layout.image_numbers(0))
     for update in updates:
-        images = data.in_memory[torch.from_numpy(order.rows(places + update * layout.global_batch))]
-        if not plain:
-            numbers = layout.image_numbers(update)
-            augmented = [transform.augment(image, number) for image, number in zip(images, numbers, strict=True)]
-            images = torch.stack(augmented)
-        yield images
+        numbers = places + update * layout.global_batch
+        batch = images[torch.from_numpy(order.rows(numbers))]
+        if not is_plain:
+            batch = torch.stack([data.transform.augment(*each) for each in zip(batch, numbers.tolist(), strict=True)])
+        yield batch
 
 
-class _UpdateSampler:
-    """Batches of `(row, image number)` for a `DataLoader`."""
-
-    def __init__(self, layout: BatchLayout, order: RowOrder, updates: range):
-        self.layout, self.order, self.updates = layout, order, updates
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for update in self.updates:
-            numbers = self.layout.image_numbers(update)
-            yield list(zip(self.order.rows(numbers).tolist(), numbers, strict=True))
-
-
-class _LazyImages(Dataset[Any]):
+class _LazyBatches(Dataset[Any]):
     def __init__(self, data: TrainingData, skip_corrupt: bool):
         self.train, self.column, self.transform = data.train, data.column, data.transform
-        self.skip_corrupt = skip_corrupt
+        self.most_skipped = len(data.train) - 1 if skip_corrupt else 0
 
-    def __getitem__(self, index: tuple[int, int]) -> tuple[torch.Tensor | LabError, list[str]]:
-        """Pixels, and problems with rows before. Errors are returned: from a worker they would arrive as a traceback."""
-        row, image_number = index
+    def __getitem__(self, places: list[tuple[int, int]]) -> tuple[torch.Tensor | LabError, list[str]]:
+        """
+        The images at these places (row, number of the image), and problems with rows that were replaced by the next.
+
+        An error is returned, since it would arrive from a worker as a traceback.
+        """
         problems: list[str] = []
+        try:
+            return torch.stack([self._read(row, number, problems) for row, number in places]), problems
+        except LabError as error:
+            return error, problems
+
+    def _read(self, row: int, image_number: int, problems: list[str]) -> torch.Tensor:
+        last = row + self.most_skipped
         while True:
             try:
-                pixels = self.transform.read(self.train[row][self.column])
-                return self.transform.augment(pixels, image_number), problems
+                pixels = self.transform.read(self.train[row % len(self.train)][self.column])
+                return self.transform.augment(pixels, image_number)
             except LabError as error:
+                if row == last:
+                    raise
                 problems.append(str(error))
-                if not self.skip_corrupt or len(problems) >= len(self.train):
-                    return error, problems
-                row = (row + 1) % len(self.train)
-
-
-def _collate(items: list[tuple[torch.Tensor | LabError, list[str]]]) -> tuple[torch.Tensor | LabError, list[str]]:
-    images, problems = zip(*items, strict=True)
-    error = next((image for image in images if isinstance(image, LabError)), None)
-    return error or torch.stack(images), [problem for listed in problems for problem in listed]
+                row += 1
 
 
 def _iterate_stream(data: TrainingData, layout: BatchLayout, updates: range, skip_corrupt: bool) -> Iterator[torch.Tensor]:
     """Every process reads the whole stream and decodes its own share, so the order does not depend on their number."""
-    number = updates.start * layout.global_batch
-    cells = _stream_cells(data, skip=number)
+    cells = itertools.islice(_stream_cells(data), updates.start * layout.global_batch, None)
     for update in updates:
-        numbers = layout.image_numbers(update)
-        wanted, images = set(numbers), {}
-        while number < (update + 1) * layout.global_batch:
-            cell = next(cells)
+        numbers, images = layout.image_numbers(update), {}
+        wanted = set(numbers)
+        for number, cell in enumerate(itertools.islice(cells, layout.global_batch), update * layout.global_batch):
             if number in wanted:
                 try:
                     images[number] = data.transform.augment(data.transform.read(cell), number)
@@ -168,23 +153,19 @@ def _iterate_stream(data: TrainingData, layout: BatchLayout, updates: range, ski
                     if not skip_corrupt:
                         raise
                     _note(data, [str(error)])
-            number += 1
         good = list(images.values())
         if not good:
             raise LabError(f"None of the images of update {update} can be decoded: {data.skipped[-1]}")
         # Another image of the same share replaces a corrupt one: other processes need not know.
-        yield torch.stack([images.get(wanted_number, good[wanted_number % len(good)]) for wanted_number in numbers])
+        yield torch.stack([images.get(number, good[number % len(good)]) for number in numbers])
 
 
-def _stream_cells(data: TrainingData, skip: int) -> Iterator[Any]:
-    epoch, read = 0, 0
-    while True:
+def _stream_cells(data: TrainingData) -> Iterator[Any]:
+    """The cells of a stream, epoch after epoch."""
+    for epoch in itertools.count():
         data.train.set_epoch(epoch)
-        before = read
+        row = None
         for row in data.train:
-            read += 1
-            if read > skip:
-                yield row[data.column]
-        if read == before:
+            yield row[data.column]
+        if row is None:
             raise LabError(f"The stream {data.name!r} has no images to train on.")
-        epoch += 1

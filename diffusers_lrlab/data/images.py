@@ -6,6 +6,7 @@ kept unless 8 bits are asked for.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,8 @@ def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
     """
     A PIL image of any mode as float32 of shape `(channels, height, width)` in [0, 1].
 
-    Args:
-        image (`PIL.Image.Image`): Transparency becomes white, CMYK and the like become RGB.
-        channels (`int`): 1 (grey, by PIL's luma for colour images) or 3.
-
-    Raises:
-        LabError: for a float or integer image whose values have no known scale.
+    Transparency becomes white, CMYK and the like become RGB, and colour becomes grey by PIL's luma for one channel. Raises a
+    `LabError` for a float or integer image whose values have no known scale.
     """
     if image.mode.startswith("I") or image.mode == "F":
         # PIL's conversion of 16-bit images clips at 255; files of some formats open as "I".
@@ -61,22 +58,14 @@ class ImageTransform:
 
     Crops and flips depend on the seed and on the image's number in the run (how many images were seen before it), so they
     are the same for any number of workers and processes, and after a resume.
-
-    Args:
-        resolution (`int`): Pixels of the shorter side after resizing (antialiased bilinear), and of the square crop.
-        channels (`int`): 1 or 3.
-        center_crop (`bool`): Crop in the middle, instead of at a random place.
-        random_flip (`bool`): Flip half of the images horizontally.
-        eight_bit (`bool`): Round to 8 bits first, as upstream does by default.
-        seed (`int`): Seed of the run.
     """
 
-    resolution: int
-    channels: int
-    center_crop: bool
-    random_flip: bool
-    eight_bit: bool
-    seed: int
+    resolution: int  # pixels of the shorter side after resizing (antialiased bilinear), and of the square crop
+    channels: int  # 1 or 3
+    center_crop: bool  # crop in the middle, instead of at a random place
+    random_flip: bool  # flip half of the images horizontally
+    eight_bit: bool  # round to 8 bits first, as upstream does by default
+    seed: int  # of the run
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -91,9 +80,9 @@ class ImageTransform:
         try:
             return self.resize(decode(cell))
         except LabError as error:
+            name = (cell and cell["path"]) or "(embedded bytes)"
             raise LabError(
-                f"The image {_file_name(cell)!r} cannot be read: {error} Replace or remove it, or pass "
-                "--skip_corrupt_images."
+                f"The image {name!r} cannot be read: {error} Replace or remove it, or pass --skip_corrupt_images."
             ) from None
 
     def resize(self, image: Image) -> torch.Tensor:
@@ -110,28 +99,28 @@ class ImageTransform:
 
     def augment(self, pixels: torch.Tensor, image_number: int) -> torch.Tensor:
         """The random part: a square crop of a resized image, perhaps flipped."""
-        top, left = (self._offset(size, axis, image_number) for axis, size in enumerate(pixels.shape[-2:]))
-        pixels = pixels[..., top : top + self.resolution, left : left + self.resolution]
+        pixels = self._crop(pixels, None if self.center_crop else image_number)
         if self.random_flip and stream_uniform(self.seed, "flip", image_number) < 0.5:
             pixels = pixels.flip(-1)
         return pixels
 
-    def _offset(self, size: int, axis: int, image_number: int) -> int:
-        room = size - self.resolution
-        if room == 0 or self.center_crop:
-            return room // 2
-        return stream_seed(self.seed, "crop", axis, image_number) % (room + 1)
-
     def fixed(self, pixels: torch.Tensor) -> torch.Tensor:
         """Always cropped in the middle, never flipped."""
-        top, left = ((size - self.resolution) // 2 for size in pixels.shape[-2:])
-        return pixels[..., top : top + self.resolution, left : left + self.resolution]
+        return self._crop(pixels, None)
+
+    def _crop(self, pixels: torch.Tensor, image_number: int | None) -> torch.Tensor:
+        """The square in the middle, or at the random place of a numbered image."""
+        for axis in (0, 1):
+            room = pixels.shape[axis - 2] - self.resolution
+            start = room // 2
+            if room and image_number is not None:
+                start = stream_seed(self.seed, "crop", axis, image_number) % (room + 1)
+            pixels = pixels.narrow(axis - 2, start, self.resolution)
+        return pixels
 
 
 def decode(cell: Any) -> Image:
     """The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), completely read."""
-    import io
-
     from PIL import Image as images
     from PIL import ImageOps
 
@@ -152,7 +141,3 @@ def decode(cell: Any) -> Image:
     # RuntimeError is what the AVIF decoder raises.
     except (OSError, SyntaxError, ValueError, RuntimeError, images.DecompressionBombError) as error:
         raise LabError(f"{error}.") from None
-
-
-def _file_name(cell: Any) -> str:
-    return (cell and cell["path"]) or "(embedded bytes)"

@@ -9,17 +9,10 @@ from ..core.errors import LabError
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """
-    How the images of one update are divided.
+    """How the images of one update are divided."""
 
-    Args:
-        micro_batch (`int`): Images per process and forward pass.
-        accumulation (`int`): Forward passes per update.
-        num_processes (`int`), rank (`int`): Those of the launch.
-    """
-
-    micro_batch: int
-    accumulation: int = 1
+    micro_batch: int  # images per process and forward pass
+    accumulation: int = 1  # forward passes per update
     num_processes: int = 1
     rank: int = 0
 

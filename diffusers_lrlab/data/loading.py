@@ -6,6 +6,7 @@ Images are here, with what points share; the rest of points is in `points.py`.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,31 +49,17 @@ class Transform(Protocol):
 
 @dataclass
 class TrainingData:
-    """
-    The data of a run: images or points. What is said of images here holds for points.
+    """The data of a run: images or points. What is said of images here holds for points."""
 
-    Args:
-        name (`str`): For cards and logs.
-        train: `datasets.Dataset` or `datasets.IterableDataset` of undecoded images to train on.
-        held_out (`torch.Tensor`): float32 `(num_held_out, channels, resolution, resolution)` in [-1, 1], or
-            `(num_held_out, dimension)`.
-        column (`str`): The column of `train` that is read.
-        fingerprint (`str`): Changes when the data do.
-        transform ([`Transform`]): How a cell of that column becomes a tensor.
-        in_memory (`torch.Tensor` or `None`): The resized training images as one float32 tensor, if they fit.
-        skipped (`list` of `str`): Corrupt images that were skipped on request.
-        known (`dict`): A cache of results that depend on the data alone.
-    """
-
-    name: str
-    train: Any
-    held_out: torch.Tensor
-    column: str
-    fingerprint: str
-    transform: Transform
-    in_memory: torch.Tensor | None = None
-    skipped: list[str] = field(default_factory=list)
-    known: dict[Any, Any] = field(default_factory=dict)
+    name: str  # for cards and logs
+    train: Any  # `datasets.Dataset` or `datasets.IterableDataset` of undecoded images; not needed if they are in memory
+    held_out: torch.Tensor  # float32 `(num_held_out, channels, resolution, resolution)` in [-1, 1], or `(..., dimension)`
+    column: str  # of `train`, that is read
+    fingerprint: str  # changes when the data do
+    transform: Transform  # how a cell of that column becomes a tensor
+    in_memory: torch.Tensor | None = None  # the resized training images as one float32 tensor, if they fit
+    skipped: list[str] = field(default_factory=list)  # corrupt images that were skipped on request
+    known: dict[Any, Any] = field(default_factory=dict)  # a cache of results that depend on the data alone
 
     @property
     def num_images(self) -> int | None:
@@ -94,13 +81,7 @@ class TrainingData:
 
 
 def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
-    """
-    Loads the dataset of a resolved configuration, holds out validation images, and decodes what fits into memory.
-
-    Raises:
-        LabError: for a dataset that cannot be found or read, without an image column, with corrupt images, or with
-            fewer images than needed.
-    """
+    """Loads the images of a resolved configuration, holds out some for validation, and decodes what fits into memory."""
     import datasets as hf_datasets
 
     dataset = open_dataset(config)
@@ -118,18 +99,15 @@ def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
         return stream_data(config, seed, dataset, column, transform, name)
-
-    fingerprint = dataset._fingerprint if name != "digits" else "digits"
+    fingerprint = "digits" if name == "digits" else dataset._fingerprint
     data = TrainingData(name, dataset, torch.empty(0), column, fingerprint, transform)
     held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
-    held_out = _decode_rows(data, config, dataset, held_out_rows, fixed=True)
-    assert held_out is not None  # fixed crops have one shape
-    data.held_out = held_out
+    _hold_out(data, config, dataset.select(held_out_rows))
     if held_out_rows:
         data.train = dataset.select(training_rows)
     layout.check_fits(len(data.train))
     if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
-        data.in_memory = _decode_rows(data, config, data.train, range(len(data.train)), fixed=config.center_crop)
+        _keep_in_memory(data, config)
     if not data.num_images:
         raise LabError(f"{name!r} has no images to train on.")
     return data
@@ -162,35 +140,41 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
     return columns[0]
 
 
-def _decode_rows(data: TrainingData, config: DataConfig, dataset: Any, rows: Any, fixed: bool) -> torch.Tensor | None:
-    """Resized images as one tensor; `None` if their sizes differ, which only random crops of oblong images do."""
+def _decoded(data: TrainingData, config: DataConfig, rows: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The resized images of some rows; corrupt ones are skipped if that was asked for."""
     from tqdm.auto import tqdm
 
-    images = []
-    transform = data.transform
     for row in tqdm(rows, desc="decode images", disable=None, leave=False, delay=2):
         try:
-            pixels = transform.read(dataset[row][data.column])
+            pixels = data.transform.read(row[data.column])
         except LabError as error:
             if not config.skip_corrupt_images:
                 raise
             data.skipped.append(str(error))
-            continue
-        images.append(transform.fixed(pixels) if fixed else pixels)
+        else:
+            yield pixels
+
+
+def _hold_out(data: TrainingData, config: DataConfig, rows: Iterable[Any]) -> None:
+    images = [data.transform.fixed(pixels) for pixels in _decoded(data, config, rows)]
+    data.held_out = torch.stack(images) if images else torch.empty(0, *data.image_shape)
+
+
+def _keep_in_memory(data: TrainingData, config: DataConfig) -> None:
+    """Decodes all training images, unless their sizes differ, as those of oblong images for random crops do."""
+    images = []
+    for pixels in _decoded(data, config, data.train):
+        images.append(data.transform.fixed(pixels) if config.center_crop else pixels)
         if images[-1].shape != images[0].shape:
-            return None
-    return torch.stack(images) if images else torch.empty(0, *data.image_shape)
+            return
+    data.in_memory = torch.stack(images) if images else torch.empty(0, *data.image_shape)
 
 
 def stream_data(config: DataConfig, seed: int, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
     """The data of a stream, whose first images are held out."""
     num_held_out = config.num_validation_images or 0
-    train = stream.skip(num_held_out).shuffle(
-        seed=stream_seed(seed, "stream") % 2**32, buffer_size=config.stream_shuffle_buffer
-    )
+    shuffle_seed = stream_seed(seed, "stream") % 2**32
+    train = stream.skip(num_held_out).shuffle(seed=shuffle_seed, buffer_size=config.stream_shuffle_buffer)
     data = TrainingData(name, train, torch.empty(0), column, name, transform)
-    rows = list(stream.take(num_held_out))
-    held_out = _decode_rows(data, config, rows, range(len(rows)), fixed=True)
-    assert held_out is not None  # fixed crops have one shape
-    data.held_out = held_out
+    _hold_out(data, config, stream.take(num_held_out))
     return data

@@ -40,10 +40,7 @@ class DataConfig:
         None, "Where datasets and models that are downloaded are kept.", MACHINE, is_repeated=False
     )
     streaming: bool = option(
-        False,
-        "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.",
-        SOURCE,
-        finder="uses",
+        False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.", SOURCE, finder="uses"
     )
     image_column: str | None = option(
         None,
@@ -120,12 +117,7 @@ class DataConfig:
 
     @property
     def image_shape(self) -> tuple[int, int]:
-        """
-        Channels, and pixels of a side.
-
-        Raises:
-            ValueError: if they are not resolved yet, or the data are not images.
-        """
+        """Channels, and pixels of a side; a `ValueError` if they are not resolved yet, or the data are not images."""
         if self.resolution is None or self.image_channels is None:
             raise ValueError("Only a resolved configuration of images has a resolution and channels.")
         return self.image_channels, self.resolution

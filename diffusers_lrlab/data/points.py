@@ -13,7 +13,7 @@ from .layout import BatchLayout
 from .loading import TrainingData, split_rows, stream_data
 from .options import DataConfig
 from .sources import columns_of, is_numeric_list, open_dataset
-from .toy2d import TOY_DATASETS, load_toy_dataset
+from .toy2d import TOY_DATASETS, toy_points
 
 # The toy datasets are the same for every seed of a run, as all other data are.
 TOY_SEED, TOY_POINTS = 42, 100_000
@@ -21,16 +21,10 @@ TOY_SEED, TOY_POINTS = 42, 100_000
 
 @dataclass(frozen=True)
 class PointTransform:
-    """
-    From a row of numbers to a point; nothing about it is random.
+    """From a row of numbers to a point; nothing about it is random."""
 
-    Args:
-        dimension (`int`): Numbers in a row.
-        column (`str`): For error messages.
-    """
-
-    dimension: int
-    column: str
+    dimension: int  # numbers in a row
+    column: str  # for error messages
     is_random = False
 
     @property
@@ -58,15 +52,8 @@ class PointTransform:
 
 
 def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
-    """
-    Loads the points of a resolved configuration and holds out some.
-
-    Raises:
-        LabError: for a dataset that cannot be read, a column or a row that does not hold points, and fewer points than a
-            batch needs.
-    """
-    name, column = config.dataset_name or config.train_data_dir or "", config.point_column
-    assert column is not None
+    """Loads the points of a resolved configuration and holds out some."""
+    name, column = config.dataset_name or config.train_data_dir or "", config.point_column or ""
     if name in TOY_DATASETS:
         return _toy_data(name, config)
     dataset = open_dataset(config)
@@ -85,14 +72,8 @@ def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
         return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name)
     points = read_points(dataset, column)
     held_out, training = split_rows(len(points), config.num_validation_images or 0)
-    data = TrainingData(
-        name,
-        dataset.select(training),
-        points[held_out],
-        column,
-        dataset._fingerprint,
-        PointTransform(points.shape[1], column),
-    )
+    train, transform = dataset.select(training), PointTransform(points.shape[1], column)
+    data = TrainingData(name, train, points[held_out], column, dataset._fingerprint, transform)
     layout.check_fits(len(training))
     if points.nbytes <= config.in_memory_limit_mb * 2**20:
         data.in_memory = points[training]
@@ -100,23 +81,18 @@ def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
 
 
 def _toy_data(name: str, config: DataConfig) -> TrainingData:
-    num_held_out = config.num_validation_images
-    train = load_toy_dataset(name, TOY_POINTS, TOY_SEED)
-    # An independent draw, so that the number of training points does not depend on what is held out.
-    held_out = torch.empty(0, 2)
-    if num_held_out:
-        held_out = read_points(load_toy_dataset(name, num_held_out, TOY_SEED, split="test"), "x")
-    points = read_points(train, "x")
-    return TrainingData(name, train, held_out, "x", f"toy2d-{name}", PointTransform(points.shape[1], "x"), points)
+    points, held_out = torch.from_numpy(toy_points(name, TOY_POINTS, TOY_SEED)), torch.empty(0, 2)
+    if config.num_validation_images:
+        # An independent draw, so that the number of training points does not depend on what is held out.
+        held_out = torch.from_numpy(toy_points(name, config.num_validation_images, TOY_SEED, split="test"))
+    return TrainingData(name, None, held_out, "x", f"toy2d-{name}", PointTransform(2, "x"), points)
 
 
 def read_points(dataset: Any, column: str) -> torch.Tensor:
     """
     A column of lists of numbers as one tensor, float32 `(num_points, dimension)`.
 
-    Raises:
-        LabError: naming the first row that is missing, of another length, or with a number that is missing, NaN, infinite
-            or too large for float32; or if there are no rows.
+    A `LabError` names the first row that is missing, of another length, or holds a number that is missing or not finite.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -127,9 +103,7 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
         raise LabError(f"The column {column!r} has no rows. Use a data set with points.")
     lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), -1))
     dimension = int(lengths[0])
-    wrong = np.flatnonzero((lengths != dimension) | (lengths < 1))
-    if len(wrong):
-        row = int(wrong[0])
+    for row in np.flatnonzero((lengths != dimension) | (lengths < 1)):
         found = "missing" if lengths[row] < 0 else f"of {lengths[row]} numbers"
         first = f", and row 0 is of {dimension}" if row else ""
         raise LabError(
@@ -138,9 +112,7 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
         )
     with np.errstate(over="ignore"):
         values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), dimension)
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if len(bad):
-        row = int(bad[0])
+    for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
         raise LabError(
             f"Row {row} of the column {column!r} is {lists[row].as_py()}: every coordinate must be a finite number that "
             "float32 can hold. Correct or remove it."

@@ -19,17 +19,11 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     """
     The split that a configuration names, as a `datasets.Dataset`, or an `IterableDataset` if streaming.
 
-    Args:
-        config ([`DataConfig`]): Its options for the data.
-        streaming (`bool`, *optional*): In place of the configuration's.
-
-    Raises:
-        LabError: for a dataset that cannot be found or read.
+    `streaming` takes the place of the configuration's, if given.
     """
     import datasets as hf_datasets
 
     streaming = config.streaming if streaming is None else streaming
-
     if config.dataset_name == "digits":
         from .digits import load_digits_dataset
 
@@ -45,11 +39,10 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
                 )
             saved = hf_datasets.load_from_disk(str(folder))
             return saved.to_iterable_dataset() if streaming else saved
-        source = {"path": name}
-        if folder.is_dir():
-            # `load_dataset` alone decides by what most files are: captions beside images, say.
-            images = holds_images(folder)
-            source = {"path": "imagefolder", "data_dir": str(folder)} if images else {"path": str(folder)}
+        source = {"path": str(folder) if folder.is_dir() else name}
+        # `load_dataset` alone decides by what most files are: captions beside images, say.
+        if folder.is_dir() and holds_images(folder):
+            source = {"path": "imagefolder", "data_dir": str(folder)}
         return hf_datasets.load_dataset(
             **source,
             name=config.dataset_config_name,
@@ -119,10 +112,7 @@ def find_point_column(config: DataConfig) -> str | None:
     The column of points that a configuration means; `None` if it means images.
 
     Toy datasets and the option decide alone. Otherwise a column of images decides for images, and the only column of
-    lists of numbers for points.
-
-    Raises:
-        LabError: for a dataset that cannot be opened, and for one with several columns of numbers.
+    lists of numbers for points; several are an error.
     """
     if config.point_column is not None:
         return config.point_column

@@ -39,19 +39,13 @@ def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) 
 
 def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["train", "test"] = "train") -> np.ndarray:
     """
-    Points of a toy dataset.
+    Points of a toy dataset, float32 of shape `(n, 2)`.
 
     Args:
         name (`str`): A name of [`list_toy_datasets`].
         n (`int`): The number of points; the first points of a larger draw are different.
         seed (`int`): The seed of the generator.
         split (`"train"` or `"test"`): One of two independent draws.
-
-    Returns:
-        `np.ndarray`: float32 of shape `(n, 2)`.
-
-    Raises:
-        LabError: for unknown names, and for `n`, `seed` or `split` that are not allowed.
     """
     check_draw(name, n, seed)
     if split not in ("train", "test"):
@@ -80,7 +74,6 @@ def toy_log_prob(name: str) -> Callable[[np.ndarray], np.ndarray] | None:
     """
     The log-density of a toy dataset, `None` if it has no closed form.
 
-    Returns:
-        `Callable`: from points `(n, 2)` to natural logarithms `(n,)`, float64; `-inf` where no points are.
+    It is a function from points `(n, 2)` to natural logarithms `(n,)`, float64; `-inf` where no points are.
     """
     return LOG_PROBS.get(TOY_DATASETS[name].name)

@@ -46,6 +46,11 @@ def _register(
     return TOY_DATASETS.register(name, description=description, source=source, traits=traits, facts=facts)
 
 
+def _at(radius: np.ndarray | float, angle: np.ndarray) -> np.ndarray:
+    """Points by their polar coordinates."""
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
 # --- those of the study ----------------------------------------------------------------------------------------------
 
 _GRID = np.array([(x, y) for x in range(-2, 3) for y in range(-2, 3)])
@@ -73,15 +78,13 @@ def circle(n: int, rng: np.random.Generator) -> np.ndarray:
     directions, probabilities = _circle_directions()
     centres = _CIRCLE_RADIUS * directions[rng.choice(len(directions), n, p=probabilities)]
     radius, angle = rng.uniform(0, _CIRCLE_JITTER, n), rng.uniform(0, 2 * math.pi, n)
-    return centres + np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return centres + _at(radius, angle)
 
 
-@_register(
-    "line",
-    "a filled rectangle, 4 by 8",
-    _TEMPLATE,
-    partial(densities.rectangles_log_prob, corners=np.array([[-2, -4]]), size=(4, 8)),
-)
+_LINE_LOG_PROB = partial(densities.rectangles_log_prob, corners=np.array([[-2, -4]]), size=(4, 8))
+
+
+@_register("line", "a filled rectangle, 4 by 8", _TEMPLATE, _LINE_LOG_PROB)
 def line(n: int, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform((-2, -4), (2, 4), (n, 2))
 
@@ -129,26 +132,23 @@ def shape_centres(name: str) -> np.ndarray:
     return (points - (lowest + highest) / 2) * (7.2 / (highest - lowest).max())
 
 
-def _noisy_points(name: str, scales: np.ndarray) -> tuple[Any, LogProb]:
-    """How to draw the points of a shape plus Gaussian noise, and their density."""
+def _register_shape(name: str, text: str, source: str, scales: np.ndarray) -> None:
+    """The points of a shape plus Gaussian noise."""
 
     def draw(n: int, rng: np.random.Generator) -> np.ndarray:
         centres = shape_centres(name)
         return centres[rng.integers(len(centres), size=n)] + rng.normal(size=(n, 2)) * scales
 
-    return draw, lambda points: densities.mixture_log_prob(points, shape_centres(name), scales)
+    def log_prob(points: np.ndarray) -> np.ndarray:
+        return densities.mixture_log_prob(points, shape_centres(name), scales)
+
+    _register(name, f"{text}, with noise", source, log_prob, ("shape",))(draw)
 
 
-def _register_shapes() -> None:
-    draw, log_prob = _noisy_points("dino", _DINO_NOISE)
-    text = "the 142 points of Alberto Cairo's Datasaurus, with noise"
-    _register("dino", text, f"{_TEMPLATE}; the points are those in data-morph-ai", log_prob, ("shape",))(draw)
-    for name, text in _SHAPES.items():
-        draw, log_prob = _noisy_points(name, _SHAPE_NOISE)
-        _register(name, f"{text}, with noise", "data-morph-ai (S. Molin, MIT licence)", log_prob, ("shape",))(draw)
-
-
-_register_shapes()
+_DATASAURUS = "the 142 points of Alberto Cairo's Datasaurus"
+_register_shape("dino", _DATASAURUS, f"{_TEMPLATE}; the points are those in data-morph-ai", _DINO_NOISE)
+for _name, _text in _SHAPES.items():
+    _register_shape(_name, _text, "data-morph-ai (S. Molin, MIT licence)", _SHAPE_NOISE)
 
 
 # --- other classics --------------------------------------------------------------------------------------------------
@@ -164,14 +164,10 @@ def swiss_roll(n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 _BLACK = np.array([(x, y) for x in range(-4, 4, 2) for y in range(-4, 4, 2) if (x + y) % 4 == 0])
+_BLACK_LOG_PROB = partial(densities.rectangles_log_prob, corners=_BLACK, size=(2, 2))
 
 
-@_register(
-    "checkerboard",
-    "the black squares of a board of 4x4",
-    _FFJORD,
-    partial(densities.rectangles_log_prob, corners=_BLACK, size=(2, 2)),
-)
+@_register("checkerboard", "the black squares of a board of 4x4", _FFJORD, _BLACK_LOG_PROB)
 def checkerboard(n: int, rng: np.random.Generator) -> np.ndarray:
     return _BLACK[rng.integers(len(_BLACK), size=n)] + rng.uniform(0, 2, (n, 2))
 
@@ -181,33 +177,24 @@ def spirals(n: int, rng: np.random.Generator) -> np.ndarray:
     """Even along the radius squared, plus Gaussian noise of 0.1."""
     angle = 3 * math.pi * np.sqrt(rng.uniform(size=n))
     radius = (4 / (3 * math.pi)) * angle * rng.choice((-1, 1), n)
-    arms = np.stack([-radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return arms + 0.1 * rng.normal(size=(n, 2))
+    return _at(radius, angle) * (-1, 1) + 0.1 * rng.normal(size=(n, 2))
 
 
-_EIGHT = 3 * np.stack([np.cos(np.arange(8) * math.pi / 4), np.sin(np.arange(8) * math.pi / 4)], axis=1)
+_EIGHT = 3 * _at(1.0, np.arange(8) * math.pi / 4)
 _EIGHT_NOISE = np.array([0.3, 0.3])
+_EIGHT_LOG_PROB = partial(densities.mixture_log_prob, centres=_EIGHT, scales=_EIGHT_NOISE)
 
 
-@_register(
-    "eight_gaussians",
-    "eight Gaussians of width 0.3 on a circle of radius 3",
-    _FFJORD,
-    partial(densities.mixture_log_prob, centres=_EIGHT, scales=_EIGHT_NOISE),
-)
+@_register("eight_gaussians", "eight Gaussians of width 0.3 on a circle of radius 3", _FFJORD, _EIGHT_LOG_PROB)
 def eight_gaussians(n: int, rng: np.random.Generator) -> np.ndarray:
     return _EIGHT[rng.integers(8, size=n)] + rng.normal(size=(n, 2)) * _EIGHT_NOISE
 
 
 _RADII, _RING_NOISE = np.array([1.0, 2.0, 3.0, 4.0]), 0.1
+_RINGS_LOG_PROB = partial(densities.rings_log_prob, radii=_RADII, scale=_RING_NOISE)
 
 
-@_register(
-    "rings",
-    "four circles around one another, with noise",
-    _FFJORD,
-    partial(densities.rings_log_prob, radii=_RADII, scale=_RING_NOISE),
-)
+@_register("rings", "four circles around one another, with noise", _FFJORD, _RINGS_LOG_PROB)
 def rings(n: int, rng: np.random.Generator) -> np.ndarray:
     radius, angle = _RADII[rng.integers(4, size=n)], rng.uniform(0, 2 * math.pi, n)
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1) + _RING_NOISE * rng.normal(size=(n, 2))
+    return _at(radius, angle) + _RING_NOISE * rng.normal(size=(n, 2))

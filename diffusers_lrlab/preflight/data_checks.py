@@ -93,8 +93,8 @@ def _alike(subject: Subject, sample: torch.Tensor) -> int:
 
 def image_sizes(subject: Subject) -> str | None:
     """Images that are enlarged or cropped by much."""
-    sizes, resolution = subject.sizes, subject.config.resolution
-    if not sizes or resolution is None:
+    resolution = subject.config.resolution
+    if resolution is None or not (sizes := subject.sizes):
         return None
     small = sum(min(size) < resolution for size in sizes)
     if small > 0.1 * len(sizes):
