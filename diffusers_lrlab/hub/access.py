@@ -30,30 +30,23 @@ _MEANINGS = {
     413: "The Hub takes no files of this size.",
     429: "The Hub asks for patience: too many requests.",
 }
+_REMEDIES = {
+    401: "The token comes from --hub_token, HF_TOKEN or `hf auth login`, in this order; an expired one needs a new one.",
+    412: "Look at what is there, and push again.",
+    429: "Wait, and push again.",
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """
-    Where to upload.
+    """Where to upload; `asked_by` and `id_option`, for messages, are what asked for it and what named `repo_id`."""
 
-    Args:
-        repo_id (`str`): "USER/NAME"; [`check_can_write`] adds the user to a bare name.
-        repo_type (`str`): "model", "dataset" or "space".
-        private (`bool`): Whether the repository is made private if it is new.
-        revision (`str`): The branch, which is created if it is missing.
-        create_pr (`bool`): Whether to propose the change instead of making it.
-        token (`str`, *optional*): The one of `HF_TOKEN` or `hf auth login` if not given.
-        asked_by (`str`): The command or flag that asked for the upload, for messages.
-        id_option (`str`): The flag that named `repo_id`, for messages.
-    """
-
-    repo_id: str
-    repo_type: str = "model"
-    private: bool = False
-    revision: str = "main"
+    repo_id: str  # [`check_can_write`] adds the user to a bare name
+    repo_type: str = "model"  # or "dataset", "space"
+    private: bool = False  # if it is new
+    revision: str = "main"  # a branch, which is created if it is missing
     create_pr: bool = False
-    token: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)  # that of `HF_TOKEN` or `hf auth login` if not given
     asked_by: str = "lrlab push"
     id_option: str = "--repo_id"
 
@@ -71,12 +64,9 @@ class Target:
 
 def check_can_write(target: Target, dry_run: bool = False) -> Target:
     """
-    Makes sure, before any work, that something can be uploaded, and completes the id. Creates the repository and the branch
-    if they are missing, unless this is a dry run.
+    Makes sure, before any work, that something can be uploaded, or raises a `LabError`; completes the id.
 
-    Raises:
-        LabError: without a token, with one that the Hub does not accept or that may only read, and with an id that is not
-            valid or belongs to somebody else.
+    Creates the repository and the branch if they are missing, unless this is a dry run.
     """
     from huggingface_hub import get_token
 
@@ -139,18 +129,18 @@ def hub_errors(target: Target) -> Iterator[None]:
 
     try:
         yield
-    except LabError:
-        raise
     # A failed connection is an HTTPError in huggingface_hub 1 and later, an OSError before; storage raises RuntimeErrors.
     except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as raised:
         error = _cause(raised)
         if _is_local(error):
             raise
         raise LabError(explain(error, target)) from None
+    except LabError:
+        raise
     except ValueError as error:  # the client's own checks, such as that of a card's metadata, or an answer that is no JSON
-        text = f"{_without(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})"
         is_foreign = isinstance(error, json.JSONDecodeError)
-        raise LabError("What answered is not the Hub. Check the network and HF_ENDPOINT: " * is_foreign + text) from None
+        what = "What answered is not the Hub. Check the network and HF_ENDPOINT: " if is_foreign else ""
+        raise LabError(f"{what}{_without(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})") from None
 
 
 def explain(error: BaseException, target: Target) -> str:
@@ -158,17 +148,12 @@ def explain(error: BaseException, target: Target) -> str:
     status = status_of(error)
     text = _without(str(error), target.token)
     if status is None:
-        return (
-            f"The Hub cannot be reached for {target.asked_by}: {text}\nCheck the network and HF_ENDPOINT, or upload later."
-        )
-    meaning = _MEANINGS.get(status, "The Hub has trouble of its own." if status >= 500 else "The Hub refuses.")
-    remedy = {
-        401: "The token comes from --hub_token, HF_TOKEN or `hf auth login`, in this order; an expired one needs a new one.",
-        412: "Look at what is there, and push again.",
-        429: "Wait, and push again.",
-    }.get(status, f"Check {target.id_option} {target.repo_id!r}, and the token and its rights.")
-    if status >= 500:
-        remedy = "Push again later."
+        what = f"The Hub cannot be reached for {target.asked_by}: {text}"
+        return f"{what}\nCheck the network and HF_ENDPOINT, or upload later."
+    meaning, remedy = "The Hub has trouble of its own.", "Push again later."
+    if status < 500:
+        meaning = _MEANINGS.get(status, "The Hub refuses.")
+        remedy = _REMEDIES.get(status, f"Check {target.id_option} {target.repo_id!r}, and the token and its rights.")
     return f"{meaning} ({target.asked_by}, {target.repo_type} {target.repo_id!r}) {text}\n{remedy}"
 
 
@@ -197,7 +182,7 @@ def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
     """
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
-    for attempt in range(attempts):
+    for attempt in range(attempts - 1):
         try:
             return action()
         except (HTTPError, OSError, RuntimeError) as raised:
@@ -205,12 +190,12 @@ def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
             status = status_of(error)
             passes = (status is None or status == 429 or status >= 500) and not isinstance(error, OfflineModeIsEnabled)
             wait = _asked_wait(error) or 2.0**attempt
-            if not passes or attempt + 1 == attempts or wait > _LONGEST_WAIT or _is_local(error):
+            if not passes or wait > _LONGEST_WAIT or _is_local(error):
                 raise
             what = "no answer" if status is None else f"status {status}"
             log(f"{doing}: {what} from the Hub; again in {wait:g} s ({attempt + 1} of {attempts - 1}).")
             time.sleep(wait)
-    raise AssertionError("unreachable")
+    return action()
 
 
 def _cause(error: BaseException) -> BaseException:

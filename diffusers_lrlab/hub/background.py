@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
 from .access import log
 from .contents import run_files
+from .publish import training_target
 
 if TYPE_CHECKING:
     from ..training.config import ResolvedConfig
@@ -25,11 +26,10 @@ class BackgroundUploads:
     """Uploads what a run has saved so far, one upload at a time, after [`check_can_push`]. Failures are logged."""
 
     def __init__(self, folder: Path, config: ResolvedConfig):
-        self.folder, self.config = folder, config
+        self.folder, self.target = folder, training_target(config)
         # The number keeps it apart from that of a killed run, whose upload may still be running.
         self._snapshot = folder / f".tmp-{os.getpid()}-push"
         self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[str] | None = None
         self._update = 0
 
     def __call__(self, update: int) -> None:
@@ -41,23 +41,21 @@ class BackgroundUploads:
         try:
             self._copy()
             self._update = update
-            self._output = (self._snapshot / ".output").open("w+", encoding="utf-8")
-            self._process = subprocess.Popen(
-                self._command(update),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=self._environment(),
-            )
+            with self._output.open("w") as output:
+                self._process = subprocess.Popen(
+                    self._command(update), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment()
+                )
         except (OSError, LabError) as error:
             shutil.rmtree(self._snapshot, ignore_errors=True)
             log(f"warning: no upload at update {update}: {error}. {_LATER}")
 
+    @property
+    def _output(self) -> Path:
+        return self._snapshot / ".output"
+
     def _copy(self) -> None:
         """Makes a copy that training does not change during the upload."""
-        shutil.rmtree(self._snapshot, ignore_errors=True)
         for name, path in run_files(self.folder).items():
-            assert isinstance(path, Path)
             to = self._snapshot / name
             to.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".safetensors":
@@ -67,26 +65,23 @@ class BackgroundUploads:
             shutil.copyfile(path, to)
 
     def _command(self, update: int) -> list[str]:
-        assert self.config.hub_model_id is not None
         return [
             *(sys.executable, "-m", "diffusers_lrlab.cli.main", "push", str(self._snapshot), "--unfinished"),
-            *("--repo_id", self.config.hub_model_id, "--message", f"Update {update}, training goes on"),
+            *("--repo_id", self.target.repo_id, "--message", f"Update {update}, training goes on"),
         ]  # no --private: the repository was created before training
 
     def _environment(self) -> dict[str, str]:
         """With the token, which a list of processes would show if it were an argument."""
-        token = {"HF_TOKEN": self.config.hub_token} if self.config.hub_token else {}
+        token = {"HF_TOKEN": self.target.token} if self.target.token else {}
         root = str(Path(__file__).parents[2])
         return {**os.environ, **token, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
     def _clean_up(self) -> None:
         """Logs why the last upload failed, if it did, and removes its files."""
-        if self._process is not None and self._output is not None:
-            if self._process.returncode:
-                self._output.seek(0)
-                log(f"warning: the upload at update {self._update} failed: {self._output.read().strip()[-2000:]}\n{_LATER}")
-            self._output.close()
-        self._process = self._output = None
+        if self._process is not None and self._process.returncode:
+            why = self._output.read_text(encoding="utf-8").strip()[-2000:]
+            log(f"warning: the upload at update {self._update} failed: {why}\n{_LATER}")
+        self._process = None
         shutil.rmtree(self._snapshot, ignore_errors=True)
 
     def finish(self) -> None:

@@ -20,8 +20,6 @@ from ..training.kinds.base import DataKind
 from ..training.kinds.select import kind_of
 from .cards import fill
 
-TEMPLATE = Path(__file__).parent / "model_card.md"
-
 _LABELS = {
     "timestep_sampler": "Timestep sampler",
     "loss_weighting": "Loss weighting",
@@ -40,25 +38,20 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
     location = location or (config["hub_model_id"] if config["push_to_hub"] else str(folder))
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     card = fill(
-        TEMPLATE,
+        "model_card.md",
         _card_data(record, kind, title),
         title=title,
         kind=kind,
         data=_data_text(config),
-        lr_scheduler=config["lr_scheduler"],
         example=kind.card_example.format(location=location, inference_steps=config["ddpm_num_inference_steps"]),
         results=_result_rows(train["results"]),
         distances=_distance_rows(train["results"]),
-        num_samples=train["results"].get("distance_samples"),
-        num_floor=train["results"].get("distance_held_out_points"),
-        num_held_out=train["num_held_out_images"],
         schedule_text=_schedule_text(config, train),
         finder_text=_finder_text(folder, record),
-        signs=train.get("signs", {}),
-        command=record["run"]["command"],
-        call=record["run"].get("call"),
         facts=_facts(record, kind),
-        timestep_bins=config["log_timestep_bins"],
+        config=config,
+        train=train,
+        run=record["run"],
     )
     write_text(folder / "README.md", card)
 
@@ -91,14 +84,9 @@ def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
-    schedule = Schedule(
-        config["lr_scheduler"],
-        config["lr_scheduler_kwargs"],
-        config["momentum_scheduler"],
-        config["momentum_scheduler_kwargs"],
-    )
-    source = config.get("lr_scheduler_source")
-    origin = f" (`{source}`)" if source else ""
+    names = ("lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", "momentum_scheduler_kwargs")
+    schedule = Schedule(*(config[name] for name in names))
+    origin = f" (`{config['lr_scheduler_source']}`)" if config.get("lr_scheduler_source") else ""
     peak = train.get("peak_learning_rate", config["learning_rate"])  # earlier versions did not scale it
     text = (
         f"`{describe_schedule(schedule)}`{origin}, with a peak of {peak:g} after {train['warmup_updates']} updates of "
@@ -142,26 +130,21 @@ def _is_on_hub(config: dict[str, Any]) -> bool:
 def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     config, train, meta = record["config"], record["train"], record["meta"]
     things, commit = kind.name, meta["git_commit"]  # an installed package has none
+    sampling = f"{config['ddpm_num_inference_steps']} steps of sampling"
+    processes = f"{train['num_processes']} process(es) on {train['device']}"
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
-        (
-            "Noise schedule",
-            f"{config['ddpm_num_steps']} timesteps, {config['ddpm_beta_schedule']}; {config['ddpm_num_inference_steps']} "
-            "steps of sampling",
-        ),
+        ("Noise schedule", f"{config['ddpm_num_steps']} timesteps, {config['ddpm_beta_schedule']}; {sampling}"),
         ("Prediction type", config["prediction_type"]),
         *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(config)),
         ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
         ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),
-        (
-            "Hardware",
-            f"{train['num_processes']} process(es) on {train['device']}; {meta['processor']}, {meta['cpu_cores']} cores",
-        ),
+        ("Hardware", f"{processes}; {meta['processor']}, {meta['cpu_cores']} cores"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
         *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
     ]

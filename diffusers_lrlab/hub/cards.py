@@ -8,15 +8,14 @@ from typing import Any
 
 from ..core.errors import LabError
 
-_TEMPLATES = Path(__file__).parent
 HUB = "https://huggingface.co"
 
 
-def fill(template: Path, metadata: Any, **values: Any) -> str:
-    """The text of a card, from a Jinja template that begins with the block of metadata, a `huggingface_hub.CardData`."""
+def fill(template: str, metadata: Any, **values: Any) -> str:
+    """The text of a card, from a Jinja template here that begins with its metadata, a `huggingface_hub.CardData`."""
     from huggingface_hub import RepoCard
 
-    return str(RepoCard.from_template(metadata, template_path=str(template), **values))
+    return str(RepoCard.from_template(metadata, template_path=str(Path(__file__).parent / template), **values))
 
 
 def parsed_card(text: str, name: str) -> Any:
@@ -40,9 +39,8 @@ def _read(folder: Path) -> str:
 def _with_location(text: str, repo_id: str, revision: str) -> str:
     """A card whose examples load from this branch of the repository; the rest of its text stays."""
     branch = "" if revision == "main" else f', revision="{revision}"'
-    text = re.sub(
-        r'(\b(?:from_pretrained|load_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?', rf'\1"{repo_id}"{branch}', text
-    )
+    loading = r'(\b(?:from_pretrained|load_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?'
+    text = re.sub(loading, rf'\1"{repo_id}"{branch}', text)
     return re.sub(r'(custom_pipeline=)"[^"\n]*"', rf'\1"{repo_id}"', text)
 
 
@@ -51,15 +49,9 @@ def card_for_run(folder: Path, record: dict[str, Any], repo_id: str, revision: s
     if record["run"]["status"] != "finished":
         from huggingface_hub import ModelCardData
 
-        return fill(
-            _TEMPLATES / "unfinished_card.md",
-            ModelCardData(library_name="diffusers", tags=["diffusers", "diffusers_lrlab", "unfinished"]),
-            title=repo_id.split("/")[-1],
-            status=record["run"]["status"],
-            num_updates=record["train"]["num_updates"],
-            updates_done=updates_done,
-            command=record["run"]["command"],
-        )
+        data = ModelCardData(library_name="diffusers", tags=["diffusers", "diffusers_lrlab", "unfinished"])
+        title = repo_id.split("/")[-1]
+        return fill("unfinished_card.md", data, title=title, record=record, updates_done=updates_done)
     card = parsed_card(_with_location(_read(folder), repo_id, revision), str(folder / "README.md"))
     for result in card.data.eval_results or []:
         result.source_name, result.source_url = "lrlab/run.json", f"{HUB}/{repo_id}/blob/{revision}/lrlab/run.json"
@@ -76,13 +68,13 @@ def card_for_schedule(folder: Path, repo_id: str, revision: str) -> str:
     return re.sub(r"`hub:[\w./-]+@REVISION`", f"`hub:{repo_id}@REVISION`", text)
 
 
-def study_card(text: str, repo_id: str, revision: str) -> str:
+def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
     """The card of a study as that of a dataset, whose rows are those of its summary."""
-    card = parsed_card(text, "README.md")
+    card = parsed_card(_read(folder), "README.md")
     card.data.configs = [{"config_name": "default", "data_files": [{"split": "summary", "path": "summary.parquet"}]}]
     text = re.sub(r"\n## Use\n\n```python\nfrom datasets.*\Z", "", card.text, flags=re.DOTALL).strip()
     branch = "" if revision == "main" else f'revision="{revision}", '
-    return fill(_TEMPLATES / "study_card.md", card.data, text=text, repo_id=repo_id, revision=branch)
+    return fill("study_card.md", card.data, text=text, repo_id=repo_id, revision=branch)
 
 
 def space_card(title: str) -> str:
@@ -91,4 +83,4 @@ def space_card(title: str) -> str:
 
     looks: dict[str, Any] = {"emoji": "📉", "colorFrom": "blue", "colorTo": "gray", "pinned": False}
     data = SpaceCardData(title=title, sdk="static", app_file="index.html", tags=["diffusers_lrlab", "study"], **looks)
-    return fill(_TEMPLATES / "space_card.md", data, title=title)
+    return fill("space_card.md", data, title=title)

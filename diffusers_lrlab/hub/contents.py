@@ -4,54 +4,40 @@ from __future__ import annotations
 
 import fnmatch
 import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..schedules.published import read_schedule_file
 from ..training.kinds.select import KINDS
-from .cards import card_for_dataset, card_for_run, space_card, study_card
+from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
 _RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
 _NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*")
-_CHECKPOINTS = "checkpoint-*/*"
+_CHECKPOINTS = ("checkpoint-*/*",)
 _STUDY_FILES = ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "spec.yaml", "runs/*.json")
-_STUDY_WEIGHTS = "weights/*.safetensors"
+_STUDY_WEIGHTS = ("weights/*.safetensors",)
 _DATASET_FILES = ("README.md", "points.png", "data/*.parquet")
-SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")
-_MARKERS = {
-    "run": "lrlab/run.json",
-    "study": "spec.yaml",
-    "schedule": "schedule.json",
-    "dataset": "data/*.parquet",
-}
+_SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")
+_MARKERS = {"run": "lrlab/run.json", "study": "spec.yaml", "schedule": "schedule.json", "dataset": "data/*.parquet"}
 _SPACE_FILES = ("README.md", "index.html", "summary.json", "spec.yaml")
 REPO_TYPES = {"run": "model", "schedule": "model", "dataset": "dataset", "study": "dataset", "space": "space"}
 
 
 @dataclass(frozen=True)
 class Contents:
-    """
-    What is uploaded.
+    """What is uploaded."""
 
-    Args:
-        kind (`str`): A key of `REPO_TYPES`.
-        files (`dict`): From paths in the repository to files here, or to their content.
-        owned (`tuple` of `str`): Patterns of files that are deleted from the repository if they are not among `files`.
-        message (`str`): Of the commit.
-    """
-
-    kind: str
-    files: dict[str, Path | bytes]
-    owned: tuple[str, ...]
-    message: str
+    kind: str  # a key of `REPO_TYPES`
+    files: Mapping[str, Path | bytes]  # from paths in the repository to files here, or to their content
+    owned: tuple[str, ...]  # patterns of files that are deleted from the repository if they are not among `files`
+    message: str  # of the commit
 
     @property
     def repo_type(self) -> str:
-        """The type of its repository."""
         return REPO_TYPES[self.kind]
 
 
@@ -68,7 +54,6 @@ def kind_of_folder(folder: Path) -> str:
     )
 
 
-@contextmanager
 def contents_of(
     folder: Path,
     repo_id: str,
@@ -77,17 +62,12 @@ def contents_of(
     space: bool = False,
     include_checkpoints: bool = False,
     unfinished: bool = False,
-) -> Iterator[Contents]:
+) -> Contents:
     """
-    What is uploaded of a folder; files that are made for the upload exist inside this block.
+    What is uploaded of the folder of a run, a study, a toy dataset or a schedule; its card loads from the repository.
 
-    Args:
-        folder (`Path`): A run, a study, a toy dataset or a schedule.
-        repo_id (`str`): The repository that the examples of its card load from.
-        revision (`str`): The branch.
-        space (`bool`): Whether to upload the report of a study as a web page, instead of the study as a dataset.
-        include_checkpoints (`bool`): Whether to upload the checkpoints of a run, or the weights of a study's runs, too.
-        unfinished (`bool`): Whether to upload a run that has not finished, as far as it is.
+    With `space` it is the report of a study as a web page, instead of the study as a dataset; with `include_checkpoints`
+    also the checkpoints of a run, or the weights of a study's runs; with `unfinished` a run as far as it is.
     """
     kind = kind_of_folder(folder)
     if space and kind != "study":
@@ -97,22 +77,16 @@ def contents_of(
     if unfinished and kind != "run":
         raise LabError(f"--unfinished is about runs, and {str(folder)!r} holds a {kind}. Leave it out.")
     if kind == "run":
-        yield _run(folder, repo_id, revision, include_checkpoints, unfinished)
-    elif kind == "dataset":
-        files = _collect(folder, _DATASET_FILES)
-        files["README.md"] = card_for_dataset(folder, repo_id, revision).encode()
-        yield Contents("dataset", files, _DATASET_FILES, f"The toy dataset {folder.resolve().name}")
-    elif kind == "schedule":
-        from ..schedules.published import read_schedule_file
-        from .cards import card_for_schedule
-
-        schedule = read_schedule_file(folder / "schedule.json")
-        files = _collect(folder, SCHEDULE_FILES)
-        files["README.md"] = card_for_schedule(folder, repo_id, revision).encode()
-        yield Contents("schedule", files, SCHEDULE_FILES, f"The schedule {schedule.text}")
+        return _run(folder, repo_id, revision, include_checkpoints, unfinished)
+    if kind == "study":
+        return _study(folder, repo_id, revision, space, include_checkpoints)
+    if kind == "dataset":
+        patterns, message = _DATASET_FILES, f"The toy dataset {folder.resolve().name}"
+        card = card_for_dataset(folder, repo_id, revision)
     else:
-        with tempfile.TemporaryDirectory() as temporary:
-            yield _study(folder, Path(temporary) / "card", repo_id, revision, space, include_checkpoints)
+        patterns, message = _SCHEDULE_FILES, f"The schedule {read_schedule_file(folder / 'schedule.json').text}"
+        card = card_for_schedule(folder, repo_id, revision)
+    return Contents(kind, {**_files(folder, patterns), "README.md": card.encode()}, patterns, message)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -125,9 +99,9 @@ def kind_of_files(names: Collection[str]) -> str | None:
     return next((kind for kind, marker in _MARKERS.items() if fnmatch.filter(names, marker)), None)
 
 
-def _collect(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
+def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
     """Files of a folder by their paths in it; links that lead out of it are refused."""
-    found: dict[str, Path | bytes] = {}
+    found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         never = any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
@@ -139,8 +113,8 @@ def _collect(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]
     return found
 
 
-def run_files(folder: Path) -> dict[str, Path | bytes]:
-    return _collect(folder, _run_patterns(folder))
+def run_files(folder: Path) -> dict[str, Path]:
+    return _files(folder, _run_patterns(folder))
 
 
 def _run_patterns(folder: Path) -> tuple[str, ...]:
@@ -158,39 +132,38 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
             f"The run in {str(folder)!r} is not finished (status: {status}). Go on with it by --resume_from_checkpoint "
             "latest, or push what there is by --unfinished."
         )
-    patterns = _run_patterns(folder) + (_CHECKPOINTS,) * include_checkpoints
-    files = _collect(folder, patterns)
+    patterns = _run_patterns(folder) + (_CHECKPOINTS if include_checkpoints else ())
+    files = _files(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
-    files["README.md"] = card_for_run(folder, record, repo_id, revision, done).encode()
+    card = card_for_run(folder, record, repo_id, revision, done)
     message = f"{done}{'' if status == 'finished' else f' of {total}'} updates: {command}"
-    return Contents("run", files, patterns, message)
+    return Contents("run", {**files, "README.md": card.encode()}, patterns, message)
 
 
-def _study(folder: Path, temporary: Path, repo_id: str, revision: str, space: bool, include_weights: bool) -> Contents:
-    summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
-    if summary is None:
+def _study(folder: Path, repo_id: str, revision: str, space: bool, include_weights: bool) -> Contents:
+    if not (folder / "summary.json").exists():
         raise LabError(f"{str(folder)!r} has no summary yet. Finish the study by `lrlab study run`, then push it.")
     try:
-        title = str(summary["study"]["title"])
+        title = str(read_json(folder / "summary.json")["study"]["title"])
     except (KeyError, TypeError):
         raise LabError(f"{str(folder / 'summary.json')!r} is not the summary of a study.") from None
     if space:
         page = folder / "report" / "index.html"
         if not page.exists():
             raise LabError(f"{str(folder)!r} has no report. Make one by `lrlab study report {folder}`.")
-        files: dict[str, Path | bytes] = {"index.html": page, **_collect(folder, ("summary.json", "spec.yaml"))}
-        files["README.md"] = space_card(title).encode()
+        made: dict[str, Path | bytes] = {"index.html": page, "README.md": space_card(title).encode()}
+        files = made | _files(folder, ("summary.json", "spec.yaml"))
         return Contents("space", files, _SPACE_FILES, f"The report of the study: {title}")
-    weights = (_STUDY_WEIGHTS,) * include_weights
-    files = _collect(folder, ("runs/*.json", *weights))
-    card = folder
-    if (folder / "runs").is_dir():  # else the folder is the card of a study already
-        from ..study.report.card import write_study_card
+    weights = _STUDY_WEIGHTS if include_weights else ()
+    results = _files(folder, ("runs/*.json", *weights))
+    with tempfile.TemporaryDirectory() as temporary:
+        card = folder
+        if (folder / "runs").is_dir():  # else the folder is the card of a study already
+            from ..study.report.card import write_study_card
 
-        card = write_study_card(folder, temporary).parent
-    files |= _collect(card, _STUDY_FILES)
-    text = (card / "README.md").read_text(encoding="utf-8")
-    files["README.md"] = study_card(text, repo_id, revision).encode()
-    return Contents("study", files, _STUDY_FILES + weights, f"The study: {title}")
+            card = write_study_card(folder, Path(temporary) / "card").parent
+        shown = {name: path.read_bytes() for name, path in _files(card, _STUDY_FILES).items()}
+        shown["README.md"] = card_for_study(card, repo_id, revision).encode()
+    return Contents("study", {**results, **shown}, _STUDY_FILES + weights, f"The study: {title}")

@@ -9,22 +9,12 @@ from ..data.toy2d import check_draw, load_toy_dataset, toy_log_prob
 from ..data.toy2d_entries import TOY_DATASETS
 from .cards import fill
 
-TEMPLATE = Path(__file__).parent / "dataset_card.md"
-
 
 def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 10_000, seed: int = 42) -> None:
     """
-    Writes a toy dataset: parquet files, a card that says how it was made, and a picture.
+    Writes a toy dataset into a new folder, whole or not at all: parquet files, a card that says how it was made, a picture.
 
-    Args:
-        name (`str`): A name of [`list_toy_datasets`].
-        folder (`Path`): A new or empty folder; it appears whole or not at all.
-        n (`int`): Points of the split `train`.
-        n_test (`int`): Points of the split `test`, an independent draw; 0 for none.
-        seed (`int`): The seed of the generators.
-
-    Raises:
-        LabError: for an unknown name, numbers that are not allowed, and a folder that is not empty.
+    `n` and `n_test` are the points of the splits `train` and `test`, which are independent draws; `n_test=0` leaves it out.
     """
     check_draw(name, n, seed)
     check_draw(name, n_test, seed, "n_test", least=0)
@@ -41,9 +31,8 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
             path.parent.mkdir(exist_ok=True)
             # Not `to_parquet`, which writes progress bars into logs.
             parquet.write_table(dataset.data.table, path)
-        plot_splits(
-            {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}, temporary / "points.png"
-        )
+        points = {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}
+        plot_splits(points, temporary / "points.png")
         write_text(temporary / "README.md", _card(name, sizes, seed))
 
 
@@ -51,22 +40,18 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
     from huggingface_hub import DatasetCardData
 
     entry = TOY_DATASETS[name]
+    files = [{"split": split, "path": f"data/{split}-*.parquet"} for split in sizes]
     data = DatasetCardData(
         # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
         license="mit" if "shape" in entry.traits else "apache-2.0",
         pretty_name=f"{name}, a 2-D toy dataset",
         tags=["toy", "2d", "points", "diffusion", "diffusers_lrlab"],
         size_categories=[_size_category(sum(sizes.values()))],
-        configs=[
-            {
-                "config_name": "default",
-                "data_files": [{"split": split, "path": f"data/{split}-*.parquet"} for split in sizes],
-            }
-        ],
+        configs=[{"config_name": "default", "data_files": files}],
     )
     options = f"--n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed}"
     return fill(
-        TEMPLATE,
+        "dataset_card.md",
         data,
         title=name,
         description=entry.description,
@@ -79,6 +64,6 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
 
 
 def _size_category(num_rows: int) -> str:
-    bounds = [(1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M")]
-    bounds += [(10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B")]
-    return next(words for bound, words in bounds if num_rows < bound)
+    """The Hub's word for a size, of which there is one for each power of ten."""
+    words = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
+    return words[max(0, len(str(num_rows)) - 3)]

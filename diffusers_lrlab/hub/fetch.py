@@ -30,18 +30,15 @@ _MOST_FILES, _LONGEST_NAME = 20_000, 200
 
 def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | None = None) -> Path:
     """
-    Downloads what somebody published: a run, a study, a toy dataset or a schedule.
+    Downloads what somebody published into a new folder, which is returned, and appears whole or not at all.
 
     Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run.
 
     Args:
         repo_id (`str`): "USER/NAME", of any type.
-        folder (`Path`): A new or empty folder; it appears whole or not at all.
+        folder (`Path`): A new or empty folder.
         revision (`str`, *optional*): Branch, tag or commit; "main" if not given.
-        kind (`str`, *optional*): What it must be, such as "run".
-
-    Returns:
-        `Path`: `folder`.
+        kind (`str`, *optional*): What it must be, such as "run"; a run, a study, a toy dataset or a schedule if not given.
 
     Raises:
         LabError: if there is no such repository, or it holds a file that cannot be trusted, which is named.
@@ -77,10 +74,8 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
     for repo_type in ("model", "dataset"):
         target = Target(repo_id, repo_type, asked_by="lrlab pull", id_option="the id")
         try:
-            return target, patiently(
-                lambda target=target: target.api.repo_info(**target.where, revision=revision, files_metadata=True),  # type: ignore[misc]
-                "Looking at the repository",
-            )
+            look = functools.partial(target.api.repo_info, **target.where, revision=revision, files_metadata=True)
+            return target, patiently(look, "Looking at the repository")
         except (HTTPError, OSError, ValueError) as error:
             if status_of(error) not in (401, 403, 404):
                 with hub_errors(target):
@@ -101,33 +96,32 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
     Raises:
         LabError: for a path that leaves the folder, formats that run code when they are read, and implausible sizes.
     """
+
+    def refused(what: str) -> LabError:
+        return LabError(f"{repo_id!r} holds {what}. Nothing was downloaded.")
+
     if len(files) > _MOST_FILES:
-        raise LabError(f"{repo_id!r} holds {len(files)} files, more than {_MOST_FILES}. Nothing was downloaded.")
+        raise refused(f"{len(files)} files, more than {_MOST_FILES}")
     taken = []
     for name, size in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name or not path.parts:
-            raise LabError(f"{repo_id!r} holds {name!r}, a path that leads out of its folder. Nothing was downloaded.")
+            raise refused(f"{name!r}, a path that leads out of its folder")
         ending = path.suffix.lower()
         if path.parts[0].startswith("checkpoint-"):
             continue  # states of a training run, which are not part of the result
         if ending in _PICKLED:
-            raise LabError(
-                f"{repo_id!r} holds {name!r}, a format that can run code when it is read. Only safetensors are taken; "
-                "nothing was downloaded."
-            )
+            raise refused(f"{name!r}, a format that can run code when it is read. Only safetensors are taken")
         if ending in _CODE or path.name in _IGNORED or ending not in _LARGEST:
             continue
         if size > _LARGEST[ending]:
-            raise LabError(
-                f"{repo_id!r} holds {name!r} of {size / 2**20:.0f} MiB, where no more than {_LARGEST[ending] / 2**20:.0f} "
-                "are expected. Nothing was downloaded."
-            )
+            most = _LARGEST[ending] / 2**20
+            raise refused(f"{name!r} of {size / 2**20:.0f} MiB, where no more than {most:.0f} are expected")
         if max(map(len, path.parts)) > _LONGEST_NAME:
-            raise LabError(f"{repo_id!r} holds a file whose name has more than {_LONGEST_NAME} characters: {name[:60]!r}...")
+            raise refused(f"a file whose name has more than {_LONGEST_NAME} characters ({name[:60]!r}...)")
         taken.append(name)
     if clash := {str(parent) for name in taken for parent in PurePosixPath(name).parents} & set(taken):
-        raise LabError(f"{repo_id!r} holds {clash.pop()!r} as a file and as a folder. Nothing was downloaded.")
+        raise refused(f"{clash.pop()!r} as a file and as a folder")
     return taken
 
 

@@ -24,19 +24,14 @@ _NO_TEXTS = (".safetensors", ".parquet", ".png", ".gif")
 
 
 class Published(NamedTuple):
-    """What was uploaded: the address of the commit (or of the pull request), its revision, and the number of files."""
+    """What was uploaded: the address of the commit (or of the pull request), and the number of files."""
 
     url: str
-    revision: str
     num_files: int
 
 
 class _Stop(KeyboardInterrupt):
-    """A signal during an upload; not an `Exception`, which the client would catch."""
-
-    def __init__(self, signal_number: int):
-        super().__init__(signal_number)
-        self.signal_number = signal_number
+    """The number of a signal during an upload; not an `Exception`, which the client would catch."""
 
 
 class UploadInterrupted(Interrupted):
@@ -55,41 +50,32 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
     """
     Uploads what a user needs of the folder of a run, a study, a toy dataset or a schedule.
 
-    Args:
-        folder (`Path`): What to upload.
-        target ([`Target`]): Where to; the type of the repository follows from what the folder holds.
-        message (`str`, *optional*): Of the commit; by default it names the command.
-        **options: `space`, `include_checkpoints`, `unfinished`; see [`contents_of`].
+    The type of the repository follows from what the folder holds; `options` are those of [`contents_of`].
 
     Raises:
         LabError: before anything is sent if it cannot work, and if it fails; then with the command that goes on.
         UploadInterrupted: after SIGINT or SIGTERM.
     """
-    with contents_of(folder, target.repo_id, target.revision, **options) as contents:
-        target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
+    contents = contents_of(folder, target.repo_id, target.revision, **options)
+    target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
     # Again, since the card names the complete id.
-    with contents_of(folder, target.repo_id, target.revision, **options) as contents:
-        return publish(contents, target, message or contents.message, _push_command(folder, target, options, message))
+    contents = contents_of(folder, target.repo_id, target.revision, **options)
+    return publish(contents, target, message or contents.message, _push_command(folder, target, options, message))
 
 
 def _push_command(folder: Path, target: Target, options: dict[str, bool], message: str | None = None) -> str:
-    flags = [f"--{name}" for name, value in options.items() if value]
+    given = {**options, "create_pr": target.create_pr, "private": target.private}
+    flags = [f"--{name}" for name, value in given.items() if value]
     flags += ["--message", message] if message else []
-    flags += ["--create_pr"] if target.create_pr else []
-    flags += ["--private"] if target.private else []
     flags += ["--revision", target.revision] if target.revision != "main" else []
     return f"`{shlex.join(['lrlab', 'push', str(folder), '--repo_id', target.repo_id, *flags])}`"
 
 
 def publish(contents: Contents, target: Target, message: str, again: str) -> Published:
     """
-    Uploads in one commit, with retries, and makes sure that the repository has what was sent.
+    Uploads in one commit, with retries, and makes sure that the repository has what was sent; after [`check_can_write`].
 
-    Args:
-        contents ([`Contents`]): What to upload.
-        target ([`Target`]): Where to, after [`check_can_write`].
-        message (`str`): Of the commit; its first line is the title.
-        again (`str`): The command that repeats the upload, for messages.
+    The first line of `message` is the title of the commit; `again` is the command that repeats the upload, for errors.
     """
     _refuse_secrets(contents, target, message)
     if target.token:
@@ -98,7 +84,7 @@ def publish(contents: Contents, target: Target, message: str, again: str) -> Pub
         with interrupts_raised(_Stop), hub_errors(target):
             return _Upload(contents, target, message).done()
     except _Stop as stop:
-        raise UploadInterrupted(stop.signal_number, again) from None
+        raise UploadInterrupted(stop.args[0], again) from None
     except LabError as error:
         raise LabError(
             f"The upload failed: {error}\nNothing half is there: a commit appears whole or not at all. Files that were "
@@ -140,23 +126,20 @@ class _Upload:
 
         commit: Any = patiently(attempt, f"Uploading {len(self.contents.files)} files")
         if commit is None and self.target.create_pr:
-            return Published(self.target.repo_id, "the pull request that is open", len(self.sent))
+            return Published(self.target.repo_id, len(self.sent))
         revision = self._head() if commit is None else (commit.pr_revision or commit.oid)
         if wrong := self._missing(revision):
-            raise LabError(
-                f"{', '.join(wrong[:5])} of the repository {self.target.repo_id!r} at {revision} are not what was sent."
-            )
+            names = ", ".join(wrong[:5])
+            raise LabError(f"{names} of the repository {self.target.repo_id!r} at {revision} are not what was sent.")
         url = getattr(commit, "pr_url", None) or getattr(commit, "commit_url", None)
-        return Published(str(url or self.target.repo_id), revision, len(self.sent))
+        return Published(str(url or self.target.repo_id), len(self.sent))
 
     def _check_kind(self, before: dict[str, Any]) -> None:
         """Raises a `LabError` if the repository holds another kind of result, whose card would be replaced."""
-        kind = kind_of_files(before)
-        if kind is not None and kind != self.contents.kind and self.target.repo_type != "space":
-            raise LabError(
-                f"The repository {self.target.repo_id!r} holds a {kind}, and this is a {self.contents.kind}. Give another "
-                f"{self.target.id_option}."
-            )
+        kind, ours = kind_of_files(before), self.contents.kind
+        if kind not in (None, ours) and self.target.repo_type != "space":
+            what = f"The repository {self.target.repo_id!r} holds a {kind}, and this is a {ours}."
+            raise LabError(f"{what} Give another {self.target.id_option}.")
 
     def _was_made(self, head: str) -> bool:
         now = self._head()
@@ -178,11 +161,8 @@ class _Upload:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         self.sent = {name: CommitOperationAdd(name, content) for name, content in self.contents.files.items()}
-        stale = [
-            name
-            for name in before
-            if name not in self.sent and matches(name, self.contents.owned) and not name.endswith(".py")
-        ]
+        ours = [name for name in before if matches(name, self.contents.owned) and not name.endswith(".py")]
+        stale = [name for name in ours if name not in self.sent]
         with warnings.catch_warnings():
             # The client warns of parquet files in a model's repository; here they are part of the evidence.
             warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")
@@ -210,15 +190,13 @@ def _is_same(entry: Any, operation: CommitOperationAdd) -> bool:
     if entry.lfs is not None:
         return entry.lfs.sha256 == operation.upload_info.sha256.hex()
     with operation.as_file() as file:
-        content = file.read()
-    return entry.blob_id == git_hash(content)
+        return entry.blob_id == git_hash(file.read())
 
 
 # --- the training script ---------------------------------------------------------------------------------------------
 
 
 def training_target(config: ResolvedConfig) -> Target:
-
     return Target(
         config.hub_model_id or Path(config.output_dir).resolve().name,
         private=config.hub_private_repo,
@@ -243,5 +221,5 @@ def check_can_push(config: ResolvedConfig) -> str:
 def push_run(folder: Path, config: ResolvedConfig, message: str | None = None) -> Published:
     """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
     target = training_target(config)
-    with contents_of(folder, target.repo_id) as contents:
-        return publish(contents, target, message or contents.message, _push_command(folder, target, {}))
+    contents = contents_of(folder, target.repo_id)
+    return publish(contents, target, message or contents.message, _push_command(folder, target, {}))

@@ -17,27 +17,17 @@ from .records import is_number, read_log, read_record
 
 TOLERANCE = 0.05
 _EXACT_ENOUGH = 1e-6  # of a learning rate, which is a function of the clock alone
-_ALL = ("learning rate", "losses", "results", "weights")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """
-    A run compared with its record.
+    """A run compared with its record: its "learning rate", "losses", "results" and "weights"."""
 
-    Args:
-        settings (`dict`): From options that differ to their values "then" and "now".
-        environment (`dict`): The same of versions, hardware, processes and source.
-        findings (`dict`): For "learning rate", "losses", "results" and "weights": "equal", or how far apart they are.
-        largest (`dict`): For the same, the largest relative difference; `None` where one of the two has nothing to compare.
-        tolerance (`float`): The difference up to which losses and results count as the same in another environment.
-    """
-
-    settings: dict[str, tuple[Any, Any]]
-    environment: dict[str, tuple[Any, Any]]
-    findings: dict[str, str]
-    largest: dict[str, float | None]
-    tolerance: float
+    settings: dict[str, tuple[Any, Any]]  # from options that differ to their values "then" and "now"
+    environment: dict[str, tuple[Any, Any]]  # the same of versions, hardware, processes and source
+    findings: dict[str, str]  # "equal", or how far apart they are
+    largest: dict[str, float | None]  # the largest relative difference; `None` where one of the two has nothing to compare
+    tolerance: float  # the difference up to which losses and results count as the same in another environment
 
     @property
     def is_exact(self) -> bool:
@@ -83,10 +73,7 @@ class Comparison:
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:
-    """
-    The options that repeat the run in a folder, as the training script takes them; a `LabError` if there is no record, or
-    one with options that this version does not know.
-    """
+    """The options that repeat the run in a folder; a `LabError` if there are none, or some that this version lacks."""
     from ..training.config import TrainingConfig
 
     record = read_record(folder)
@@ -104,19 +91,15 @@ def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Compari
     """Compares the record in the folder `then` with the repeated run in the folder `now`."""
     records = read_record(then), read_record(now)
     rows = read_log(then), read_log(now)
-    parts = (
-        _compare_rows(*rows, ("lr", "beta1")),
-        _compare_rows(*rows, ("loss", "validation_loss", "validation_loss_ema", "grad_norm")),
-        _compare_results(*(record["train"].get("results") or {} for record in records)),
-        _compare_weights(then, now),
-    )
-    return Comparison(
-        _settings(*records),
-        _environment(*records),
-        dict(zip(_ALL, (text for text, _ in parts), strict=True)),
-        dict(zip(_ALL, (largest for _, largest in parts), strict=True)),
-        tolerance,
-    )
+    parts = {
+        "learning rate": _compare_rows(*rows, ("lr", "beta1")),
+        "losses": _compare_rows(*rows, ("loss", "validation_loss", "validation_loss_ema", "grad_norm")),
+        "results": _compare_results(*(record["train"].get("results") or {} for record in records)),
+        "weights": _compare_weights(then, now),
+    }
+    findings = {name: text for name, (text, _) in parts.items()}
+    largest = {name: number for name, (_, number) in parts.items()}
+    return Comparison(_settings(*records), _environment(*records), findings, largest, tolerance)
 
 
 def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -134,16 +117,13 @@ def _environment(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[A
 
     def facts(record: dict[str, Any]) -> dict[str, Any]:
         meta, train = record["meta"], record["train"]
-        source = {"commit": meta.get("git_commit"), "local changes": meta.get("git_dirty")}
-        hardware = {name: meta.get(name) for name in ("processor", "cpu_cores", "platform")}
-        plugins = {"code of --import": sorted(one["sha256"] for one in meta.get("plugins", [])) or None}
-        return {
-            **meta["versions"],
-            **source,
-            **plugins,
-            **hardware,
-            **{name: train.get(name) for name in ("device", "num_processes")},
+        source = {
+            "commit": meta.get("git_commit"),
+            "local changes": meta.get("git_dirty"),
+            "code of --import": sorted(one["sha256"] for one in meta.get("plugins", [])) or None,
         }
+        names = ("processor", "cpu_cores", "platform", "device", "num_processes")
+        return {**meta["versions"], **source, **{name: meta.get(name, train.get(name)) for name in names}}
 
     old, new = facts(then), facts(now)
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}

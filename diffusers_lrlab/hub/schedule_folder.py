@@ -11,8 +11,6 @@ from ..schedules.resolve import merge_spec, resolve_schedule
 from ..schedules.schedule import Schedule
 from .cards import fill
 
-TEMPLATE = Path(__file__).parent / "schedule_card.md"
-
 
 def write_schedule_folder(
     folder: Path,
@@ -23,18 +21,10 @@ def write_schedule_folder(
     license: str | None = None,
 ) -> None:
     """
-    Writes `schedule.json`, `schedule.png` and a card.
+    Writes `schedule.json`, `schedule.png` and a card into a new folder, whole or not at all.
 
-    Args:
-        folder (`Path`): New or empty; it appears whole or not at all.
-        lr_scheduler (`str`): Name or spec string.
-        momentum_scheduler (`str`, *optional*): Name or spec string.
-        num_updates (`int`): The length of the run in the picture.
-        warmup_updates (`int`, *optional*): Its warm-up; by default a twentieth, or none for schedules without warm-up.
-        license (`str`, *optional*): For the card.
-
-    Raises:
-        LabError: for a schedule that no run could use, and a folder that is not empty.
+    Schedules are names or spec strings. The picture is of a run of `num_updates`, of which `warmup_updates` are warm-up: by
+    default a twentieth, or none for schedules without warm-up.
     """
     from huggingface_hub import ModelCardData
 
@@ -60,7 +50,7 @@ def write_schedule_folder(
         plot_previews([shown], run, temporary / "schedule.png")
         tags = ["diffusers", "learning-rate-schedule", name]
         card = fill(
-            TEMPLATE,
+            "schedule_card.md",
             ModelCardData(library_name="diffusers_lrlab", tags=tags, license=license),
             title=folder.resolve().name,
             text=published.text,
