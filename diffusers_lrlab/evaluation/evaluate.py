@@ -48,7 +48,7 @@ def compare_samples(
     form: str = "points",
 ) -> dict[str, float]:
     """
-    Every comparison of samples with data that their numbers and dimensions allow.
+    Every comparison of samples with data that their numbers and dimensions allow, by the name of the metric.
 
     Args:
         real (`np.ndarray`): `(num_real, dimension)`, in random order.
@@ -56,15 +56,12 @@ def compare_samples(
         progress (`str`, *optional*): The text of a progress bar in a terminal.
         names (`Collection[str]`, *optional*): Only the metrics of these names.
         form (`str`): Of the data.
-
-    Returns:
-        `dict`: from names of metrics to figures.
     """
     results: dict[str, float] = {}
     if min(len(real), len(generated)) <= NEIGHBOUR:
         return results
     metrics = [metric for metric in METRICS.values() if metric.of == "samples" and metric.form in (None, form)]
-    chosen = [metric for metric in metrics if metric.name in (names if names is not None else METRICS)]
+    chosen = [metric for metric in metrics if names is None or metric.name in names]
     for metric in tqdm(chosen, desc=progress, leave=False, disable=None if progress else True):
         if metric.function is None or (metric.most_dimensions or real.shape[1]) < real.shape[1]:
             continue

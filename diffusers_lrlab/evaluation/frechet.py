@@ -30,14 +30,10 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
 
 def digit_features() -> Callable[[torch.Tensor], np.ndarray]:
     """
-    Features for 8x8 digits: the 32 units before the output of a small classifier.
+    Features of images `(num, channels, height, width)` in [-1, 1], `(num, 32)`: the units before the output of a classifier.
 
-    scikit-learn's `MLPClassifier` with layers of 64 and 32 units and seed 0, trained here in a second or two on all the
-    embedded digits, so that nothing is downloaded. Its only use is this distance.
-
-    Returns:
-        `Callable`: from images `(num, channels, height, width)` in [-1, 1], brought to grey and 8x8 pixels, to features
-        `(num, 32)`.
+    It is scikit-learn's `MLPClassifier` with layers of 64 and 32 units and seed 0, trained here in a second or two on all
+    the embedded digits, so that nothing is downloaded. Images are brought to grey and 8x8 pixels. Its only use is this.
     """
     from sklearn.datasets import load_digits
     from sklearn.neural_network import MLPClassifier

@@ -24,12 +24,7 @@ def check_neighbour(k: int, most: int, sizes: str) -> None:
 
 
 def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Two sets of points in one dimension of space, as float64 `(num, dimension)`.
-
-    Raises:
-        ValueError: for other shapes, fewer than `at_least` points, and coordinates that float32 cannot hold.
-    """
+    """Two sets of points in a space, as float64 `(num, dimension)`; a `ValueError` if they cannot be that."""
     sets = [np.asarray(points, np.float64) for points in (first, second)]
     for name, points in zip(("first", "second"), sets, strict=True):
         if points.ndim != 2 or points.shape[1] < 1 or len(points) < at_least:
@@ -46,11 +41,8 @@ def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple
 
 
 def resolution(real: np.ndarray) -> float:
-    """
-    The smallest distance that means anything near a real point: the rounding of float32 at the largest coordinate.
-
-    Of real points alone: a sample far away must not blur all distances.
-    """
+    """The smallest distance that means anything near a real point: the rounding of float32 at the largest coordinate."""
+    # Of real points alone: a sample far away must not blur all distances.
     return float(np.finfo(np.float32).eps * max(np.abs(real).max(), np.finfo(np.float32).tiny))
 
 
@@ -68,13 +60,7 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
     points of the same sizes, as training runs do, and read the figure beside that one. It can be negative.
 
     Distances below the rounding of float32 at the largest real coordinate count as that much, so that repeated points
-    give large figures and not infinite ones.
-
-    Args:
-        real (`np.ndarray`): `(n, dimension)`.
-        generated (`np.ndarray`): `(m, dimension)`.
-        k (`int`): Which neighbour; less than n, and at most m.
-        base (`float`): Of the logarithm: 2 gives bits, e nats.
+    give large figures and not infinite ones. `k` is less than n, and at most m; `base` 2 gives bits, e nats.
     """
     real, generated = as_points(real, generated)
     sizes = f"{len(real)} real and {len(generated)} generated points"
@@ -89,7 +75,7 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
     return float(nats / math.log(base))
 
 
-def _checked(limits: tuple[np.ndarray, np.ndarray], dimension: int) -> list[np.ndarray]:
+def _as_limits(limits: tuple[np.ndarray, np.ndarray], dimension: int) -> list[np.ndarray]:
     ends = [np.asarray(end, np.float64) for end in limits]
     shapes_fit = len(ends) == 2 and all(end.shape == (dimension,) for end in ends)
     if not shapes_fit or not np.isfinite(ends).all() or (ends[0] >= ends[1]).any():
@@ -110,20 +96,15 @@ def histogram_kl(
     Every cell has half a point more than it holds, in both (the Krichevsky-Trofimov estimate), so that empty cells do not
     make it infinite; points outside the grid count in its outermost cells. It sees nothing finer than a cell.
 
-    Args:
-        real (`np.ndarray`): `(n, dimension)`; the cells are `bins ** dimension`, so 1 to 3 dimensions are practical.
-        generated (`np.ndarray`): `(m, dimension)`.
-        bins (`int`): Cells along each axis.
-        limits (`tuple` of two `np.ndarray`, *optional*): Lowest and highest coordinates of the grid; those of the real
-            points.
-        base (`float`): Of the logarithm: 2 gives bits.
+    The grid has `bins` cells along each axis, so 1 to 3 dimensions are practical; `limits` are its lowest and highest
+    coordinates, those of the real points if not given. With `base` 2 the result is in bits.
     """
     real, generated = as_points(real, generated)
     dimension = real.shape[1]
     check_base(base)
     if not 1 <= bins or bins**dimension > 10**7:
         raise ValueError(f"bins={bins} in {dimension} dimensions are not allowed; use 1 to {int(10 ** (7 / dimension))}.")
-    lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else _checked(limits, dimension)
+    lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else _as_limits(limits, dimension)
     width = np.where(highest > lowest, highest - lowest, 1.0)
     shares = []
     for points in (real, generated):

@@ -49,17 +49,9 @@ def losses_between(
     model: Any, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], loss: Any, num_points: int = 11
 ) -> np.ndarray:
     """
-    The loss along the straight line between two sets of weights.
+    The loss at evenly spread points of the straight line between two state dicts, both ends included.
 
-    Args:
-        model: Carries the last of them afterwards.
-        first (`dict`): State dict at 0.
-        second (`dict`): State dict at 1.
-        loss (`Callable`): From the model to a number, such as a mean of a [`ValidationLoss`].
-        num_points (`int`): Evenly spread, with both ends.
-
-    Returns:
-        `np.ndarray`: float64 of shape `(num_points,)`.
+    `loss` is a function of the model, such as a mean of a [`ValidationLoss`]; the model carries the last weights afterwards.
     """
     losses = []
     for share in np.linspace(0, 1, num_points):

@@ -60,15 +60,8 @@ def log_likelihood(
     interpolation. There \(\bar x\) has the density of the noise that sampling starts from. So this is the density of what
     DDIM makes with many steps, with the noise of the first timestep still on it; ancestral sampling has another one.
 
-    Args:
-        model: Called as `model(points, timesteps).sample`; in evaluation mode.
-        process ([`NoiseProcess`]): What the model was trained on.
-        points (`torch.Tensor`): `(num_points, dimension)`, on the device of the model.
-        num_steps (`int`): Steps of the integration.
-        batch_size (`int`): Points at a time.
-
-    Returns:
-        `torch.Tensor`: natural logarithms, float64 of shape `(num_points,)`.
+    The model is in evaluation mode, and `points` `(num_points, dimension)` are on its device. The results are natural
+    logarithms, float64 `(num_points,)`.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} is not allowed; use 1 or more.")
@@ -95,8 +88,7 @@ def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray, base: float = 2.0
     r"""
     KL(data || model) from natural log-densities at the same points of the data: \(E[\log p - \log q]\).
 
-    Returns:
-        `tuple[float, float]`: the mean, without bias, and its standard error, in bits with base 2.
+    The two numbers are its mean, without bias, and its standard error, in bits with base 2.
     """
     first, second = np.asarray(log_prob, np.float64), np.asarray(model_log_prob, np.float64)
     check_base(base)

@@ -13,19 +13,10 @@ from . import distances, kl
 from .frechet import digit_features, frechet_distance
 from .landscape import sharpness
 from .likelihood import exact_kl, log_likelihood
-from .registry import ALL, METRICS, Metric, better_of, metric_label, metrics_table, register_metric, word_for
+from .registry import ALL, METRICS, better_of, metric_label, metrics_table, register_metric, word_for
 from .validation_loss import ValidationLoss
 
-__all__ = [
-    "METRICS",
-    "Evaluation",
-    "Metric",
-    "better_of",
-    "metric_label",
-    "metrics_table",
-    "register_metric",
-    "word_for",
-]
+__all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
 
 NEIGHBOUR = 5  # k of the nearest-neighbour estimates, as in the study
 _LIKELIHOOD_POINTS = 1000
@@ -35,13 +26,7 @@ _MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, 
 
 
 class Evaluation:
-    """
-    What metrics are computed from.
-
-    Args:
-        run: A trained [`RunState`].
-        samples (`np.ndarray` or `None`): Of its averaged weights, if any were drawn.
-    """
+    """What metrics are computed from: a trained [`RunState`], and samples of its averaged weights if any were drawn."""
 
     def __init__(self, run: Any, samples: np.ndarray | None):
         self.run = run

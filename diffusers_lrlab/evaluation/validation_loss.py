@@ -19,10 +19,10 @@ class ValidationLoss:
     A function of the model alone. It draws from streams of its own, so that it does not disturb training.
 
     Args:
-        images (`torch.Tensor`): Held-out images `(num_images, channels, height, width)` in [-1, 1].
+        images (`torch.Tensor`): Held-out images or points `(num_images, ...)`.
         process ([`NoiseProcess`]): Whose loss it is.
         batch_size (`int`): Images per forward pass.
-        device: Of the model.
+        device (`torch.device`): That of the model.
         draw (`int`, *optional*): Which of many draws of timesteps and noise.
     """
 

@@ -27,9 +27,13 @@ def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
     kind = config.get("_class_name", wanted)
     if kind != wanted:
         raise LabError(f"{name_or_path!r} is the configuration of a {kind}; on these data this script trains a {wanted}.")
-    config = _with_defaults(model_class, config)
-    _check_can_be_built(model_class, config, name_or_path)
-    return config
+    given = {key: value for key, value in config.items() if not key.startswith("_")}
+    parameters = inspect.signature(model_class.__init__).parameters
+    if unknown := [key for key in given if key not in parameters]:
+        raise LabError(f"{wanted} does not take {', '.join(map(repr, unknown))} in its configuration. Remove it.")
+    defaults = {name: known.default for name, known in parameters.items() if known.default is not known.empty}
+    _check_can_be_built(model_class, defaults | given, name_or_path)
+    return defaults | given
 
 
 def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: str) -> None:
@@ -43,16 +47,3 @@ def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: 
             f"--model_config_name_or_path {name_or_path!r} describes no {model_class.__name__} that can be built: {error} "
             "Correct its config.json."
         ) from error
-
-
-def _with_defaults(model_class: Any, config: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(model_class.__init__).parameters
-    defaults = {
-        name: parameter.default for name, parameter in parameters.items() if parameter.default is not inspect.Parameter.empty
-    }
-    unknown = [key for key in config if key not in parameters and not key.startswith("_")]
-    if unknown:
-        raise LabError(
-            f"{model_class.__name__} does not take {', '.join(map(repr, unknown))} in its configuration. Remove it."
-        )
-    return defaults | {key: value for key, value in config.items() if not key.startswith("_")}

@@ -4,6 +4,7 @@ This file imports nothing but torch, numpy and diffusers: a copy of it travels b
 where diffusers_lrlab is not installed.
 """
 
+import contextlib
 import inspect
 import os
 import shutil
@@ -39,6 +40,11 @@ class PointPipelineOutput(BaseOutput):
     points: np.ndarray | torch.Tensor
     frames: np.ndarray | torch.Tensor | None = None
     frame_timesteps: list[int] | None = None
+
+
+def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
+    if not is_allowed:
+        raise ValueError(f"{name}={value!r} is not allowed; use {allowed}.")
 
 
 class PointDDPMPipeline(DiffusionPipeline):
@@ -97,47 +103,35 @@ class PointDDPMPipeline(DiffusionPipeline):
         ```
         """
         num_timesteps = self.scheduler.config.num_train_timesteps
-        num_inference_steps = min(100, num_timesteps) if num_inference_steps is None else num_inference_steps
-        most_frames = num_inference_steps + 1
-        for name, value, is_allowed, allowed in (
-            ("num_points", num_points, num_points >= 1, "1 or more"),
-            ("num_inference_steps", num_inference_steps, 1 <= num_inference_steps <= num_timesteps, f"1 to {num_timesteps}"),
-            ("num_frames", num_frames, num_frames == 0 or 2 <= num_frames <= most_frames, f"0, or 2 to {most_frames}"),
-            ("chunk_size", chunk_size, chunk_size >= 1, "1 or more"),
-            ("output_type", output_type, output_type in ("np", "pt"), "'np' or 'pt'"),
-        ):
-            if not is_allowed:
-                raise ValueError(f"{name}={value!r} is not allowed; use {allowed}.")
+        steps = min(100, num_timesteps) if num_inference_steps is None else num_inference_steps
+        _check("num_points", num_points, num_points >= 1, "1 or more")
+        _check("num_inference_steps", steps, 1 <= steps <= num_timesteps, f"1 to {num_timesteps}")
+        _check("num_frames", num_frames, num_frames == 0 or 2 <= num_frames <= steps + 1, f"0, or 2 to {steps + 1}")
+        _check("chunk_size", chunk_size, chunk_size >= 1, "1 or more")
+        _check("output_type", output_type, output_type in ("np", "pt"), "'np' or 'pt'")
         device = self._execution_device
         shape = (num_points, self.denoiser.config.dimension)
         points = randn_tensor(shape, generator=generator, device=device, dtype=self.denoiser.dtype)
-        self.scheduler.set_timesteps(num_inference_steps, device=device)
+        self.scheduler.set_timesteps(steps, device=device)
         points = points * getattr(self.scheduler, "init_noise_sigma", 1.0)
         arguments = {"generator": generator} if "generator" in inspect.signature(self.scheduler.step).parameters else {}
 
-        timesteps = self.scheduler.timesteps
         # Solvers of higher order take more steps than were asked for.
-        shown = {round(position) for position in np.linspace(0, len(timesteps), num_frames)} if num_frames else set()
-        frames, frame_timesteps = [], []
-        for step, timestep in enumerate(self.progress_bar(timesteps)):
+        shown = {round(position) for position in np.linspace(0, len(self.scheduler.timesteps), num_frames)}
+        frames, ahead = [], []
+        for step, timestep in enumerate(self.progress_bar(self.scheduler.timesteps)):
             if step in shown:
                 frames.append(points)
-                frame_timesteps.append(num_timesteps if step == 0 else int(timestep) + 1)
+                ahead.append(num_timesteps if step == 0 else int(timestep) + 1)
             noisy = self.scheduler.scale_model_input(points, timestep)
             prediction = torch.cat([self.denoiser(part, timestep).sample for part in noisy.split(chunk_size)])
             points = self.scheduler.step(prediction, timestep, points, **arguments).prev_sample
-        if num_frames:
-            frames.append(points)
-            frame_timesteps.append(0)
-
-        def convert(values: torch.Tensor) -> np.ndarray | torch.Tensor:
-            return values.float().cpu().numpy() if output_type == "np" else values
-
-        output = PointPipelineOutput(
-            convert(points), convert(torch.stack(frames)) if num_frames else None, frame_timesteps if num_frames else None
-        )
+        drawn: list[Any] = [points, torch.stack([*frames, points])] if num_frames else [points]
+        if output_type == "np":
+            drawn = [values.float().cpu().numpy() for values in drawn]
         self.maybe_free_model_hooks()
-        return output if return_dict else (output.points, output.frames, output.frame_timesteps)
+        output = (*drawn, [*ahead, 0]) if num_frames else (*drawn, None, None)
+        return PointPipelineOutput(*output) if return_dict else output
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """
@@ -150,10 +144,9 @@ class PointDDPMPipeline(DiffusionPipeline):
         if type(self.denoiser).__module__ == "diffusers_lrlab" and not folder.is_file():
             sources = {_DENOISER_CODE: type(self.denoiser).forward, _PIPELINE_CODE: type(self).__call__}
             for name, method in sources.items():
-                source = inspect.getsourcefile(inspect.unwrap(method))
-                assert source is not None  # the classes of these files are not made in an interpreter's session
+                source = inspect.getfile(inspect.unwrap(method))
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                if not (folder / name).exists() or not os.path.samefile(source, folder / name):
+                with contextlib.suppress(shutil.SameFileError):
                     shutil.copyfile(source, folder / name)
         # After the code, as this may upload the folder.
         super().save_pretrained(save_directory, *args, **kwargs)
