@@ -42,9 +42,9 @@ def _new_member(kinds: Any, value: str) -> Any:
 
 def schedule_function(spec: str) -> Any:
     """What diffusers calls for a name or spec string; `diffusers_lrlab.launch` puts its own in this place."""
-    from ..schedules.scheduler import build_for_host
+    from ..schedules.scheduler import get_scheduler
 
-    return functools.partial(build_for_host, spec)
+    return functools.partial(get_scheduler, spec)
 
 
 def _missing(optimization: Any, kinds: Any, value: object) -> Any:

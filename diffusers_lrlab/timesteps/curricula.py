@@ -1,4 +1,4 @@
-"""Densities over timesteps that move with the clock."""
+"""Densities over timesteps that move with the clock, or with the losses."""
 
 from __future__ import annotations
 
@@ -147,3 +147,17 @@ def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[
     band = band_of_update(progress.update, starts)[..., None]
     t = np.arange(levels.num_train_timesteps)
     return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
+
+
+TIMESTEP_SAMPLERS.register(
+    "loss_second_moment",
+    description="in proportion to the root mean square of each timestep's last losses, uniform until it has seen them; "
+    "takes ten times as many images as there are timesteps to begin",
+    source="improved DDPM, arXiv 2102.09672, section 3.3",
+    parameters=(
+        Parameter("history", int, 10, "losses kept of each timestep", "[1, inf)"),
+        Parameter("uniform_share", float, 0.001, "share that stays uniform", "(0, 1]"),
+        Parameter("unbiased", bool, True, "as for the others; without it the objective changes"),
+    ),
+    traits=("feedback",),
+)("diffusers_lrlab.timesteps.adaptive:LossSecondMoment")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..core.spec import checked_name, resolve_spec
-from .follow import MayFollowLosses, state_of
+from .adaptive import MayFollowLosses, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
 

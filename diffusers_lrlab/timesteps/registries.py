@@ -10,21 +10,16 @@ TIMESTEP_SAMPLERS = Registry(
     "timestep sampler",
     common=(
         Parameter(
-            "draw",
-            str,
-            "independent",
-            "how the timesteps of a batch depend on each other: not at all, one from each equal part of the density, or in "
-            "pairs from opposite ends of it; each of them alone has the same density",
+            "draw", str, "independent", "how the timesteps of a batch depend on each other: not at all, one from each equal "
+            "part of the density, or in pairs from opposite ends of it; each of them alone has the same density",
             choices=DRAWS,
         ),
         Parameter(
-            "unbiased",
-            bool,
-            False,
+            "unbiased", bool, False,
             "weight each loss by 1 / (T p), so that the expected gradient is that of uniform timesteps",
         ),
     ),
-)
+)  # fmt: skip
 """
 Entries are functions `f(progress, levels, **parameters) -> weights`, not necessarily normalised, of shape `(T,)`, or
 `(num_updates, T)` where the clock reads an array and the density moves. Traits: `"uniform"` is that; `"curriculum"` moves
@@ -38,14 +33,11 @@ LOSS_WEIGHTINGS = Registry(
     common=(
         Parameter("normalize", bool, False, "divide by the mean weight over all timesteps, so that the mean is 1"),
         Parameter(
-            "max_weight",
-            float,
-            None,
-            "largest weight on the error of what the model predicts, before normalize; no limit if not given",
-            "(0, inf)",
+            "max_weight", float, None,
+            "largest weight on the error of what the model predicts, before normalize; no limit if not given", "(0, inf)",
         ),
     ),
-)
+)  # fmt: skip
 """
 Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
 with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of

@@ -13,7 +13,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import checked_name, resolve_spec
 from ..schedules.schedule import ENDLESS
-from .follow import MayFollowLosses, state_of
+from .adaptive import MayFollowLosses, state_of
 from .noise_levels import PREDICTIONS, NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 

@@ -61,11 +61,11 @@ def _insert(text: str, insertions: dict[int, str]) -> str:
 def _in_optimization(name: str, text: str) -> str:
     body = _parse(OPTIMIZATION, text).body
     names = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == "SchedulerType"), None)
-    table = next((n for n in body if "TYPE_TO_SCHEDULER_FUNCTION" in _assigned(n)), None)
     members = [n for n in names.body if isinstance(n, ast.Assign)] if names else []
-    entries = table.value if isinstance(table, (ast.Assign, ast.AnnAssign)) else None
     if not members:
         raise _anchor_error(OPTIMIZATION, "class SchedulerType with members")
+    table = next((n for n in body if "TYPE_TO_SCHEDULER_FUNCTION" in _assigned(n)), ast.Pass())
+    entries = getattr(table, "value", None)
     if not isinstance(entries, ast.Dict) or not entries.values or not _ends_its_line(entries.values[-1], text):
         raise _anchor_error(OPTIMIZATION, "dictionary TYPE_TO_SCHEDULER_FUNCTION with one entry and a comma a line")
 
@@ -74,7 +74,6 @@ def _in_optimization(name: str, text: str) -> str:
     values = {m.value.value for m in members if isinstance(m.value, ast.Constant)}
     if name in values or {function, member} & known:
         raise LabError(f"This checkout's {OPTIMIZATION} already has the schedule {name!r}: there is nothing to add.")
-    assert table is not None
     return _insert(
         text,
         {
@@ -97,8 +96,7 @@ def _ends_its_line(value: ast.expr, text: str) -> bool:
 
 
 def _last_line(node: ast.stmt | ast.expr) -> int:
-    assert node.end_lineno is not None  # set for every node that ast.parse makes
-    return node.end_lineno
+    return node.end_lineno or node.lineno
 
 
 def _in_tests(name: str, text: str) -> str:
