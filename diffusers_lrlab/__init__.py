@@ -5,8 +5,6 @@ whether they are imported before or after.
 Everything else is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -5,8 +5,6 @@
 The script is not changed. Its --lr_scheduler takes every name and spec string; options before its name are ours.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 Each message names the value, what is allowed and the remedy.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import signal

@@ -4,8 +4,6 @@ Flags, help, checks, what a resumed run may change, what a study's results are n
 all derived from here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -13,7 +11,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from .errors import LabError
 from .registry import Registry
@@ -116,7 +114,7 @@ class _Help(str):
 
     option: Option
 
-    def __new__(cls, text: str, option: Option) -> _Help:
+    def __new__(cls, text: str, option: Option) -> Self:
         help = super().__new__(cls, text)
         help.option = option
         return help

@@ -5,8 +5,6 @@ processes, by accumulation, or by neither. Here the clock of a running script's 
 the script will do, corrected if asked, and audited at every update.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

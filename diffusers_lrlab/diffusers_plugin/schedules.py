@@ -4,8 +4,6 @@ New names become members of `SchedulerType` in place, with functions in `TYPE_TO
 when `diffusers.optimization.get_scheduler` is called, so code that imported it before us sees the names too.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What schedules will do over a run, and what diffusers' own script would make of them; in words, numbers, characters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Previews of timestep samplers and loss weightings: what is trained when and how strongly, without a model."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

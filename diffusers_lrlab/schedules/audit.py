@@ -1,7 +1,5 @@
 """The learning rate and momentum that the optimizer had at each update, against those expected from the schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules that follow a metric. They alone have state beyond the clock, and their type says so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +24,9 @@ class FeedbackSchedule:
     optimizer: Optimizer
     _last_lr: list[Any]
 
-    def _start_warmup(
-        self, optimizer: Optimizer, num_warmup_steps: int, min_lr: float = 0.0, max_lr: float = math.inf
-    ) -> None:
-        for lr in initial_lrs(optimizer):
+    def _start_warmup(self, num_warmup_steps: int, min_lr: float = 0.0, max_lr: float = math.inf) -> None:
+        groups = self.optimizer.param_groups
+        for lr in initial_lrs(self.optimizer):
             if not min_lr <= lr <= max_lr:
                 raise LabError(
                     f"The learning rate {lr:g} is {'above' if lr > max_lr else 'below'} what {type(self).__name__} may set: "
@@ -37,8 +34,8 @@ class FeedbackSchedule:
                 )
         self.num_warmup_steps = num_warmup_steps
         self.num_updates = 0
-        self.peak_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        self._set_lrs([float(group["lr"]) for group in optimizer.param_groups])
+        self.peak_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in groups]
+        self._set_lrs([float(group["lr"]) for group in groups])
         self._set_warmup_lrs()
 
     def _set_warmup_lrs(self) -> None:
@@ -106,7 +103,7 @@ class PlateauWithWarmup(_HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, **kwargs: Any):
         super().__init__(optimizer, **kwargs)
-        self._start_warmup(optimizer, num_warmup_steps, kwargs.get("min_lr", 0.0))
+        self._start_warmup(num_warmup_steps, kwargs.get("min_lr", 0.0))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -127,7 +124,7 @@ class GreedyWithWarmup(_HostFeedback, GreedyLR):  # type: ignore[misc]
             min_lr = min(1e-3, *(lr / 100 for lr in initial_lrs(optimizer)))
         super().__init__(optimizer, min_lr=min_lr, **kwargs)
         self._init_lrs = initial_lrs(optimizer)
-        self._start_warmup(optimizer, num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
+        self._start_warmup(num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **{name: getattr(self, name) for name in self._OWN_STATE}}
@@ -164,7 +161,7 @@ class BoldDriver(FeedbackSchedule, LRScheduler):
         self.min_lr_ratio, self.max_lr_ratio = min_lr_ratio, max_lr_ratio
         self.scale = 1.0
         self.last_metric: float | None = None
-        self._start_warmup(optimizer, num_warmup_steps)
+        self._start_warmup(num_warmup_steps)
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric, no epoch
         """Shows the schedule a validation loss."""

@@ -3,8 +3,6 @@
 scheduler = get_rex_schedule(optimizer, num_warmup_steps=500, num_training_steps=10_000, d=0.9)
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -12,8 +12,6 @@ it, and agrees with its abstract. Its compensation alone is a linear decay of th
 some 100 updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A schedule as a small file of data, in a folder or on the Hub (`--lr_scheduler hub:USER/NAME`)."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -5,8 +5,6 @@
 A shape is a pure function of the clock that is registered in `SCHEDULERS`; the rest is the same for all of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any

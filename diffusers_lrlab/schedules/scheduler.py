@@ -1,7 +1,5 @@
 """Learning-rate and momentum schedulers by name, in diffusers' and transformers' form."""
 
-from __future__ import annotations
-
 import dataclasses
 import pkgutil
 import warnings
@@ -88,10 +86,7 @@ class CurveLR(LRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues at the saved update of the same schedule; that of another one or of another length is refused."""
         saved = state_dict["plan"]
-        differing = [
-            f"{key} {saved.get(key)!r} -> {self.plan[key]!r}" for key in self.plan if saved.get(key) != self.plan[key]
-        ]
-        if differing:
+        if differing := [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]:
             raise LabError(
                 f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the "
                 "checkpoint, or build the optimizer and schedule anew and load only the model."

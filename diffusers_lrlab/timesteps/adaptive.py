@@ -4,8 +4,6 @@ Their state stays on the device and is never read back. It is a function of the 
 is the same on every process.
 """
 
-from __future__ import annotations
-
 import math
 import pkgutil
 from typing import Any

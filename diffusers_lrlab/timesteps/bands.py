@@ -5,8 +5,6 @@ its running size, so that a common factor of all bands cancels and only their ra
 an update from one band and does the update at that band's rate, which works with any optimizer; the clock chooses the band.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

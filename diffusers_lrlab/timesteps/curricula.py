@@ -1,8 +1,5 @@
 """Densities over timesteps that move with the clock, or with the losses."""
 
-from __future__ import annotations
-
-import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +7,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
+from ..schedules.registries import RAMPS
 from .bands import band_edges, band_of_update
 from .noise_levels import NoiseLevels
 from .registries import EDGES, TIMESTEP_SAMPLERS
@@ -57,7 +55,7 @@ def _mixture(share: Any, levels: NoiseLevels, mu: float, sigma: float, noise_rat
 
 def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, after: str, reverse: bool = False) -> Any:
     tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
-    height = tau if ramp == "linear" else 0.5 * (1 - np.cos(math.pi * tau))
+    height = RAMPS[ramp](tau)
     share = lambda_max * (1 - height if reverse else height)
     if after == "uniform":
         if ramp_share == 1:

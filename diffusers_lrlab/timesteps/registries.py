@@ -1,7 +1,5 @@
 """The registries of what is trained when and how strongly. Importing the room (`timesteps/__init__.py`) fills them."""
 
-from __future__ import annotations
-
 from ..core.registry import Parameter, Registry
 
 DRAWS = ("independent", "stratified", "antithetic")

@@ -1,7 +1,5 @@
 """Densities over timesteps that stay as they are over the run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Each is on the squared error that it was published for: of the image with the trait "image", else of the noise.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.registry import Parameter

@@ -1,7 +1,5 @@
 """A schedule of the registry as source text of diffusers: its function and its line in the documentation."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from dataclasses import replace
