@@ -26,6 +26,9 @@ installed; `learning_rate`, the default where an optimizer has a scale of its ow
 for AdamW.
 """
 
+register_optimizer = OPTIMIZERS.register
+"""Registers an optimizer, such a function, with the arguments of [`Registry.register`]; the fact `state_bytes` is needed."""
+
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
 _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
 _TORCH = "torch.optim"

@@ -46,8 +46,14 @@ the shape, over the updates that are asked for as warm-up; `"feedback"` also rea
 length of the run; `"warmup_from_floor"` and `"early_peak"` are peculiarities of two of transformers' schedules.
 """
 
+register_schedule = SCHEDULERS.register
+"""Registers a learning-rate schedule, `f(progress, **parameters) -> factor`, with the arguments of [`Registry.register`]."""
+
 MOMENTUM_SCHEDULERS = Registry("momentum schedule")
 """Entries are functions `f(progress, momentum, **parameters) -> (momentum, factor on the learning rate)`.
 
 The trait `"compensates"` marks those whose factor is not 1.
 """
+
+register_momentum_schedule = MOMENTUM_SCHEDULERS.register
+"""Registers a momentum schedule, likewise."""

@@ -26,6 +26,9 @@ high noise being easy, which holds for models that predict the noise; `"middle"`
 `"feedback"` follows the losses and is registered as `"module:Class"`.
 """
 
+register_timestep_sampler = TIMESTEP_SAMPLERS.register
+"""Registers a timestep sampler, such a function, with the arguments of [`Registry.register`]."""
+
 LOSS_WEIGHTINGS = Registry(
     "loss weighting",
     common=(
@@ -42,6 +45,9 @@ with the trait `"image"` of the image, as they were published; [`convert_weights
 them. More traits: `"plain"` is relative to a prediction's plain weights; `"middle"` as above; `"feedback"` learns from the
 losses and is registered as `"module:Class"`.
 """
+
+register_loss_weighting = LOSS_WEIGHTINGS.register
+"""Registers a loss weighting, such a function, with the arguments of [`Registry.register`]."""
 
 EDGES = Parameter(
     "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"
