@@ -135,7 +135,6 @@ def options_of(config_class: Any) -> dict[str, Option]:
 
 @functools.cache
 def defaults_of(config_class: Any) -> dict[str, Any]:
-    """The default of every option, by name."""
     return {field.name: field.default for field in dataclasses.fields(config_class)}
 
 

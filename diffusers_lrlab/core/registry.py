@@ -188,7 +188,6 @@ class Registry(Mapping[str, Entry]):
         return len(self._entries)
 
     def table(self) -> str:
-        """The entries as a markdown table."""
         headings = ["name", "what it does", *self.shown_facts.values(), "arguments (default; allowed)", "source"]
         cells = []
         for entry in self.values():

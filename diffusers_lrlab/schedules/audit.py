@@ -67,5 +67,4 @@ class ScheduleAudit:
         return {key: value for key, value in asdict(self).items() if key != "strict"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for key, value in state.items():
-            setattr(self, key, value)
+        vars(self).update(state)

@@ -33,7 +33,6 @@ class PublishedSchedule:
 
     @property
     def text(self) -> str:
-        """As spec strings."""
         momentum = f" with momentum {format_spec(self.momentum, self.momentum_kwargs)}" if self.momentum else ""
         return format_spec(self.name, self.kwargs) + momentum
 

@@ -175,7 +175,6 @@ def get_momentum_scheduler(
 def build(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None, last_epoch: int = -1
 ) -> LRScheduler:
-    """The scheduler of a resolved [`Schedule`]."""
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
     if schedule.name is not None and schedule.follows_metric:
         if last_epoch != -1:

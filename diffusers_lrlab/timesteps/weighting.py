@@ -22,14 +22,11 @@ def none(levels: NoiseLevels) -> np.ndarray:
     return np.ones(levels.num_train_timesteps)
 
 
-_GAMMA = "the SNR above which images count no more"
-
-
 @LOSS_WEIGHTINGS.register(
     "min_snr",
     description="on images min(SNR, gamma): less of the almost clean ones",
     source=MIN_SNR,
-    parameters=(Parameter("gamma", float, 5.0, _GAMMA, "(0, inf)"),),
+    parameters=(Parameter("gamma", float, 5.0, "the SNR above which images count no more", "(0, inf)"),),
     traits=("image", "middle"),
 )
 def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
