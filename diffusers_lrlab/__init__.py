@@ -5,8 +5,6 @@ whether they are imported before or after.
 Everything else is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -35,6 +33,13 @@ _HOMES = {
     "list_toy_datasets": "data.toy2d",
     "load_toy_dataset": "data.toy2d",
     "lr_curve": "schedules.expected",
+    "register_loss_weighting": "timesteps.registries",
+    "register_metric": "evaluation.metrics",
+    "register_momentum_schedule": "schedules.registries",
+    "register_noise": "objective.noise",
+    "register_optimizer": "optimizers.entries",
+    "register_schedule": "schedules.registries",
+    "register_timestep_sampler": "timesteps.registries",
     "train": "run.train",
 }
 __all__ = sorted(_HOMES)

@@ -3,8 +3,6 @@
 accelerate launch -m diffusers_lrlab.train --lr_scheduler cosine
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

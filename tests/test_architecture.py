@@ -104,7 +104,9 @@ def register():
     KINDS.register("vectors", description="vectors, by a linear map", source="this test")(Vectors)
     RESULTS.register("vectors", description="their mean", source="this test")(VectorResults)
 
-    @register_metric("mean_error", "Distance of the means", form="vectors", needs=("samples",), on_hub=True)
+    facts = {"form": "vectors", "needs": ("samples",)}
+
+    @register_metric("mean_error", description="Distance of the means", source="this test", traits=("on_hub",), facts=facts)
     def mean_error(real, generated):
         return float(np.linalg.norm(real.mean(0) - generated.mean(0)))
 

@@ -96,9 +96,7 @@ def preview(options: argparse.Namespace) -> None:
         asked_for_host = run.num_processes * run.accumulation > 1
         say_json({"updates": run.num_updates, "schedules": [shown.as_json(asked_for_host) for shown in previews]})
     else:
-        from ..preview.text import describe
-
-        say(describe(previews, run, None if out else _terminal()))
+        say(schedules.describe(previews, run, None if out else _terminal()))
         say_written(out)
 
 

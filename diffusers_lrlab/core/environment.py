@@ -1,7 +1,5 @@
 """Where and how a run was made: versions, source, hardware, command, memory."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

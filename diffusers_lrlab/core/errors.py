@@ -3,8 +3,6 @@
 Each message names the value, what is allowed and the remedy.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import signal
@@ -53,9 +51,7 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
     """
     The exit status for what ended a program; prints what the user can do about it.
 
-    Args:
-        error (`BaseException`): What ended it.
-        all_ranks (`bool`): Whether every one of several processes prints, as one of them may be alone with its error.
+    With `all_ranks` every one of several processes prints, as one of them may be alone with its error.
     """
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT

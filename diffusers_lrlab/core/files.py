@@ -1,7 +1,5 @@
 """Files appear whole or not at all: each is written beside its place and renamed into it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

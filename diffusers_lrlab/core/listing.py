@@ -1,7 +1,5 @@
 """Registries and tables as text for a terminal, and registries as JSON."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from typing import Any

@@ -4,16 +4,14 @@ Flags, help, checks, what a resumed run may change, what a study's results are n
 all derived from here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from .errors import LabError
 from .registry import Registry
@@ -21,104 +19,66 @@ from .registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """
-    What an option means to everything but its own use.
+    """What an option means to everything but its own use."""
 
-    Args:
-        decides_result (`bool`): Whether runs that differ in it are different runs. It is part of a study run's identity.
-        may_change_on_resume (`bool`): Whether a resumed run may have another value.
-        finder (`str`): What the learning-rate finder does with it: "compares" it (a result found with another value is of
-            another run), "uses", "ignores" (and says so) or "refuses" it.
-        study (`str`): Where a study's specification may have it: in any "arm", only in a "data set", or not at all ("no").
-        is_repeated (`bool`): Whether a rerun takes it from the record, and is compared by it.
-        decides_draws (`bool`): Whether it decides which samples, timesteps and noise an update gets.
-        defines_loss (`bool`): Whether losses of runs that differ in it are different quantities.
-    """
-
-    decides_result: bool
+    decides_result: bool  # runs that differ in it are different runs: it is part of the identity of a study's run
     may_change_on_resume: bool
+    # What the learning-rate finder does with it. It "compares" it: a result found with another value is of another run; and
+    # it says what it "ignores".
     finder: Literal["compares", "uses", "ignores", "refuses"]
-    study: Literal["arm", "data set", "no"] = "arm"
-    is_repeated: bool = True
-    decides_draws: bool = False
-    defines_loss: bool = False
+    study: Literal["arm", "data set", "no"] = "arm"  # where a study's specification may have it, if at all
+    is_repeated: bool = True  # a rerun takes it from the record, and is compared by it
+    decides_draws: bool = False  # it decides which samples, timesteps and noise an update gets
+    defines_loss: bool = False  # losses of runs that differ in it are different quantities
 
 
-# Which data.
-SOURCE = Role(decides_result=True, may_change_on_resume=False, finder="compares", study="data set")
-# How the data are prepared.
-DATA = Role(decides_result=True, may_change_on_resume=False, finder="uses")
-# What is predicted, at which noise levels.
-OBJECTIVE = Role(decides_result=True, may_change_on_resume=False, finder="compares", defines_loss=True)
-# Timesteps, weights and noise.
-DRAWS = Role(decides_result=True, may_change_on_resume=False, finder="compares", decides_draws=True)
-# What one update does with a gradient.
-UPDATE = Role(decides_result=True, may_change_on_resume=False, finder="compares")
+_decisive = functools.partial(Role, decides_result=True, may_change_on_resume=False)
+
+SOURCE = _decisive(finder="compares", study="data set")  # which data
+DATA = _decisive(finder="uses")  # how the data are prepared
+OBJECTIVE = _decisive(finder="compares", defines_loss=True)  # what is predicted, at which noise levels
+DRAWS = _decisive(finder="compares", decides_draws=True)  # timesteps, weights and noise
+UPDATE = _decisive(finder="compares")  # what one update does with a gradient
 # How updates differ over the run, and what is made of them: schedules, length, averages of the weights.
-COURSE = Role(decides_result=True, may_change_on_resume=False, finder="ignores")
-# What is measured at the end.
-EVALUATION = Role(decides_result=True, may_change_on_resume=True, finder="ignores")
-# How fast, and with how much memory.
-MACHINE = Role(decides_result=False, may_change_on_resume=True, finder="uses")
+COURSE = _decisive(finder="ignores")
+EVALUATION = replace(COURSE, may_change_on_resume=True)  # what is measured at the end
+MACHINE = Role(decides_result=False, may_change_on_resume=True, finder="uses")  # how fast, and with how much memory
 # What is noted of each noise level, in a file that a resumed run goes on with.
 LOG = Role(decides_result=False, may_change_on_resume=False, finder="ignores", study="no")
-# What is written during the run.
-OUTPUT = Role(decides_result=False, may_change_on_resume=True, finder="ignores", study="no")
-# Where it goes, and who is shown it.
-DESTINATION = dataclasses.replace(OUTPUT, is_repeated=False)
-# What to do with this start.
-START = dataclasses.replace(DESTINATION, finder="refuses")
+OUTPUT = replace(LOG, may_change_on_resume=True)  # what is written during the run
+DESTINATION = replace(OUTPUT, is_repeated=False)  # where it goes, and who is shown it
+START = replace(DESTINATION, finder="refuses")  # what to do with this start
 
 
 @dataclass(frozen=True)
 class Need:
-    """
-    Something without which an option would have no effect.
+    """Something without which an option would have no effect."""
 
-    Args:
-        text (`str`): What is needed, as an error says it.
-        is_met (`Callable`): Whether a resolved configuration has it.
-    """
-
-    text: str
-    is_met: Callable[[Any], bool]
+    text: str  # what is needed, as an error says it
+    is_met: Callable[[Any], bool]  # of a resolved configuration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """
-    What is known of an option besides its type and default.
-
-    Args:
-        role ([`Role`]): What it means to resuming, studies, the finder and reruns.
-        at_least (`float`, *optional*): The smallest value.
-        at_most (`float`, *optional*): The largest value that makes sense, as a guard against slips.
-        above (`float`, *optional*): A bound that values lie above.
-        below (`float`, *optional*): A bound that values lie below.
-        needs (`tuple` of [`Need`]): What it has no effect without.
-        kinds (`tuple` of `str`): The kinds of data that it is about; all if empty.
-        registry (`str`): The registry whose names it takes, as "module:NAME"; its help shows them in the place of `{names}`.
-        is_path (`bool`): Whether it may name a file, which a study looks for beside its specification.
-        omit_default (`bool`): Left out of the identity of a study's run at its default. For options that are younger than
-            results which are to keep their names: every new one that decides the result.
-    """
+    """What is known of an option besides its type and default."""
 
     role: Role
     at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    below: float | None = None
-    needs: tuple[Need, ...] = ()
-    kinds: tuple[str, ...] = ()
-    registry: str = ""
-    is_path: bool = False
+    at_most: float | None = None  # the largest value that makes sense, as a guard against slips
+    above: float | None = None  # a bound that values lie above
+    below: float | None = None  # a bound that values lie below, and not under 0
+    needs: tuple[Need, ...] = ()  # what it has no effect without
+    kinds: tuple[str, ...] = ()  # the kinds of data that it is about; all if empty
+    registry: str = ""  # "module:NAME" of that whose names it takes; its help shows them in the place of `{names}`
+    is_path: bool = False  # it may name a file, which a study looks for beside its specification
+    # Left out of the identity of a study's run at its default. For options that are younger than results which are to keep
+    # their names: every new one that decides the result.
     omit_default: bool = False
 
     @property
     def entries(self) -> Registry:
         """The registry, which is imported now."""
-        module, _, name = self.registry.partition(":")
-        return getattr(importlib.import_module(f"diffusers_lrlab.{module}"), name)
+        return pkgutil.resolve_name(f"diffusers_lrlab.{self.registry}")
 
     def check(self, name: str, value: Any) -> None:
         """Raises a `LabError` for a number out of range."""
@@ -145,7 +105,7 @@ def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: t
         known: Arguments of [`Option`], and facets of the role that are different for this option.
     """
     facets = {key: known.pop(key) for key in tuple(known) if key in Role.__dataclass_fields__}
-    described = Option(role=dataclasses.replace(role, **facets), **known)
+    described = Option(role=replace(role, **facets), **known)
     return field(default=default, metadata={"help": _Help(help, described), "aliases": list(aliases)}, repr=repr)
 
 
@@ -154,7 +114,7 @@ class _Help(str):
 
     option: Option
 
-    def __new__(cls, text: str, option: Option) -> _Help:
+    def __new__(cls, text: str, option: Option) -> Self:
         help = super().__new__(cls, text)
         help.option = option
         return help
@@ -175,18 +135,13 @@ def options_of(config_class: Any) -> dict[str, Option]:
 
 @functools.cache
 def defaults_of(config_class: Any) -> dict[str, Any]:
-    """The default of every option, by name."""
     return {field.name: field.default for field in dataclasses.fields(config_class)}
 
 
 def names_where(config_class: Any, **facets: Any) -> tuple[str, ...]:
     """The names of the options whose roles have these facets, such as `decides_draws=True`."""
-    options = options_of(config_class)
-    return tuple(
-        name
-        for name, known in options.items()
-        if all(getattr(known.role, facet) == value for facet, value in facets.items())
-    )
+    roles = {name: known.role for name, known in options_of(config_class).items()}
+    return tuple(name for name, role in roles.items() if facets.items() <= vars(role).items())
 
 
 def check_types(config: Any) -> None:
@@ -208,9 +163,7 @@ def check_types(config: Any) -> None:
             raise LabError(f"{name}={value!r} is not allowed; give {wanted}, not {type(value).__name__}.")
 
 
-@functools.cache
-def _type_hints(config_class: Any) -> dict[str, Any]:
-    return get_type_hints(config_class)
+_type_hints = functools.cache(get_type_hints)
 
 
 def check_ranges(config: Any, config_class: Any) -> None:
@@ -222,14 +175,7 @@ def check_ranges(config: Any, config_class: Any) -> None:
 
 
 def check_needs(config: Any, config_class: Any, kind: str) -> None:
-    """
-    Raises a `LabError` for an option that was changed and has no effect.
-
-    Args:
-        config: Resolved.
-        config_class: Whose options are checked.
-        kind (`str`): The kind of data.
-    """
+    """Raises a `LabError` for an option of `config_class` that was changed and has no effect with this kind of data."""
     defaults = defaults_of(config_class)
     for name, known in options_of(config_class).items():
         if getattr(config, name) == defaults[name]:

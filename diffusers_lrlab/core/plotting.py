@@ -1,7 +1,5 @@
 """What all pictures share: the palette, figures without a display, axes without clutter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

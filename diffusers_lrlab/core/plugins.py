@@ -1,7 +1,5 @@
 """Plug-ins: code of others that registers names of its own, from a file, a module, or an installed package."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

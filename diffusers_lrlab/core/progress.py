@@ -1,7 +1,5 @@
 """The one clock: everything the lab varies during training is a function of `Progress`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -3,10 +3,8 @@
 Choices of the command line, error texts, tables of the README and parametrised tests are derived from the entries.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,27 +188,26 @@ class Registry(Mapping[str, Entry]):
         return len(self._entries)
 
     def table(self) -> str:
-        """The entries as a markdown table."""
         headings = ["name", "what it does", *self.shown_facts.values(), "arguments (default; allowed)", "source"]
-        rows = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+        cells = []
         for entry in self.values():
             names = ", ".join(f"`{name}`" for name in (entry.name, *self.aliases_of(entry)))
+            arguments = "<br>".join(f"`{p.name}` ({_default(p)}; {p.allowed}): {p.help}" for p in entry.parameters)
             facts = [str(entry.facts[fact]) for fact in self.shown_facts]
-            cells = [names, entry.description, *facts, _describe(entry.parameters) or "–", entry.source]
-            rows.append(f"| {' | '.join(cells)} |")
-        return "\n".join(rows)
+            cells.append((names, entry.description, *facts, arguments or "–", entry.source))
+        return markdown_table(headings, cells)
 
     def common_table(self) -> str:
-        rows = ["| argument | default | allowed | what it does |", "|---|---|---|---|"]
-        rows += [f"| `{p.name}` | {_default(p)} | {p.allowed} | {p.help} |" for p in self.common]
-        return "\n".join(rows)
+        cells = [(f"`{p.name}`", _default(p), p.allowed, p.help) for p in self.common]
+        return markdown_table(("argument", "default", "allowed", "what it does"), cells)
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([f"| {' | '.join(headings)} |", "|---" * len(headings) + "|", *lines])
 
 
 def _default(parameter: Parameter) -> str:
     if parameter.default is None:
         return "derived" if "derived" in parameter.help else "none"
     return repr(list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default)
-
-
-def _describe(parameters: tuple[Parameter, ...]) -> str:
-    return "<br>".join(f"`{p.name}` ({_default(p)}; {p.allowed}): {p.help}" for p in parameters)

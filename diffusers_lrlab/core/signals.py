@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM as exceptions, for work that may stop at any moment."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Spec strings: `NAME`, `NAME:key=value,key=value` or `NAME:{JSON}`, wherever something is chosen by name."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ Not by plotext (5.3): it takes 0.2 s to import and 0.3 s to draw 10,000 updates,
 alike without colours, and it has no ASCII form.
 """
 
-from __future__ import annotations
-
 import itertools
 import string
 from collections.abc import Sequence

@@ -5,14 +5,12 @@ processes, by accumulation, or by neither. Here the clock of a running script's 
 the script will do, corrected if asked, and audited at every update.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -30,21 +28,13 @@ from ..schedules.scheduler import CurveLR, build
 from . import schedules as diffusers_plugin
 
 
-@dataclass
-class Length:
-    """The length of a schedule, and how often it is stepped at an update."""
-
-    num_warmup_steps: int
-    num_training_steps: int
-    steps_per_update: int = 1
-
-
 class WatchedSchedule:
-    """A schedule that a script has built, with the length that the script gave it, from there to its last update."""
+    """A schedule that a script has built with a length of its own, from there to its last update."""
 
-    def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, length: Length, strict: bool):
-        self.schedule, self.scheduler, self.length = schedule, scheduler, length
-        self.expected_length = Length(length.num_warmup_steps, length.num_training_steps)
+    def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, given: Progress, strict: bool):
+        self.schedule, self.scheduler = schedule, scheduler
+        self.given = self.expected = given  # the script's own clock, and the one that was asked for, both at update 0
+        self.steps_per_update = 1  # of the script's own clock
         self.audit = ScheduleAudit(strict)
         self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
         self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
@@ -54,32 +44,30 @@ class WatchedSchedule:
         self.is_prepared = False
         optimizer.register_step_pre_hook(self._before_step)
 
-    def applied(self, num_updates: int) -> np.ndarray:
-        """The learning rates that the script's own clock gives its updates, float64."""
-        counts = np.arange(num_updates) * self.length.steps_per_update
-        if isinstance(self.scheduler, LambdaLR):
-            return np.array([self.base_lrs[0] * self.scheduler.lr_lambdas[0](int(count)) for count in counts])
-        return np.ones(num_updates) * self._at(counts, self.length, 0)[0]
+    def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
+        """The learning rates that the script's own clock gives its updates, and those that were asked for, float64."""
+        updates, scheduler = np.arange(num_updates), self.scheduler
+        counts = updates * self.steps_per_update
+        if isinstance(scheduler, LambdaLR):
+            applied = np.array([self.base_lrs[0] * scheduler.lr_lambdas[0](int(count)) for count in counts])
+        else:
+            applied = self._at(self.given, counts)[0]
+        return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates)[0]
 
-    def expected(self, num_updates: int) -> np.ndarray:
-        """The learning rates that were asked for, float64."""
-        return np.ones(num_updates) * self._at(np.arange(num_updates), self.expected_length, 0)[0]
-
-    def _at(self, counts: Any, length: Length, group: int) -> tuple[Any, Any]:
-        progress = Progress(counts, length.num_training_steps, length.num_warmup_steps)
-        return self.schedule.at(progress, self.base_lrs[group], self.base_momenta[group])
+    def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
+        return self.schedule.at(replace(clock, update=counts), self.base_lrs[group], self.base_momenta[group])
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Audits the coming update."""
         if self.resolve_clock is not None:
             self.resolve_clock()
         if self.update is None:  # not 0 in a resumed run
-            self.update = self.scheduler.last_epoch // self.length.steps_per_update
+            self.update = self.scheduler.last_epoch // self.steps_per_update
         groups = range(len(self.base_lrs))
         self.audit.check(
             self.update,
             [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
-            [self._at(self.update, self.expected_length, index) for index in groups],
+            [self._at(self.expected, self.update, index) for index in groups],
             self.base_lrs,
         )
         self.update += 1
@@ -166,8 +154,9 @@ class HostClock:
                 scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
             if not schedule.follows_metric:
                 total = num_training_steps or getattr(scheduler, "plan", {}).get("num_training_steps", ENDLESS)
-                length = Length(0 if "no_warmup" in schedule.traits else int(num_warmup_steps), total)
-                self.watched.append(WatchedSchedule(schedule, scheduler, optimizer, length, self.strict))
+                warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
+                given = Progress(0, total, warmup)
+                self.watched.append(WatchedSchedule(schedule, scheduler, optimizer, given, self.strict))
             return scheduler
 
         return build_and_watch
@@ -175,13 +164,12 @@ class HostClock:
     # --- the clock of the run ----------------------------------------------------------------------------------------
 
     def _resolve_clock(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule) -> None:
-        """Once all is prepared: compares the script's clock with the updates that it will do, or corrects it."""
         watched.resolve_clock = None
         num_updates = self._count_updates(accelerator)
         if not wrapper.step_with_optimizer:
-            watched.length.steps_per_update = accelerator.gradient_accumulation_steps
+            watched.steps_per_update = accelerator.gradient_accumulation_steps
         elif not wrapper.split_batches:
-            watched.length.steps_per_update = accelerator.num_processes
+            watched.steps_per_update = accelerator.num_processes
         if num_updates is None:
             self._warn(
                 accelerator,
@@ -189,17 +177,16 @@ class HostClock:
                 "give --num_updates N to diffusers_lrlab.launch.",
             )
             return
-        endless = "endless" in watched.schedule.traits and watched.length.num_training_steps >= ENDLESS
-        num_training_steps = watched.length.num_training_steps if endless else num_updates
-        warmup = self.arguments.get("lr_warmup_steps", watched.length.num_warmup_steps)
-        warmup = 0 if watched.length.num_warmup_steps == 0 else int(warmup)
+        given = watched.given
+        endless = "endless" in watched.schedule.traits and given.total_updates >= ENDLESS
+        warmup = int(self.arguments.get("lr_warmup_steps", given.warmup_updates)) if given.warmup_updates else 0
         if warmup >= num_updates:
             text = f"warm-up of {warmup} updates does not fit into the {num_updates} updates of this script"
             if self.fix or self.strict:
                 raise LabError(text[0].upper() + text[1:] + ". Give it a shorter one (--lr_warmup_steps).")
             self._warn(accelerator, text + ": the learning rate will not reach its peak.")
             return
-        watched.expected_length = Length(warmup, num_training_steps)
+        watched.expected = Progress(0, given.total_updates if endless else num_updates, warmup)
         if self.fix:
             self._correct(accelerator, wrapper, watched, num_updates)
         else:
@@ -218,29 +205,28 @@ class HostClock:
         return int(epochs) * math.ceil(len(loaders[0]) / accelerator.gradient_accumulation_steps)
 
     def _correct(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
-        assert isinstance(watched.scheduler, CurveLR)
-        length = watched.length = watched.expected_length
-        watched.scheduler.replan(length.num_warmup_steps, length.num_training_steps)
+        clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # since clocks are fixed
+        watched.given, watched.steps_per_update = clock, 1
+        scheduler.replan(clock.warmup_updates, clock.total_updates)
         # What accelerate calls split batches is one step per update, whatever the batches are.
         wrapper.split_batches = wrapper.step_with_optimizer = True
         self._warn(
             accelerator,
-            f"{describe_schedule(watched.schedule)} now takes {num_updates} updates, {length.num_warmup_steps} of "
+            f"{describe_schedule(watched.schedule)} now takes {num_updates} updates, {clock.warmup_updates} of "
             "them warm-up, one step each (--fix_lr_clock).",
         )
 
     def _compare(self, accelerator: Any, watched: WatchedSchedule, num_updates: int) -> None:
-        applied, expected = watched.applied(num_updates), watched.expected(num_updates)
-        peak = watched.base_lrs[0]
-        if np.abs(applied - expected).max() <= TOLERANCE * peak:
+        applied, expected = watched.lrs(num_updates)
+        if np.abs(applied - expected).max() <= TOLERANCE * watched.base_lrs[0]:
             return
-        length, name = watched.length, describe_schedule(watched.schedule)
+        given, name = watched.given, describe_schedule(watched.schedule)
         text = (
-            f"this script does {num_updates} updates, each of which steps its schedule {length.steps_per_update} times, but "
-            f"made {name!r} {length.num_training_steps} steps long, {length.num_warmup_steps} "
-            f"of them warm-up. The learning rate will be {applied[-1]:.4g} at the last update where {expected[-1]:.4g} was "
-            f"asked for, and highest at update {applied.argmax()} instead of {expected.argmax()}. Add --fix_lr_clock before "
-            "the script's name to make it right."
+            f"this script does {num_updates} updates, each of which steps its schedule {watched.steps_per_update} times, "
+            f"but made {name!r} {given.total_updates} steps long, {given.warmup_updates} of them warm-up. The learning rate "
+            f"will be {applied[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for, and highest at update "
+            f"{applied.argmax()} instead of {expected.argmax()}. Add --fix_lr_clock before the script's name to make it "
+            "right."
         )
         if self.strict:
             raise LabError("--strict_lr_audit: " + text)
@@ -249,18 +235,16 @@ class HostClock:
     def _warn(self, accelerator: Any, text: str) -> None:
         if accelerator.is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
-            sys.stderr.flush()
 
     def report(self) -> str:
         """What the audit found, in a line for each schedule."""
-        done = [watched for watched in self.watched if watched.audit.num_updates]
-        if not done:
-            return (
-                "diffusers_lrlab: LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
-            )
         lines = []
-        for watched in done:
-            lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}")
-            if self.fix and not watched.is_prepared:
-                lines[-1] += " --fix_lr_clock left it alone: accelerate does not step it, so its length is the script's own."
-        return "\n".join(f"diffusers_lrlab: {line}" for line in lines)
+        for watched in self.watched:
+            if watched.audit.num_updates:
+                lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}")
+                if self.fix and not watched.is_prepared:
+                    lines[-1] += (
+                        " --fix_lr_clock left it alone: accelerate does not step it, so its length is the script's own."
+                    )
+        nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
+        return "\n".join(f"diffusers_lrlab: {line}" for line in lines or [nothing])

@@ -4,8 +4,6 @@ Without this, diffusers refuses a repository that names classes it does not know
 that is trusted. With it, that code is neither needed nor run.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 Importing diffusers costs seconds, so `import diffusers_lrlab` does not do it by itself.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

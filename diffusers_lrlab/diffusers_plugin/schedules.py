@@ -4,8 +4,6 @@ New names become members of `SchedulerType` in place, with functions in `TYPE_TO
 when `diffusers.optimization.get_scheduler` is called, so code that imported it before us sees the names too.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -42,9 +40,9 @@ def _new_member(kinds: Any, value: str) -> Any:
 
 def schedule_function(spec: str) -> Any:
     """What diffusers calls for a name or spec string; `diffusers_lrlab.launch` puts its own in this place."""
-    from ..schedules.scheduler import build_for_host
+    from ..schedules.scheduler import get_scheduler
 
-    return functools.partial(build_for_host, spec)
+    return functools.partial(get_scheduler, spec)
 
 
 def _missing(optimization: Any, kinds: Any, value: object) -> Any:

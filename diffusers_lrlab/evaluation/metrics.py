@@ -45,20 +45,19 @@ class Evaluation:
 
 # --- what validation logs ---------------------------------------------------------------------------------------------
 
-_LOGGED: dict[str, Any] = {"of": "log", "is_loss": True, "on_hub": True}
 register_metric(
     "validation_loss_ema",
-    "Loss of the EMA weights on held-out data",
-    card_title="Validation loss, EMA weights (the ones saved)",
-    needs=("held_out", "ema"),
-    **_LOGGED,
+    description="Loss of the EMA weights on held-out data",
+    source="the objective of the run",
+    traits=("is_loss", "on_hub"),
+    facts={"of": "log", "card_title": "Validation loss, EMA weights (the ones saved)", "needs": ("held_out", "ema")},
 )(None)
 register_metric(
     "validation_loss",
-    "Loss of the raw weights on held-out data",
-    card_title="Validation loss, raw weights",
-    needs=("held_out",),
-    **_LOGGED,
+    description="Loss of the raw weights on held-out data",
+    source="the objective of the run",
+    traits=("is_loss", "on_hub"),
+    facts={"of": "log", "card_title": "Validation loss, raw weights", "needs": ("held_out",)},
 )(None)
 
 
@@ -67,16 +66,19 @@ register_metric(
 
 @register_metric(
     "frechet_distance",
-    "Fréchet distance to held-out images",
-    card_title="Fréchet distance of samples to held-out images",
-    besides={
-        "of_training_images": "the same, of as many training images",
-        "of_two_real_halves": "the same, between two halves of the real images",
+    description="Fréchet distance to held-out images",
+    source="Dowson and Landau 1982; as FID, arXiv 1706.08500, eq. 6",
+    traits=("on_hub",),
+    facts={
+        "card_title": "Fréchet distance of samples to held-out images",
+        "besides": {
+            "of_training_images": "the same, of as many training images",
+            "of_two_real_halves": "the same, between two halves of the real images",
+        },
+        "of": "run",
+        "form": "images",
+        "needs": ("samples",),
     },
-    of="run",
-    form="images",
-    needs=("samples",),
-    on_hub=True,
 )
 def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
     """With what real images score in the place of samples."""
@@ -102,11 +104,10 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
 
 @register_metric(
     "training_set_loss",
-    'Loss of the raw weights on all training points (the paper\'s "evaluation loss")',
-    card_title="Loss of raw weights on all training points",
-    of="run",
-    form="points",
-    is_loss=True,
+    description='Loss of the raw weights on all training points (the paper\'s "evaluation loss")',
+    source="the objective of the run",
+    traits=("is_loss",),
+    facts={"card_title": "Loss of raw weights on all training points", "of": "run", "form": "points"},
 )
 def _training_set_loss(evaluation: Evaluation) -> float:
     """Of fixed draws of noise."""
@@ -117,21 +118,29 @@ def _training_set_loss(evaluation: Evaluation) -> float:
     return float(np.mean(losses))
 
 
-def _of_points(name: str, title: str, **about: Any) -> Any:
-    return register_metric(name, title, form="points", **about)
+def _of_points(name: str, description: str, source: str, *traits: str, **facts: Any) -> Any:
+    return register_metric(name, description=description, source=source, traits=traits, facts={"form": "points", **facts})
 
 
-_of_points("kl", "KL(data ‖ samples) by 5th neighbours", unit="bits", num_real=ALL, on_hub=True)(kl.knn_kl)
+_of_points(
+    "kl",
+    "KL(data ‖ samples) by 5th neighbours",
+    "Q. Wang, S. Kulkarni, S. Verdú, IEEE Trans. Inf. Theory 55, 2009, eq. 5 and 25",
+    "on_hub",
+    unit="bits",
+    num_real=ALL,
+)(kl.knn_kl)
 
 
 @_of_points(
     "exact_kl",
     "KL(data ‖ model) by the known density",
+    "DDIM, arXiv 2010.02502, eq. 14, and arXiv 2011.13456, eq. 39",
+    "on_hub",
     card_title="KL(data ‖ model, with the noise of the first timestep) by the known density, bits",
     of="run",
     unit="bits",
     needs=("samples", "density"),
-    on_hub=True,
 )
 def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
     """With its standard error; nothing where the density of the data is not known."""
@@ -148,35 +157,48 @@ def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
 _of_points(
     "histogram_kl",
     "KL(data ‖ samples) of histograms of 50 cells along each axis",
+    "the estimate of Krichevsky and Trofimov",
     unit="bits",
     num_real=ALL,
     most_dimensions=2,  # the cells of more axes are mostly empty
 )(kl.histogram_kl)
-_of_points("energy_distance", "Energy distance, of 5,000 points at most", num_real=5000, num_generated=5000)(
-    distances.energy_distance
-)
+_of_points(
+    "energy_distance",
+    "Energy distance, of 5,000 points at most",
+    "Székely and Rizzo 2013",
+    num_real=5000,
+    num_generated=5000,
+)(distances.energy_distance)
 _of_points(
     "squared_mmd",
     "Squared MMD, Gaussian kernel of the median distance, of 5,000 points at most",
+    "A. Gretton et al., JMLR 13, 2012, eq. 3",
     num_real=5000,
     num_generated=5000,
 )(distances.squared_mmd)
-_of_points("sliced_wasserstein", "Sliced 2-Wasserstein distance", num_real=ALL, on_hub=True)(distances.sliced_wasserstein)
+_of_points(
+    "sliced_wasserstein",
+    "Sliced 2-Wasserstein distance",
+    "N. Bonneel et al., J. Math. Imaging Vis. 51, 2015",
+    "on_hub",
+    num_real=ALL,
+)(distances.sliced_wasserstein)
 _of_points(
     "exact_wasserstein",
     "2-Wasserstein distance, of 2,000 points at most",
+    "the best assignment",
+    "equal_sizes",
     num_real=2000,
     num_generated=2000,
-    equal_sizes=True,
 )(distances.exact_wasserstein)
 
 
-@_of_points("density", "Density", better="larger")
+@_of_points("density", "Density", "M. Naeem et al., arXiv 2002.09797, eq. 4", better="larger")
 def _density(real: np.ndarray, generated: np.ndarray) -> float:
     return distances.density_and_coverage(real, generated, NEIGHBOUR)[0]
 
 
-@_of_points("coverage", "Coverage", better="larger")
+@_of_points("coverage", "Coverage", "M. Naeem et al., arXiv 2002.09797, eq. 6", better="larger")
 def _coverage(real: np.ndarray, generated: np.ndarray) -> float:
     return distances.density_and_coverage(real, generated, NEIGHBOUR)[1]
 
@@ -184,10 +206,11 @@ def _coverage(real: np.ndarray, generated: np.ndarray) -> float:
 @_of_points(
     "sharpness",
     "Largest eigenvalue of the Hessian of the held-out loss at the averaged weights",
+    "power iteration on Hessian-vector products (Pearlmutter 1994)",
+    "on_request",
     of="run",
     better="neither",
     needs=("held_out",),
-    on_request=True,
 )
 def _sharpness(evaluation: Evaluation) -> float:
     with evaluation.run.averaged_weights():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..core.errors import LabError
+from ..core.registry import markdown_table
 
 Of = Literal["samples", "run", "log"]
 Better = Literal["smaller", "larger", "neither"]
@@ -36,6 +37,7 @@ class Metric:
         on_request (`bool`): Computed only for those who name it, as it takes long.
         on_hub (`bool`): Part of the results that a model card declares to the Hub.
         card_title (`str`, *optional*): What cards call it, if not by its label.
+        source (`str`): The paper or formula that it comes from.
         besides (`dict`): Other figures that the function gives, by the end of their name, and what cards call them.
         num_real (`int`, *optional*): Real samples that the function gets at most; as many as generated ones if not given.
         num_generated (`int`, *optional*): Generated samples likewise; all if not given.
@@ -55,6 +57,7 @@ class Metric:
     on_request: bool = False
     on_hub: bool = False
     card_title: str | None = None
+    source: str = ""
     besides: Mapping[str, str] = field(default_factory=dict)
     num_real: int | None = None
     num_generated: int | None = None
@@ -73,22 +76,37 @@ class Metric:
 METRICS: dict[str, Metric] = {}
 
 
-def register_metric(name: str, title: str, *, needs: tuple[str, ...] = (), **about: Any) -> Callable[[Any], Any]:
+def register_metric(
+    name: str, *, description: str, source: str, traits: tuple[str, ...] = (), facts: Mapping[str, Any] | None = None
+) -> Callable[[Any], Any]:
     """
-    A decorator that registers a function as a metric; the arguments are those of [`Metric`].
+    A decorator that registers a function as a metric, with the arguments of [`Registry.register`].
 
     ```python
-    @register_metric("spread", "Largest standard deviation of a coordinate", form="points", better="neither")
+    facts = {"form": "points", "better": "neither"}
+
+    @register_metric("spread", description="Largest standard deviation of a coordinate", source="own", facts=facts)
     def spread(real, generated):
         return float(generated.std(axis=0).max())
     ```
+
+    Args:
+        name (`str`): Its name in files and options.
+        description (`str`): Its title.
+        source (`str`): The paper or formula that it comes from.
+        traits (`tuple` of `str`): Fields of [`Metric`] that are true: "on_hub", "is_loss", "on_request", "equal_sizes".
+        facts (`dict`, *optional*): Its other fields, with their values.
     """
+    about = dict.fromkeys(traits, True) | dict(facts or {})
+    if unknown := sorted(about.keys() - Metric.__dataclass_fields__.keys()):
+        raise LabError(f"The metric {name!r} got {unknown[0]!r}, which is no trait or fact of a metric. Leave it out.")
+    if about.get("of", "samples") == "samples":
+        about["needs"] = tuple(dict.fromkeys(("samples", *about.get("needs", ()))))
 
     def decorator(function: Any) -> Any:
         if name in METRICS:
             raise LabError(f"The metric {name!r} is already registered; choose another name.")
-        samples = ("samples",) if about.get("of", "samples") == "samples" and "samples" not in needs else ()
-        METRICS[name] = Metric(name, title, function, needs=(*samples, *needs), **about)
+        METRICS[name] = Metric(name, description, function, source=source, **about)
         return function
 
     return decorator
@@ -114,7 +132,5 @@ def word_for(diff: float, metric: str) -> str:
 
 def metrics_table() -> str:
     """All metrics as a markdown table."""
-    rows = ["| metric | what it is | better | of |", "|---|---|---|---|"]
-    for metric in METRICS.values():
-        rows.append(f"| `{metric.name}` | {metric.label} | {metric.better} | {metric.form or 'all data'} |")
-    return "\n".join(rows)
+    rows = [(f"`{m.name}`", m.label, m.better, m.form or "all data") for m in METRICS.values()]
+    return markdown_table(("metric", "what it is", "better", "of"), rows)

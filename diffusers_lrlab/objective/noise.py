@@ -19,6 +19,9 @@ float32 of shape `(batch, channels, height, width)` or, for points, `(batch, dim
 noise. The trait `"images"` marks those that look at what the noise is for, `"spatial"` those that mean nothing for points.
 """
 
+register_noise = NOISES.register
+"""Registers a noise, such a function, with the arguments of [`Registry.register`]."""
+
 
 @NOISES.register("gaussian", description="standard normal, independent of everything", source="DDPM, arXiv 2006.11239")
 def gaussian(noise: torch.Tensor, images: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:

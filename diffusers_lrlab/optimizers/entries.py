@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ the weights itself and has `train()` and `eval()`. Facts: `state_bytes`, per par
 installed; `learning_rate`, the default where an optimizer has a scale of its own, or `learning_rate_factor`, on the default
 for AdamW.
 """
+
+register_optimizer = OPTIMIZERS.register
+"""Registers an optimizer, such a function, with the arguments of [`Registry.register`]; the fact `state_bytes` is needed."""
 
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
 _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
@@ -79,66 +82,58 @@ def optimizer_state_bytes(optimizer: Optimizer) -> int:
     return total(optimizer.state_dict())
 
 
-def _from_torch(name: str, params: list[Any], **kwargs: Any) -> Optimizer:
-    """An optimizer of torch's, fused where that exists."""
-    import torch
+def _made_by(path: str, can_fuse: bool = False, **fixed: Any) -> Callable[..., Optimizer]:
+    """The factory of a class, "module:Class", which is imported when an optimizer is made; `fixed` are its own arguments."""
 
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in params)
-    return getattr(torch.optim, name)(params, fused=fused, **kwargs)
+    def make(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
+        if "beta2" in kwargs:
+            kwargs["betas"] = (kwargs.pop("beta1"), kwargs.pop("beta2"))
+        if can_fuse:
+            kwargs["fused"] = all(parameter.device.type in ("cpu", "cuda") for parameter in params)
+        return pkgutil.resolve_name(path)(params, lr=lr, **fixed, **kwargs)
+
+    return make
 
 
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "adamw",
     description="Adam with decoupled weight decay",
     source=f"{_TORCH}.AdamW; arXiv 1711.05101",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
     traits=("adam",),
     facts={"state_bytes": 8},
-)
-def adamw(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
-    return _from_torch("AdamW", params, lr=lr, betas=(beta1, beta2), **kwargs)
+)(_made_by("torch.optim:AdamW", can_fuse=True))
 
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "adam",
     description="Adam",
     source=f"{_TORCH}.Adam; arXiv 1412.6980",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(decoupled=False)),
     traits=("adam",),
     facts={"state_bytes": 8},
-)
-def adam(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
-    return _from_torch("Adam", params, lr=lr, betas=(beta1, beta2), **kwargs)
-
+)(_made_by("torch.optim:Adam", can_fuse=True))
 
 _MOMENTUM = Parameter("momentum", float, 0.9, "decay of the sum of gradients", "[0, 1)")
 
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "sgd",
     description="SGD with momentum; needs a schedule and a much larger rate than Adam",
     source=f"{_TORCH}.SGD",
     parameters=(_MOMENTUM, _weight_decay(decoupled=False)),
     traits=("sgd",),
     facts={"state_bytes": 4, "learning_rate_factor": 100},
-)
-def sgd(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
-    return _from_torch("SGD", params, lr=lr, **kwargs)
+)(_made_by("torch.optim:SGD", can_fuse=True))
 
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "nesterov",
     description="SGD with Nesterov's momentum",
     source=f"{_TORCH}.SGD",
     parameters=(replace(_MOMENTUM, range="(0, 1)"), _weight_decay(decoupled=False)),
     traits=("sgd",),
     facts={"state_bytes": 4, "learning_rate_factor": 100},
-)
-def nesterov(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
-    return sgd(params, lr, nesterov=True, **kwargs)
+)(_made_by("torch.optim:SGD", can_fuse=True, nesterov=True))
 
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "rmsprop",
     description="gradients over the root of their mean square; half of Adam's memory",
     source=f"{_TORCH}.RMSprop",
@@ -149,14 +144,9 @@ def nesterov(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
         _weight_decay(decoupled=False),
     ),
     facts={"state_bytes": 4},
-)
-def rmsprop(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
-    import torch
+)(_made_by("torch.optim:RMSprop"))
 
-    return torch.optim.RMSprop(params, lr=lr, **kwargs)
-
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "adafactor",
     description="Adam with the mean of squares by rows and columns; 3x3 kernels take 2.7 bytes, matrices next to none",
     source="transformers.optimization.Adafactor; arXiv 1804.04235",
@@ -168,14 +158,9 @@ def rmsprop(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
         _weight_decay(),
     ),
     facts={"state_bytes": 0},
-)
-def adafactor(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
-    from transformers.optimization import Adafactor
+)(_made_by("transformers.optimization:Adafactor", relative_step=False, warmup_init=False))
 
-    return Adafactor(params, lr=lr, relative_step=False, warmup_init=False, **kwargs)
-
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "lion",
     description="the sign of a mean of gradients; half of Adam's memory, a tenth to a third of its rate",
     source="lion-pytorch; arXiv 2302.06675",
@@ -185,14 +170,9 @@ def adafactor(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
         _weight_decay(),
     ),
     facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2},
-)
-def lion(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
-    from lion_pytorch import Lion
+)(_made_by("lion_pytorch:Lion"))
 
-    return Lion(params, lr=lr, betas=(beta1, beta2), **kwargs)
-
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "muon",
     description="orthogonalised momentum for matrices and convolutions (as matrices), AdamW for the rest",
     source=f"{_TORCH}.Muon; arXiv 2502.16982 for the common rate",
@@ -203,11 +183,7 @@ def lion(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any
         _weight_decay(0.01),
     ),
     facts={"state_bytes": 4},
-)
-def muon(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
-    from .muon import MuonWithAdamW
-
-    return MuonWithAdamW(params, lr, betas=(beta1, beta2), **kwargs)
+)(_made_by("diffusers_lrlab.optimizers.muon:MuonWithAdamW"))
 
 
 @OPTIMIZERS.register(
@@ -218,16 +194,14 @@ def muon(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any
     traits=("averages",),
     facts={"state_bytes": 8, "package": "schedulefree"},
 )
-def schedulefree_adamw(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
+def schedulefree_adamw(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
     """In train mode; its weights are those to evaluate only after `eval()`."""
-    from schedulefree import AdamWScheduleFree
-
-    optimizer = AdamWScheduleFree(params, lr=lr, betas=(beta1, beta2), **kwargs)
+    optimizer: Any = _made_by("schedulefree:AdamWScheduleFree")(params, lr, **kwargs)
     optimizer.train()
     return optimizer
 
 
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "prodigy",
     description="Adam that finds its rate by itself; the learning rate multiplies it and stays at 1",
     source="prodigyopt; arXiv 2306.06101",
@@ -240,23 +214,13 @@ def schedulefree_adamw(params: list[Any], lr: float, beta1: float, beta2: float,
         Parameter("safeguard_warmup", bool, True, "do not take the low rate of warm-up for a small distance"),
     ),
     facts={"state_bytes": 16, "package": "prodigyopt", "learning_rate": 1.0},
-)
-def prodigy(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
-    from prodigyopt import Prodigy
+)(_made_by("prodigyopt:Prodigy"))
 
-    return Prodigy(params, lr=lr, betas=(beta1, beta2), **kwargs)
-
-
-@OPTIMIZERS.register(
+OPTIMIZERS.register(
     "adamw_8bit",
     description="AdamW with its state in 8 bits",
     source="bitsandbytes; arXiv 2110.02861",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
     traits=("adam",),
     facts={"state_bytes": 2, "package": "bitsandbytes"},
-)
-def adamw_8bit(params: list[Any], lr: float, beta1: float, beta2: float, **kwargs: Any) -> Optimizer:
-    """Tensors of less than 4096 numbers keep 32 bits."""
-    from bitsandbytes.optim import AdamW8bit
-
-    return AdamW8bit(params, lr=lr, betas=(beta1, beta2), **kwargs)
+)(_made_by("bitsandbytes.optim:AdamW8bit"))  # tensors of less than 4096 numbers keep 32 bits

@@ -1,7 +1,5 @@
 """torch's Muon for a whole model: it takes matrices only, and a UNet is mostly convolutions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules that scale a learning rate to another batch size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

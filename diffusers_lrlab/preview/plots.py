@@ -130,16 +130,10 @@ def _draw_panel(axes: Axes, name: str) -> None:
     axes.spines[["left", "bottom"]].set(color=GREY, linewidth=0.6)
     axes.tick_params(labelsize=6, color=GREY, width=0.6, length=2, labelcolor=DARK)
     axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
-    small = axes.annotate(_in_words(kwargs), (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
+    arguments = ", ".join(f"{key}={value}" for key, value in kwargs.items()).replace("'", "")
+    small = axes.annotate(arguments, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
     # Else a long one would make its column wider than the others.
     small.set_in_layout(False)
-
-
-def _in_words(kwargs: dict[str, Any]) -> str:
-    def value(given: Any) -> str:
-        return f"[{', '.join(map(str, given))}]" if isinstance(given, list) else str(given)
-
-    return ", ".join(f"{key}={value(given)}" for key, given in kwargs.items())
 
 
 def made_up_losses() -> np.ndarray:

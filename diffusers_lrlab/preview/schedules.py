@@ -1,6 +1,4 @@
-"""What schedules will do over a run, and what diffusers' own script would make of them."""
-
-from __future__ import annotations
+"""What schedules will do over a run, and what diffusers' own script would make of them; in words, numbers, characters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.listing import aligned
 from ..core.progress import Progress
 from ..core.spec import format_spec
+from ..core.terminal_plot import terminal_plot
 from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.registries import MOMENTUM_SCHEDULERS
 from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
@@ -17,6 +17,7 @@ from ..schedules.schedule import Schedule
 
 # Beyond this, curves take gigabytes, and a picture shows nothing more.
 _MOST_UPDATES, _MOST_SHARES = 10_000_000, 100_000
+_SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
 
 
 @dataclass(frozen=True)
@@ -155,3 +156,40 @@ def _compare(asked: Course, host: Course, run: Run) -> str:
     if host.beta1 is not None and asked.beta1 is not None:
         parts.append(f"beta1 ends at {host.beta1[-1]:.3g} instead of {asked.beta1[-1]:.3g}")
     return "; ".join(parts)
+
+
+def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None) -> str:
+    """Plots, a table and notes; `terminal` holds the options of [`terminal_plot`], `None` for no plots."""
+    parts = []
+    if terminal is not None:
+        courses = courses_by_label(previews)
+        title = "learning rate" + (f" of {previews[0].label}" if len(previews) == 1 else "")
+        parts.append(terminal_plot({label: course.lr for label, course in courses.items()}, title, **terminal))
+        momenta = {label: course.beta1 for label, course in courses.items() if course.beta1 is not None}
+        if momenta:
+            parts.append(terminal_plot(momenta, "beta1", height=6, from_zero=False, **terminal))
+    parts.append(table(previews, run))
+    parts += [(f"{shown.label}: " if len(previews) > 1 else "") + note for shown in previews for note in shown.notes]
+    return "\n\n".join(parts)
+
+
+def courses_by_label(previews: list[Preview]) -> dict[str, Course]:
+    """All curves to draw: each schedule, followed by what diffusers' own script makes of it."""
+    courses = {}
+    for shown in previews:
+        courses[shown.label] = shown.course
+        if shown.host is not None:
+            courses[f"{shown.label}, diffusers' own script"] = shown.host
+    return courses
+
+
+def table(previews: list[Preview], run: Run) -> str:
+    """The learning rates, and the momenta that are driven, at 0, 25, 50, 75 and 100 % of the run."""
+    # The last update that happens stands for the end.
+    updates = [min(round(share / 100 * run.num_updates), run.num_updates - 1) for share in _SHOWN]
+    rows = [["update", *(f"{update} ({share} %)" for update, share in zip(updates, _SHOWN, strict=True))]]
+    for label, course in courses_by_label(previews).items():
+        rows.append([label, *(f"{course.lr[update]:.3g}" for update in updates)])
+        if course.beta1 is not None:
+            rows.append([f"{label}: beta1", *(f"{course.beta1[update]:.3g}" for update in updates)])
+    return aligned(rows)

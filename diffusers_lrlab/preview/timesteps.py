@@ -1,7 +1,5 @@
 """Previews of timestep samplers and loss weightings: what is trained when and how strongly, without a model."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass
@@ -81,11 +79,10 @@ def describe_timesteps(previews: list[TimestepPreview]) -> str:
 
 
 def as_json(previews: list[TimestepPreview]) -> str:
-    shown = [
-        {"name": preview.label, "what": preview.what, "updates": list(preview.curves), "values": values}
-        for preview in previews
-        for values in [[curve.tolist() for curve in preview.curves.values()]]
-    ]
+    shown = []
+    for preview in previews:
+        updates, values = list(preview.curves), [curve.tolist() for curve in preview.curves.values()]
+        shown.append({"name": preview.label, "what": preview.what, "updates": updates, "values": values})
     return json.dumps(shown, allow_nan=False)
 
 

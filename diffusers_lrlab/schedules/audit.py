@@ -1,7 +1,5 @@
 """The learning rate and momentum that the optimizer had at each update, against those expected from the schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -69,5 +67,4 @@ class ScheduleAudit:
         return {key: value for key, value in asdict(self).items() if key != "strict"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for key, value in state.items():
-            setattr(self, key, value)
+        vars(self).update(state)

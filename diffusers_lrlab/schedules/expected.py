@@ -1,7 +1,5 @@
 """The learning rate and momentum to expect at each update of a run, without a model, an optimizer or torch."""
 
-from __future__ import annotations
-
 import numbers
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schedules that follow a metric. They alone have state beyond the clock, and their type says so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers.optimization import GreedyLR
 
 from ..core.errors import LabError
-from .momentum import write_lrs
+from .momentum import initial_lrs, write_lrs
 
 
 class FeedbackSchedule:
@@ -26,10 +24,9 @@ class FeedbackSchedule:
     optimizer: Optimizer
     _last_lr: list[Any]
 
-    def _start_warmup(
-        self, optimizer: Optimizer, num_warmup_steps: int, min_lr: float = 0.0, max_lr: float = math.inf
-    ) -> None:
-        for lr in (float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups):
+    def _start_warmup(self, num_warmup_steps: int, min_lr: float = 0.0, max_lr: float = math.inf) -> None:
+        groups = self.optimizer.param_groups
+        for lr in initial_lrs(self.optimizer):
             if not min_lr <= lr <= max_lr:
                 raise LabError(
                     f"The learning rate {lr:g} is {'above' if lr > max_lr else 'below'} what {type(self).__name__} may set: "
@@ -37,8 +34,8 @@ class FeedbackSchedule:
                 )
         self.num_warmup_steps = num_warmup_steps
         self.num_updates = 0
-        self.peak_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        self._set_lrs([float(group["lr"]) for group in optimizer.param_groups])
+        self.peak_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in groups]
+        self._set_lrs([float(group["lr"]) for group in groups])
         self._set_warmup_lrs()
 
     def _set_warmup_lrs(self) -> None:
@@ -82,15 +79,6 @@ class FeedbackSchedule:
 _MAY_BE_INFINITE = ("best", "mode_worse")
 
 
-def _without_infinity(state: dict[str, Any]) -> dict[str, Any]:
-    written = {key: str(state[key]) for key in _MAY_BE_INFINITE if key in state and not math.isfinite(state[key])}
-    return {**state, **written}
-
-
-def _with_infinity(state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, **{key: float(state[key]) for key in _MAY_BE_INFINITE if key in state}}
-
-
 class _HostFeedback(FeedbackSchedule):
     """A rule of torch's or transformers', which comes next in the order of base classes."""
 
@@ -101,7 +89,13 @@ class _HostFeedback(FeedbackSchedule):
                 super().step(metrics)  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
-        return _without_infinity(super().state_dict())  # type: ignore[misc]
+        state = super().state_dict()  # type: ignore[misc]
+        return {**state, **{key: str(state[key]) for key in _MAY_BE_INFINITE if not math.isfinite(state.get(key, 0))}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        numbers = {key: float(state_dict[key]) for key in _MAY_BE_INFINITE if key in state_dict}
+        with self._numbers_for_tensors():
+            super().load_state_dict({**state_dict, **numbers})  # type: ignore[misc]
 
 
 class PlateauWithWarmup(_HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
@@ -109,10 +103,10 @@ class PlateauWithWarmup(_HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, **kwargs: Any):
         super().__init__(optimizer, **kwargs)
-        self._start_warmup(optimizer, num_warmup_steps, kwargs.get("min_lr", 0.0))
+        self._start_warmup(num_warmup_steps, kwargs.get("min_lr", 0.0))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(_with_infinity(state_dict))
+        super().load_state_dict(state_dict)
         self._set_lrs(list(state_dict["_last_lr"]))
 
 
@@ -127,17 +121,16 @@ class GreedyWithWarmup(_HostFeedback, GreedyLR):  # type: ignore[misc]
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any):
         if min_lr is None:
-            min_lr = min(1e-3, *(float(group.get("initial_lr", group["lr"])) / 100 for group in optimizer.param_groups))
+            min_lr = min(1e-3, *(lr / 100 for lr in initial_lrs(optimizer)))
         super().__init__(optimizer, min_lr=min_lr, **kwargs)
-        self._init_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        self._start_warmup(optimizer, num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
+        self._init_lrs = initial_lrs(optimizer)
+        self._start_warmup(num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **{name: getattr(self, name) for name in self._OWN_STATE}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        with self._numbers_for_tensors():
-            super().load_state_dict(_with_infinity(state_dict))
+        super().load_state_dict(state_dict)
         for name in self._OWN_STATE:
             setattr(self, name, state_dict[name])
 
@@ -154,13 +147,13 @@ class BoldDriver(FeedbackSchedule, LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        num_warmup_steps: int = 0,
-        mode: str = "min",
-        increase: float = 1.05,
-        decrease: float = 0.5,
-        threshold: float = 0.01,
-        min_lr_ratio: float = 0.01,
-        max_lr_ratio: float = 4.0,
+        num_warmup_steps: int,
+        mode: str,
+        increase: float,
+        decrease: float,
+        threshold: float,
+        min_lr_ratio: float,
+        max_lr_ratio: float,
     ):
         # Not torch's __init__, which steps once by the clock.
         self.optimizer = optimizer
@@ -168,7 +161,7 @@ class BoldDriver(FeedbackSchedule, LRScheduler):
         self.min_lr_ratio, self.max_lr_ratio = min_lr_ratio, max_lr_ratio
         self.scale = 1.0
         self.last_metric: float | None = None
-        self._start_warmup(optimizer, num_warmup_steps)
+        self._start_warmup(num_warmup_steps)
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:  # type: ignore[override]  # a metric, no epoch
         """Shows the schedule a validation loss."""

@@ -1,7 +1,5 @@
 """The entries of the schedules that follow a metric; their classes need torch and are in `feedback.py`."""
 
-from __future__ import annotations
-
 from ..core.registry import Parameter
 from .host_curves import TRANSFORMERS
 from .registries import SCHEDULERS

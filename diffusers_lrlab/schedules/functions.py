@@ -3,8 +3,6 @@
 scheduler = get_rex_schedule(optimizer, num_warmup_steps=500, num_training_steps=10_000, d=0.9)
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -15,46 +13,44 @@ from ..core.registry import Entry
 from .registries import SCHEDULERS
 from .scheduler import get_scheduler
 
+_DOCUMENTATION = """\
+A scheduler: {description}.
+
+Args:
+    optimizer ([`~torch.optim.Optimizer`]):
+        The optimizer for which to schedule the learning rate.
+    num_warmup_steps (`float`, *optional*, defaults to 0):
+        Optimizer updates of warm-up, or a fraction of the run in (0, 1).
+    num_training_steps (`int`):
+        Optimizer updates of the whole run.
+{parameters}    last_epoch (`int`, *optional*, defaults to -1):
+        As for every torch scheduler.
+
+Source: {source}"""
+
 
 def _signature(entry: Entry) -> inspect.Signature:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    optional = "endless" in entry.traits
+    def taken(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
     parameters = [
-        inspect.Parameter("optimizer", kind, annotation=Optimizer),
-        inspect.Parameter("num_warmup_steps", kind, default=0, annotation=float),
-        inspect.Parameter("num_training_steps", kind, default=None, annotation=int | None if optional else int),
+        taken("optimizer", Optimizer),
+        taken("num_warmup_steps", float, 0),
+        taken("num_training_steps", int | None if "endless" in entry.traits else int, None),
     ]
-    for parameter in (*entry.parameters, *entry.common):
-        annotation = parameter.kind | None if parameter.default is None else parameter.kind
-        default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-        parameters.append(inspect.Parameter(parameter.name, kind, default=default, annotation=annotation))
-    parameters.append(inspect.Parameter("last_epoch", kind, default=-1, annotation=int))
-    return inspect.Signature(parameters, return_annotation=LRScheduler)
+    for own in (*entry.parameters, *entry.common):
+        default = list(own.default) if isinstance(own.default, tuple) else own.default
+        parameters.append(taken(own.name, own.kind | None if default is None else own.kind, default))
+    return inspect.Signature([*parameters, taken("last_epoch", int, -1)], return_annotation=LRScheduler)
 
 
 def _documentation(entry: Entry) -> str:
-    lines = [
-        f"A scheduler: {entry.description}.",
-        "",
-        "Args:",
-        "    optimizer ([`~torch.optim.Optimizer`]):",
-        "        The optimizer for which to schedule the learning rate.",
-        "    num_warmup_steps (`float`, *optional*, defaults to 0):",
-        "        Optimizer updates of warm-up, or a fraction of the run in (0, 1).",
-        "    num_training_steps (`int`):",
-        "        Optimizer updates of the whole run.",
-    ]
-    for parameter in (*entry.parameters, *entry.common):
-        default = "" if parameter.default is None else f", defaults to `{parameter.default!r}`"
-        lines += [f"    {parameter.name} (`{parameter.kind.__name__}`, *optional*{default}):"]
-        lines += [f"        {parameter.help[0].upper()}{parameter.help[1:]}. Allowed: {parameter.allowed}."]
-    lines += [
-        "    last_epoch (`int`, *optional*, defaults to -1):",
-        "        As for every torch scheduler.",
-        "",
-        f"Source: {entry.source}",
-    ]
-    return "\n".join(lines)
+    parameters = ""
+    for own in (*entry.parameters, *entry.common):
+        default = "" if own.default is None else f", defaults to `{own.default!r}`"
+        parameters += f"    {own.name} (`{own.kind.__name__}`, *optional*{default}):\n"
+        parameters += f"        {own.help[0].upper()}{own.help[1:]}. Allowed: {own.allowed}.\n"
+    return _DOCUMENTATION.format(description=entry.description, parameters=parameters, source=entry.source)
 
 
 def _make(name: str) -> Any:

@@ -1,8 +1,5 @@
 """The shapes that diffusers and transformers have, under their names and with their values."""
 
-from __future__ import annotations
-
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -11,17 +8,11 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
-from .registries import SCHEDULERS
+from .registries import COOLDOWNS, SCHEDULERS, half_cosine
 
 DIFFUSERS = "diffusers.optimization"
 TRANSFORMERS = "transformers.optimization"
 _NO_WARMUP = ("warmup_type", "warmup_start_ratio")
-
-
-def half_cosine(fraction: Any) -> Any:
-    """1 at 0, 0 at 1."""
-    cos = math.cos if isinstance(fraction, float) else np.cos  # the faster one for a single number
-    return 0.5 * (1 + cos(math.pi * fraction))
 
 
 # --- diffusers' own seven --------------------------------------------------------------------------------------------
@@ -157,9 +148,8 @@ _MIN_LR_RATE = Parameter(
     "min_lr_rate", float, None, "transformers' name for `min_lr_ratio`; 0.1 if no floor is given", "[0, 1]",
     same_as="min_lr_ratio",
 )  # fmt: skip
-
-
 _NUM_CYCLES = Parameter("num_cycles", float, 0.5, "cosine waves over the run", "(0, inf)")
+
 SCHEDULERS.register(
     "cosine_with_min_lr",
     description="half a cosine from the peak to a floor",
@@ -193,15 +183,6 @@ def cosine_warmup_with_min_lr(progress: Progress, num_cycles: float) -> Any:
     return half_cosine(2 * num_cycles * np.minimum(passed / progress.span, 1.0))
 
 
-# Towards 0 as q goes from 0 to 1. The exponential one, which never gets there, falls to 1 % and is stretched to 0.
-COOLDOWNS = {
-    "linear": lambda q: 1 - q,
-    "cosine": half_cosine,
-    "exponential": lambda q: (0.01**q - 0.01) / 0.99,
-    "1-sqrt": lambda q: 1 - np.sqrt(q),
-    "square": lambda q: 1 - q**2,
-    "mirror_cosine": lambda q: 2 * (1 - q) - half_cosine(q),
-}
 _DECAY = Parameter(
     "num_decay_steps", float, None, "updates of the cool-down, or a fraction of the run; derived: what num_stable_steps "
     "leaves, or a fifth of the run", "(0, inf)",

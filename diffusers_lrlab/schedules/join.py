@@ -1,7 +1,5 @@
 """`join` puts any schedules of the clock one after another."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import replace
 from functools import lru_cache

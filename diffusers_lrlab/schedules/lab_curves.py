@@ -1,7 +1,5 @@
 """Shapes that neither diffusers nor transformers nor torch has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,8 +7,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
-from .host_curves import half_cosine
-from .registries import SCHEDULERS
+from .registries import SCHEDULERS, half_cosine
 
 
 @SCHEDULERS.register(

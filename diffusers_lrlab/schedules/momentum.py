@@ -12,9 +12,7 @@ it, and agrees with its abstract. Its compensation alone is a linear decay of th
 some 100 updates.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,48 +134,43 @@ _OTHERWISE = {
 }
 
 
-class MomentumSlot:
+def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
-    The momentum of an optimizer (unwrapped first): `betas[0]`, `beta1` or `momentum` of each parameter group.
+    The parameter groups of an optimizer (unwrapped first) for a momentum schedule to drive.
 
-    An optimizer without momentum, or with one that is not the decay of a running mean of gradients, is refused.
+    Refused are optimizers without momentum, or with one that is not the decay of a running mean of gradients, and a
+    compensation that would go the wrong way for this optimizer or has no meaning for it.
     """
-
-    def __init__(self, optimizer: Any):
-        while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
-            optimizer = optimizer.optimizer
-        self.kind, self.groups = type(optimizer).__name__, optimizer.param_groups
-        for name, meaning in _OTHERWISE.items():
-            if name in self.kind:
-                raise LabError(f"A momentum schedule cannot drive {self.kind}: its beta1 {meaning}. Use another optimizer.")
-        for group in self.groups:
-            # The momentum of a resumed optimizer may have decayed to 0.
-            if not group.get("initial_momentum", read_momentum(group)):
-                remedy = "use one that has it, such as AdamW"
-                if (key := _key(group)) is not None:
-                    remedy = f"give it one, such as {'beta1' if key == 'betas' else key}=0.9"
-                raise LabError(
-                    f"A momentum schedule needs an optimizer with momentum, and this {self.kind} has none: {remedy}."
-                )
-
-    def check(self, schedule: str, kwargs: dict[str, Any]) -> None:
-        """Refuses a compensation that would go the wrong way for this optimizer, or has no meaning for it."""
-        if "compensates" not in MOMENTUM_SCHEDULERS[schedule].traits:
-            return
-        if "Muon" in self.kind:
-            raise LabError(
-                f"{schedule!r} compensates what momentum does to the size of an update, which {self.kind} normalises away. "
-                "Use 'demon'."
-            )
-        # RMSprop's momentum is that of SGD, behind the scaling.
-        form = "heavy_ball" if _key(self.groups[0]) == "momentum" else "ema"
-        asked = kwargs.get("momentum_form", form)
-        if asked != form:
-            raise LabError(
-                f"{schedule!r} with momentum_form={asked!r} does not suit {self.kind}, whose momentum has the form "
-                f"{form!r}: the compensation would have the wrong sign. Give momentum_form={form}"
-                + (", which raises the rate while the momentum falls." if form == "heavy_ball" else ".")
-            )
+    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
+        optimizer = optimizer.optimizer
+    kind, groups = type(optimizer).__name__, optimizer.param_groups
+    for name, meaning in _OTHERWISE.items():
+        if name in kind:
+            raise LabError(f"A momentum schedule cannot drive {kind}: its beta1 {meaning}. Use another optimizer.")
+    for group in groups:
+        # The momentum of a resumed optimizer may have decayed to 0.
+        if not group.get("initial_momentum", read_momentum(group)):
+            remedy = "use one that has it, such as AdamW"
+            if (key := _key(group)) is not None:
+                remedy = f"give it one, such as {'beta1' if key == 'betas' else key}=0.9"
+            raise LabError(f"A momentum schedule needs an optimizer with momentum, and this {kind} has none: {remedy}.")
+    if "compensates" not in MOMENTUM_SCHEDULERS[schedule].traits:
+        return groups
+    if "Muon" in kind:
+        raise LabError(
+            f"{schedule!r} compensates what momentum does to the size of an update, which {kind} normalises away. "
+            "Use 'demon'."
+        )
+    # RMSprop's momentum is that of SGD, behind the scaling.
+    form = "heavy_ball" if _key(groups[0]) == "momentum" else "ema"
+    asked = kwargs.get("momentum_form", form)
+    if asked != form:
+        raise LabError(
+            f"{schedule!r} with momentum_form={asked!r} does not suit {kind}, whose momentum has the form {form!r}: the "
+            f"compensation would have the wrong sign. Give momentum_form={form}"
+            + (", which raises the rate while the momentum falls." if form == "heavy_ball" else ".")
+        )
+    return groups
 
 
 def _key(group: dict[str, Any]) -> str | None:
@@ -193,23 +186,25 @@ def read_momentum(group: dict[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
+def initial_lrs(optimizer: Any) -> list[float]:
+    """The learning rates that the parameter groups of an optimizer were made with."""
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+
+
+def _written(held: Any, value: Any) -> Any:
+    """`value` in the place of what is held there; a tensor is filled, without waiting for its device."""
+    return held.fill_(value) if hasattr(held, "fill_") else value
+
+
 def write_lrs(groups: list[dict[str, Any]], lrs: Sequence[Any]) -> None:
-    """Sets the learning rates of parameter groups; a tensor is filled in place, without waiting for its device."""
     for group, lr in zip(groups, lrs, strict=True):
-        if hasattr(group["lr"], "fill_"):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
+        group["lr"] = _written(group["lr"], lr)
 
 
 def write_momentum(group: dict[str, Any], value: float) -> None:
-    """Sets the momentum of a parameter group, as [`write_lrs`] does."""
-    key = _key(group)
-    assert key is not None
-    held = group["betas"][0] if key == "betas" else group[key]
-    if hasattr(held, "fill_"):
-        held.fill_(value)
-    elif key == "betas":
-        group["betas"] = (value, *group["betas"][1:])
+    if "betas" in group:
+        first, *others = group["betas"]
+        group["betas"] = (_written(first, value), *others)
     else:
-        group[key] = value
+        key = "beta1" if "beta1" in group else "momentum"
+        group[key] = _written(group[key], value)

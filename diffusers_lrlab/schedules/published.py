@@ -1,7 +1,5 @@
 """A schedule as a small file of data, in a folder or on the Hub (`--lr_scheduler hub:USER/NAME`)."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -35,7 +33,6 @@ class PublishedSchedule:
 
     @property
     def text(self) -> str:
-        """As spec strings."""
         momentum = f" with momentum {format_spec(self.momentum, self.momentum_kwargs)}" if self.momentum else ""
         return format_spec(self.name, self.kwargs) + momentum
 

@@ -1,18 +1,33 @@
 """The registries of schedules. Importing the room (`schedules/__init__.py`) fills them."""
 
-from __future__ import annotations
-
 import math
+from typing import Any
 
 import numpy as np
 
 from ..core.registry import Parameter, Registry
+
+
+def half_cosine(fraction: Any) -> Any:
+    """1 at 0, 0 at 1."""
+    cos = math.cos if isinstance(fraction, float) else np.cos  # the faster one for a single number
+    return 0.5 * (1 + cos(math.pi * fraction))
+
 
 # The ramps that transformers' warmup_stable_decay has, by its names.
 RAMPS = {
     "linear": lambda x: x,
     "cosine": lambda x: 0.5 * (1 - np.cos(math.pi * x)),
     "1-sqrt": lambda x: 1 - np.sqrt(1 - x),
+}
+# Its cool-downs, to 0 as q goes from 0 to 1. The exponential one never gets there: it falls to 1 % and is stretched to 0.
+COOLDOWNS = {
+    "linear": lambda q: 1 - q,
+    "cosine": half_cosine,
+    "exponential": lambda q: (0.01**q - 0.01) / 0.99,
+    "1-sqrt": lambda q: 1 - np.sqrt(q),
+    "square": lambda q: 1 - q**2,
+    "mirror_cosine": lambda q: 2 * (1 - q) - half_cosine(q),
 }
 
 SCHEDULERS = Registry(
@@ -31,8 +46,14 @@ the shape, over the updates that are asked for as warm-up; `"feedback"` also rea
 length of the run; `"warmup_from_floor"` and `"early_peak"` are peculiarities of two of transformers' schedules.
 """
 
+register_schedule = SCHEDULERS.register
+"""Registers a learning-rate schedule, `f(progress, **parameters) -> factor`, with the arguments of [`Registry.register`]."""
+
 MOMENTUM_SCHEDULERS = Registry("momentum schedule")
 """Entries are functions `f(progress, momentum, **parameters) -> (momentum, factor on the learning rate)`.
 
 The trait `"compensates"` marks those whose factor is not 1.
 """
+
+register_momentum_schedule = MOMENTUM_SCHEDULERS.register
+"""Registers a momentum schedule, likewise."""

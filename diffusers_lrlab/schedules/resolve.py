@@ -1,7 +1,5 @@
 """From what a user writes to a [`Schedule`] with all its parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

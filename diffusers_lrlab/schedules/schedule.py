@@ -5,9 +5,8 @@
 A shape is a pure function of the clock that is registered in `SCHEDULERS`; the rest is the same for all of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,31 +22,24 @@ ENDLESS = 2**53
 
 @dataclass(frozen=True)
 class Schedule:
-    """
-    A schedule with all its parameters: what a run is audited against.
+    """A schedule with all its parameters, resolved: what a run is audited against."""
 
-    Args:
-        name (`str` or `None`): In `SCHEDULERS`; `None` leaves the learning rate to somebody else.
-        kwargs (`dict`, *optional*): All its parameters, resolved.
-        momentum (`str`, *optional*): In `MOMENTUM_SCHEDULERS`.
-        momentum_kwargs (`dict`, *optional*): All its parameters, resolved.
-    """
-
-    name: str | None
+    name: str | None  # in `SCHEDULERS`; `None` leaves the learning rate to somebody else
     kwargs: dict[str, Any] = field(default_factory=dict)
-    momentum: str | None = None
+    momentum: str | None = None  # in `MOMENTUM_SCHEDULERS`
     momentum_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.momentum and self.momentum_in_name():
+        if self.momentum and self._momentum_in_name():
             raise LabError(
                 f"The schedule {self.name!r} sets the momentum, and so does the momentum schedule {self.momentum!r}. "
                 + ("Give it cycle_momentum=false, or drop" if self.name == "one_cycle" else "Drop")
                 + " one of them."
             )
-        # Split once: a scheduler evaluates this at every update.
-        shape = {key: value for key, value in self.kwargs.items() if key not in _OUTSIDE_SHAPE}
-        object.__setattr__(self, "_shape_kwargs", shape)
+
+    @cached_property
+    def _shape_kwargs(self) -> dict[str, Any]:
+        return {key: value for key, value in self.kwargs.items() if key not in _OUTSIDE_SHAPE}
 
     @property
     def traits(self) -> frozenset[str]:
@@ -58,13 +50,20 @@ class Schedule:
     def follows_metric(self) -> bool:
         return "feedback" in self.traits
 
-    def momentum_in_name(self) -> bool:
+    def _momentum_in_name(self) -> bool:
         """Whether the learning-rate schedule itself sets the momentum."""
         return "momentum" in self.traits and bool(self.kwargs.get("cycle_momentum", True))
 
     @property
+    def momentum_schedule(self) -> tuple[str, dict[str, Any]] | None:
+        """The momentum schedule and its parameters, be it that of the same name as the learning-rate schedule."""
+        if self.momentum is not None:
+            return self.momentum, self.momentum_kwargs
+        return (self.name, self._shape_kwargs) if self.name is not None and self._momentum_in_name() else None
+
+    @property
     def sets_momentum(self) -> bool:
-        return self.momentum is not None or self.momentum_in_name()
+        return self.momentum_schedule is not None
 
     @property
     def sets_lr(self) -> bool:
@@ -74,8 +73,8 @@ class Schedule:
     @property
     def compensates(self) -> bool:
         """Whether the momentum schedule changes the learning rate."""
-        name = self.momentum or (self.name if self.momentum_in_name() else None)
-        return name is not None and "compensates" in MOMENTUM_SCHEDULERS[name].traits
+        momentum = self.momentum_schedule
+        return momentum is not None and "compensates" in MOMENTUM_SCHEDULERS[momentum[0]].traits
 
     def at(self, progress: Progress, lr: float, momentum: float | None = None) -> tuple[Any, Any]:
         """
@@ -86,21 +85,17 @@ class Schedule:
             lr (`float`): The learning rate that the optimizer was made with.
             momentum (`float`, *optional*): Its momentum or beta1; needed if the schedule sets it.
         """
-        shape, factor, beta = self._shape(progress), 1.0, None
-        if self.sets_momentum:
-            name = self.momentum or self.name
-            kwargs = self.momentum_kwargs if self.momentum else self._shape_kwargs  # type: ignore[attr-defined]
-            beta, factor = MOMENTUM_SCHEDULERS[name].factory(progress, momentum, **kwargs)  # type: ignore[index]
+        shape, factor, beta = 1.0, 1.0, None
+        if self.name is not None:
+            shape = SCHEDULERS[self.name].factory(progress, **self._shape_kwargs)
+        if (schedule := self.momentum_schedule) is not None:
+            name, kwargs = schedule
+            beta, factor = MOMENTUM_SCHEDULERS[name].factory(progress, momentum, **kwargs)
         peak, floor = self._bounds(lr)
         # Exact at both ends, unlike floor + (peak - floor) * shape.
         height = shape * factor
         value = peak * height + floor * (1 - height) if floor else peak * height
         return self._ramp(progress, floor / peak if peak else 0.0) * value, beta
-
-    def _shape(self, progress: Progress) -> Any:
-        if self.name is None:
-            return 1.0
-        return SCHEDULERS[self.name].factory(progress, **self._shape_kwargs)  # type: ignore[attr-defined]
 
     def _bounds(self, lr: float) -> tuple[float, float]:
         """Peak and floor of the learning rate."""

@@ -1,7 +1,5 @@
 """Learning-rate and momentum schedulers by name, in diffusers' and transformers' form."""
 
-from __future__ import annotations
-
 import dataclasses
 import pkgutil
 import warnings
@@ -14,7 +12,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import checked_name
 from .expected import resolve_length
-from .momentum import MomentumSlot, read_momentum, write_lrs, write_momentum
+from .momentum import initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .resolve import double_decay, resolve_schedule
 from .schedule import Schedule
@@ -43,16 +41,12 @@ class CurveLR(LRScheduler):
     ):
         self.schedule = schedule
         self.plan = _plan(schedule, num_warmup_steps, num_training_steps)
-        self._base_momenta: list[float] = []
-        if schedule.sets_momentum:
-            slot = MomentumSlot(optimizer)
-            name = schedule.momentum or schedule.name
-            assert name is not None
-            slot.check(name, schedule.momentum_kwargs if schedule.momentum else schedule.kwargs)
-            for group in slot.groups:
+        self._base_momenta: list[float | None] = []
+        if schedule.momentum_schedule is not None:
+            for group in momentum_groups(optimizer, *schedule.momentum_schedule):
                 self._base_momenta.append(group.setdefault("initial_momentum", read_momentum(group)))
         # As numbers: reading a tensor at every update would make the host wait for its device.
-        self._base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self._base_lrs = initial_lrs(optimizer)
         super().__init__(optimizer, last_epoch)
 
     def values(self, updates: Any, group: int = 0) -> tuple[Any, Any]:
@@ -92,10 +86,7 @@ class CurveLR(LRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues at the saved update of the same schedule; that of another one or of another length is refused."""
         saved = state_dict["plan"]
-        differing = [
-            f"{key} {saved.get(key)!r} -> {self.plan[key]!r}" for key in self.plan if saved.get(key) != self.plan[key]
-        ]
-        if differing:
+        if differing := [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]:
             raise LabError(
                 f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the "
                 "checkpoint, or build the optimizer and schedule anew and load only the model."
@@ -184,7 +175,6 @@ def get_momentum_scheduler(
 def build(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None, last_epoch: int = -1
 ) -> LRScheduler:
-    """The scheduler of a resolved [`Schedule`]."""
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
     if schedule.name is not None and schedule.follows_metric:
         if last_epoch != -1:
@@ -207,10 +197,3 @@ def build_all(
     else:
         parts = [schedule]
     return [build(part, optimizer, num_warmup_steps, num_training_steps) for part in parts]
-
-
-def build_for_host(
-    spec: str, optimizer: Optimizer, num_warmup_steps: float = 0, num_training_steps: int | None = None, last_epoch: int = -1
-) -> LRScheduler:
-    """The scheduler of a spec string, in the form in which diffusers calls its schedule functions."""
-    return build(resolve_schedule(spec), optimizer, num_warmup_steps, num_training_steps, last_epoch)

@@ -1,7 +1,5 @@
 """The shapes of torch's schedulers as closed forms of the clock, under their names and with their values."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -12,8 +10,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, clip, resolve_updates
 from ..core.registry import Parameter
-from .host_curves import half_cosine
-from .registries import SCHEDULERS
+from .registries import SCHEDULERS, half_cosine
 
 TORCH = "torch.optim.lr_scheduler"
 _ETA_MIN = Parameter("eta_min", float, None, "torch's name for `min_lr`", "[0, inf)", same_as="min_lr")

@@ -7,7 +7,6 @@ Importing this room fills its registries; what is imported here are the modules 
 from . import samplers
 from . import curricula
 from . import weighting
-from . import adaptive_entries
 from . import bands
 
-__all__ = ["adaptive_entries", "bands", "curricula", "samplers", "weighting"]
+__all__ = ["bands", "curricula", "samplers", "weighting"]

@@ -1,19 +1,49 @@
-"""The sampler and the weighting that follow the losses.
+"""What follows the losses: a sampler, a weighting, and how any sampler and weighting asks whether it is one of these.
 
 Their state stays on the device and is never read back. It is a function of the losses of the whole global batch, so that it
 is the same on every process.
 """
 
-from __future__ import annotations
-
 import math
+import pkgutil
 from typing import Any
 
 import torch
 
 from ..core.errors import LabError
+from ..core.registry import Entry
 from ..core.streams import stream_generator
 from .noise_levels import NoiseLevels
+
+
+def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: Any) -> Any:
+    """The object of an entry that follows the losses, on `device`; `None` for others, which are functions of the clock."""
+    if "feedback" not in entry.traits:
+        return None
+    return pkgutil.resolve_name(entry.factory)(levels, **kwargs, device=device)
+
+
+class MayFollowLosses:
+    """A sampler or a weighting, whose `state` is `None` unless it follows the losses."""
+
+    state: Any
+
+    @property
+    def follows_losses(self) -> bool:
+        """Whether [`observe`] has to be called."""
+        return self.state is not None
+
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Takes the unweighted losses of an update, of the images of all processes; without a state it does nothing."""
+        if self.state is not None:
+            self.state.observe(timesteps, losses)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.state.state_dict() if self.state is not None else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        if self.state is not None:
+            self.state.load_state_dict(state)
 
 
 def _usable(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,8 +5,6 @@ its running size, so that a common factor of all bands cancels and only their ra
 an update from one band and does the update at that band's rate, which works with any optimizer; the clock chooses the band.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,14 +80,13 @@ class TimestepLR:
 
     def weights(self, num_train_timesteps: int) -> np.ndarray | None:
         """Factors on the losses, of shape `(T,)`; `None` for bands with rates of their own."""
-        if self.form == "banded":
-            return None
-        starts = band_edges(len(self.factors), self.edges, num_train_timesteps)
-        return np.repeat(self.factors, np.diff(starts))
+        return np.repeat(self.factors, np.diff(self._starts(num_train_timesteps))) if self.form == "weight" else None
 
     def lr_factors(self, updates: np.ndarray, num_train_timesteps: int) -> np.ndarray | None:
         """Factors on the learning rates of updates, of their shape; `None` for weights."""
         if self.form == "weight":
             return None
-        starts = band_edges(len(self.factors), self.edges, num_train_timesteps)
-        return np.asarray(self.factors)[band_of_update(updates, starts)]
+        return np.asarray(self.factors)[band_of_update(updates, self._starts(num_train_timesteps))]
+
+    def _starts(self, num_train_timesteps: int) -> np.ndarray:
+        return band_edges(len(self.factors), self.edges, num_train_timesteps)

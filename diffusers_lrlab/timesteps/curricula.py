@@ -1,8 +1,5 @@
-"""Densities over timesteps that move with the clock."""
+"""Densities over timesteps that move with the clock, or with the losses."""
 
-from __future__ import annotations
-
-import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +7,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
+from ..schedules.registries import RAMPS
 from .bands import band_edges, band_of_update
 from .noise_levels import NoiseLevels
 from .registries import EDGES, TIMESTEP_SAMPLERS
@@ -57,7 +55,7 @@ def _mixture(share: Any, levels: NoiseLevels, mu: float, sigma: float, noise_rat
 
 def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, after: str, reverse: bool = False) -> Any:
     tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
-    height = tau if ramp == "linear" else 0.5 * (1 - np.cos(math.pi * tau))
+    height = RAMPS[ramp](tau)
     share = lambda_max * (1 - height if reverse else height)
     if after == "uniform":
         if ramp_share == 1:
@@ -147,3 +145,17 @@ def banded(progress: Progress, levels: NoiseLevels, num_bands: int, edges: list[
     band = band_of_update(progress.update, starts)[..., None]
     t = np.arange(levels.num_train_timesteps)
     return ((t >= starts[band]) & (t < starts[band + 1])).astype(np.float64)
+
+
+TIMESTEP_SAMPLERS.register(
+    "loss_second_moment",
+    description="in proportion to the root mean square of each timestep's last losses, uniform until it has seen them; "
+    "takes ten times as many images as there are timesteps to begin",
+    source="improved DDPM, arXiv 2102.09672, section 3.3",
+    parameters=(
+        Parameter("history", int, 10, "losses kept of each timestep", "[1, inf)"),
+        Parameter("uniform_share", float, 0.001, "share that stays uniform", "(0, 1]"),
+        Parameter("unbiased", bool, True, "as for the others; without it the objective changes"),
+    ),
+    traits=("feedback",),
+)("diffusers_lrlab.timesteps.adaptive:LossSecondMoment")

@@ -1,14 +1,12 @@
 """Loss weightings by name, for what the model predicts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.spec import checked_name, resolve_spec
-from .follow import MayFollowLosses, state_of
+from .adaptive import MayFollowLosses, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
 
@@ -16,28 +14,6 @@ from .registries import LOSS_WEIGHTINGS
 def list_loss_weightings() -> list[str]:
     """The names `get_loss_weighting` and `--loss_weighting` take."""
     return [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
-
-
-def get_loss_weighting(
-    name: str, noise_scheduler: Any, prediction_type: str | None = None, device: Any = None, **kwargs: Any
-) -> LossWeighting:
-    """
-    A loss weighting by name.
-
-        weighting = get_loss_weighting("min_snr", noise_scheduler)
-        errors = F.mse_loss(prediction, target, reduction="none").mean(dim=(1, 2, 3))
-        loss = (weighting.weights(timesteps) * errors).mean()
-
-    Args:
-        name (`str`): A name of [`list_loss_weightings`] or a spec string such as `"min_snr:gamma=1"`.
-        noise_scheduler: A diffusers scheduler with `alphas_cumprod`.
-        prediction_type (`str`, *optional*): `"epsilon"`, `"sample"` or `"v_prediction"`; the scheduler's if not given.
-        device (*optional*): Where the weights are looked up.
-        **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
-    """
-    name, resolved = resolve_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
-    prediction_type = prediction_type or noise_scheduler.config.prediction_type
-    return LossWeighting(name, resolved, noise_levels(noise_scheduler), prediction_type, device)
 
 
 class LossWeighting(MayFollowLosses):
@@ -76,3 +52,25 @@ class LossWeighting(MayFollowLosses):
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor:
         """The weights of these timesteps (int64 of any shape): float32 of their shape."""
         return self.table.float().to(timesteps.device)[timesteps]
+
+
+def get_loss_weighting(
+    name: str, noise_scheduler: Any, prediction_type: str | None = None, device: Any = None, **kwargs: Any
+) -> LossWeighting:
+    """
+    A loss weighting by name.
+
+        weighting = get_loss_weighting("min_snr", noise_scheduler)
+        errors = F.mse_loss(prediction, target, reduction="none").mean(dim=(1, 2, 3))
+        loss = (weighting.weights(timesteps) * errors).mean()
+
+    Args:
+        name (`str`): A name of [`list_loss_weightings`] or a spec string such as `"min_snr:gamma=1"`.
+        noise_scheduler: A diffusers scheduler with `alphas_cumprod`.
+        prediction_type (`str`, *optional*): `"epsilon"`, `"sample"` or `"v_prediction"`; the scheduler's if not given.
+        device (*optional*): Where the weights are looked up.
+        **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
+    """
+    name, resolved = resolve_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
+    prediction_type = prediction_type or noise_scheduler.config.prediction_type
+    return LossWeighting(name, resolved, noise_levels(noise_scheduler), prediction_type, device)

@@ -4,8 +4,6 @@ Timesteps are indices `0 ... T - 1` and grow with the noise, as in diffusers' DD
 command line lists the names before it is imported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The registries of what is trained when and how strongly. Importing the room (`timesteps/__init__.py`) fills them."""
 
-from __future__ import annotations
-
 from ..core.registry import Parameter, Registry
 
 DRAWS = ("independent", "stratified", "antithetic")
@@ -10,21 +8,16 @@ TIMESTEP_SAMPLERS = Registry(
     "timestep sampler",
     common=(
         Parameter(
-            "draw",
-            str,
-            "independent",
-            "how the timesteps of a batch depend on each other: not at all, one from each equal part of the density, or in "
-            "pairs from opposite ends of it; each of them alone has the same density",
+            "draw", str, "independent", "how the timesteps of a batch depend on each other: not at all, one from each equal "
+            "part of the density, or in pairs from opposite ends of it; each of them alone has the same density",
             choices=DRAWS,
         ),
         Parameter(
-            "unbiased",
-            bool,
-            False,
+            "unbiased", bool, False,
             "weight each loss by 1 / (T p), so that the expected gradient is that of uniform timesteps",
         ),
     ),
-)
+)  # fmt: skip
 """
 Entries are functions `f(progress, levels, **parameters) -> weights`, not necessarily normalised, of shape `(T,)`, or
 `(num_updates, T)` where the clock reads an array and the density moves. Traits: `"uniform"` is that; `"curriculum"` moves
@@ -33,25 +26,28 @@ high noise being easy, which holds for models that predict the noise; `"middle"`
 `"feedback"` follows the losses and is registered as `"module:Class"`.
 """
 
+register_timestep_sampler = TIMESTEP_SAMPLERS.register
+"""Registers a timestep sampler, such a function, with the arguments of [`Registry.register`]."""
+
 LOSS_WEIGHTINGS = Registry(
     "loss weighting",
     common=(
         Parameter("normalize", bool, False, "divide by the mean weight over all timesteps, so that the mean is 1"),
         Parameter(
-            "max_weight",
-            float,
-            None,
-            "largest weight on the error of what the model predicts, before normalize; no limit if not given",
-            "(0, inf)",
+            "max_weight", float, None,
+            "largest weight on the error of what the model predicts, before normalize; no limit if not given", "(0, inf)",
         ),
     ),
-)
+)  # fmt: skip
 """
 Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
 with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of
 them. More traits: `"plain"` is relative to a prediction's plain weights; `"middle"` as above; `"feedback"` learns from the
 losses and is registered as `"module:Class"`.
 """
+
+register_loss_weighting = LOSS_WEIGHTINGS.register
+"""Registers a loss weighting, such a function, with the arguments of [`Registry.register`]."""
 
 EDGES = Parameter(
     "edges", list, (), "where bands meet, rising, as shares of the timesteps; bands of equal width if not given", "(0, 1)"

@@ -1,8 +1,7 @@
 """Densities over timesteps that stay as they are over the run."""
 
-from __future__ import annotations
-
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,9 +18,7 @@ def uniform(progress: Progress, levels: NoiseLevels) -> np.ndarray:
     return np.ones(levels.num_train_timesteps)
 
 
-def _draw(default: str) -> tuple[Parameter, ...]:
-    return (Parameter("draw", str, default, "as for the others", choices=DRAWS),)
-
+_DRAW = Parameter("draw", str, None, "as for the others", choices=DRAWS)
 
 TIMESTEP_SAMPLERS.register(
     "uniform",
@@ -33,14 +30,14 @@ TIMESTEP_SAMPLERS.register(
     "stratified",
     description="uniform, one timestep from each of as many equal parts as the batch has images",
     source="the low-discrepancy sampler of VDM, arXiv 2107.00630",
-    parameters=_draw("stratified"),
+    parameters=(replace(_DRAW, default="stratified"),),
     traits=("uniform",),
 )(uniform)
 TIMESTEP_SAMPLERS.register(
     "antithetic",
     description="uniform, in pairs t and T - 1 - t",
     source="Hammersley and Morton 1956; the training code of DDIM, arXiv 2010.02502",
-    parameters=_draw("antithetic"),
+    parameters=(replace(_DRAW, default="antithetic"),),
     traits=("uniform",),
 )(uniform)
 
@@ -65,16 +62,13 @@ def _mass(cumulative: np.ndarray) -> np.ndarray:
     source=f"{SD3}, section 3.1",
     parameters=(
         Parameter(
-            "mean",
-            float,
-            0.0,
-            "above 0 prefers noise, below 0 images (diffusers' scripts count the other way)",
-            "(-inf, inf)",
+            "mean", float, 0.0,
+            "above 0 prefers noise, below 0 images (diffusers' scripts count the other way)", "(-inf, inf)",
         ),
         Parameter("std", float, 1.0, "width", "(0, inf)"),
     ),
     traits=("middle",),
-)
+)  # fmt: skip
 def logit_normal(progress: Progress, levels: NoiseLevels, mean: float, std: float) -> np.ndarray:
     """Mass of each timestep's share of [0, 1]."""
     from scipy.special import logit, ndtr

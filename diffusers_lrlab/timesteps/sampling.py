@@ -1,7 +1,5 @@
 """Timestep samplers by name: a density over noise levels at each update, and draws from it."""
 
-from __future__ import annotations
-
 import warnings
 from numbers import Integral
 from typing import Any
@@ -13,7 +11,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import checked_name, resolve_spec
 from ..schedules.schedule import ENDLESS
-from .follow import MayFollowLosses, state_of
+from .adaptive import MayFollowLosses, state_of
 from .noise_levels import PREDICTIONS, NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
@@ -23,49 +21,6 @@ _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 def list_timestep_samplers() -> list[str]:
     """The names `get_timestep_sampler` and `--timestep_sampler` take."""
     return [*TIMESTEP_SAMPLERS, *TIMESTEP_SAMPLERS.aliases]
-
-
-def get_timestep_sampler(
-    name: str,
-    num_train_timesteps: int | None = None,
-    num_training_steps: int | None = None,
-    noise_scheduler: Any = None,
-    device: Any = None,
-    **kwargs: Any,
-) -> TimestepSampler:
-    """
-    A timestep sampler by name.
-
-    Args:
-        name (`str`): A name of [`list_timestep_samplers`] or a spec string such as `"clts:sigma=0.5"`.
-        num_train_timesteps (`int`, *optional*): T; known from `noise_scheduler` if that is given.
-        num_training_steps (`int`, *optional*): Optimizer updates of the run; curricula need it.
-        noise_scheduler (*optional*): A diffusers scheduler with `alphas_cumprod`. Densities over the noise level need to
-            know the noise; without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
-        device (*optional*): Where a sampler that follows the losses stores them.
-        **kwargs: The sampler's own parameters, as `lrlab list timesteps --markdown` shows them.
-
-    Raises:
-        LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.
-    """
-    name, resolved = resolve_spec(checked_name(name), kwargs, TIMESTEP_SAMPLERS)
-    levels = noise_levels(noise_scheduler, num_train_timesteps)
-    sampler = TimestepSampler(name, resolved, levels, num_training_steps, device)
-    prediction_type = getattr(getattr(noise_scheduler, "config", None), "prediction_type", None)
-    if prediction_type and (warning := contradiction(name, prediction_type)):
-        warnings.warn(warning, stacklevel=2)
-    return sampler
-
-
-def contradiction(name: str, prediction_type: str) -> str | None:
-    """A warning if a sampler's premise does not hold for what the model predicts, else `None`."""
-    premise = TIMESTEP_SAMPLERS[name].traits & {*PREDICTIONS}
-    if not premise or prediction_type in premise:
-        return None
-    return (
-        f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "
-        f"is its answer. For prediction_type={prediction_type!r} high noise is the hard end. Use 'uniform' or 'stratified'."
-    )
 
 
 class TimestepSampler(MayFollowLosses):
@@ -204,3 +159,46 @@ class TimestepSampler(MayFollowLosses):
             return None
         weights = 1 / (self.num_train_timesteps * self._now(update))
         return weights.float().to(timesteps.device, non_blocking=True)[timesteps]
+
+
+def get_timestep_sampler(
+    name: str,
+    num_train_timesteps: int | None = None,
+    num_training_steps: int | None = None,
+    noise_scheduler: Any = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> TimestepSampler:
+    """
+    A timestep sampler by name.
+
+    Args:
+        name (`str`): A name of [`list_timestep_samplers`] or a spec string such as `"clts:sigma=0.5"`.
+        num_train_timesteps (`int`, *optional*): T; known from `noise_scheduler` if that is given.
+        num_training_steps (`int`, *optional*): Optimizer updates of the run; curricula need it.
+        noise_scheduler (*optional*): A diffusers scheduler with `alphas_cumprod`. Densities over the noise level need to
+            know the noise; without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
+        device (*optional*): Where a sampler that follows the losses stores them.
+        **kwargs: The sampler's own parameters, as `lrlab list timesteps --markdown` shows them.
+
+    Raises:
+        LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.
+    """
+    name, resolved = resolve_spec(checked_name(name), kwargs, TIMESTEP_SAMPLERS)
+    levels = noise_levels(noise_scheduler, num_train_timesteps)
+    sampler = TimestepSampler(name, resolved, levels, num_training_steps, device)
+    prediction_type = getattr(getattr(noise_scheduler, "config", None), "prediction_type", None)
+    if prediction_type and (warning := contradiction(name, prediction_type)):
+        warnings.warn(warning, stacklevel=2)
+    return sampler
+
+
+def contradiction(name: str, prediction_type: str) -> str | None:
+    """A warning if a sampler's premise does not hold for what the model predicts, else `None`."""
+    premise = TIMESTEP_SAMPLERS[name].traits & {*PREDICTIONS}
+    if not premise or prediction_type in premise:
+        return None
+    return (
+        f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "
+        f"is its answer. For prediction_type={prediction_type!r} high noise is the hard end. Use 'uniform' or 'stratified'."
+    )

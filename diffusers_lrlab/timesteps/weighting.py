@@ -1,9 +1,7 @@
-"""Loss weightings that are functions of the noise level.
+"""Loss weightings that are functions of the noise level, and one that is learned.
 
 Each is on the squared error that it was published for: of the image with the trait "image", else of the noise.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -24,14 +22,11 @@ def none(levels: NoiseLevels) -> np.ndarray:
     return np.ones(levels.num_train_timesteps)
 
 
-_GAMMA = "the SNR above which images count no more"
-
-
 @LOSS_WEIGHTINGS.register(
     "min_snr",
     description="on images min(SNR, gamma): less of the almost clean ones",
     source=MIN_SNR,
-    parameters=(Parameter("gamma", float, 5.0, _GAMMA, "(0, inf)"),),
+    parameters=(Parameter("gamma", float, 5.0, "the SNR above which images count no more", "(0, inf)"),),
     traits=("image", "middle"),
 )
 def min_snr(levels: NoiseLevels, gamma: float) -> np.ndarray:
@@ -101,3 +96,15 @@ def debiased(levels: NoiseLevels, min_snr: float) -> np.ndarray:
 def edm(levels: NoiseLevels, sigma_data: float) -> np.ndarray:
     """On the error of the image, as published: `(sigma^2 + sigma_data^2) / (sigma sigma_data)^2`, `sigma^2 = 1 / SNR`."""
     return levels.snr + 1 / sigma_data**2
+
+
+LOSS_WEIGHTINGS.register(
+    "learned_log_variance",
+    description="1 / exp(u), with u learned as the log of the expected loss at each noise level, so that all count alike",
+    source="EDM2, arXiv 2312.02696; here with an Adam of its own",
+    parameters=(
+        Parameter("num_features", int, 128, "random Fourier features of the noise level that u is linear in", "[1, inf)"),
+        Parameter("learning_rate", float, 0.01, "of u", "(0, inf)"),
+    ),
+    traits=("feedback",),
+)("diffusers_lrlab.timesteps.adaptive:LearnedLogVariance")

@@ -4,8 +4,6 @@ Each form computes `decay`, which is 1 when warmup ends. The code is diffusers':
 arguments, and keeps to 119 columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from textwrap import dedent, indent

@@ -1,8 +1,7 @@
-"""Adds a schedule to diffusers' files: at places found in the syntax tree of the code, and at the tutorial's example."""
-
-from __future__ import annotations
+"""Adds a schedule to diffusers' files: their names and table of schedules, their tests, and the tutorial's example."""
 
 import ast
+import re
 from collections.abc import Callable
 
 from ..core.errors import LabError
@@ -50,55 +49,31 @@ def _parse(path: str, text: str) -> ast.Module:
         raise LabError(f"{path} of this checkout is not valid Python (line {error.lineno}). Mend it first.") from None
 
 
-def _insert(text: str, insertions: dict[int, str]) -> str:
-    """`text` with something added after the lines of these numbers."""
-    lines = text.splitlines(keepends=True)
-    for number in sorted(insertions, reverse=True):
-        lines.insert(number, insertions[number])
-    return "".join(lines)
+# With one entry and a comma a line, as their formatter writes it.
+_MEMBERS = re.compile(r"^class SchedulerType\b.*:\n(?: {4}\w+ = .*\n)+", re.MULTILINE)
+_TABLE = re.compile(r"^TYPE_TO_SCHEDULER_FUNCTION\b.*= \{\n(?: {4}SchedulerType\.\w+: \w+,[^}\n]*\n)+(?=\})", re.MULTILINE)
 
 
 def _in_optimization(name: str, text: str) -> str:
-    body = _parse(OPTIMIZATION, text).body
-    names = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == "SchedulerType"), None)
-    table = next((n for n in body if "TYPE_TO_SCHEDULER_FUNCTION" in _assigned(n)), None)
-    members = [n for n in names.body if isinstance(n, ast.Assign)] if names else []
-    entries = table.value if isinstance(table, (ast.Assign, ast.AnnAssign)) else None
-    if not members:
+    _parse(OPTIMIZATION, text)
+    members, table = _MEMBERS.search(text), _TABLE.search(text)
+    if members is None:
         raise _anchor_error(OPTIMIZATION, "class SchedulerType with members")
-    if not isinstance(entries, ast.Dict) or not entries.values or not _ends_its_line(entries.values[-1], text):
+    if table is None:
         raise _anchor_error(OPTIMIZATION, "dictionary TYPE_TO_SCHEDULER_FUNCTION with one entry and a comma a line")
-
     function, member = render.function_name(name), name.upper()
-    known = {n.name for n in body if isinstance(n, ast.FunctionDef)} | {t for m in members for t in _assigned(m)}
-    values = {m.value.value for m in members if isinstance(m.value, ast.Constant)}
-    if name in values or {function, member} & known:
+    if re.search(rf"^def {function}\(", text, re.MULTILINE) or re.search(rf' {member} = |"{name}"\n', members[0]):
         raise LabError(f"This checkout's {OPTIMIZATION} already has the schedule {name!r}: there is nothing to add.")
-    assert table is not None
-    return _insert(
-        text,
-        {
-            _last_line(members[-1]): f'    {member} = "{name}"\n',
-            table.lineno - 1: render.function_source(name) + "\n\n",
-            _last_line(entries.values[-1]): f"    SchedulerType.{member}: {function},\n",
-        },
+    pieces = (
+        text[: members.end()],
+        f'    {member} = "{name}"\n',
+        text[members.end() : table.start()],
+        render.function_source(name) + "\n\n",
+        table[0],
+        f"    SchedulerType.{member}: {function},\n",
+        text[table.end() :],
     )
-
-
-def _assigned(node: ast.stmt) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _ends_its_line(value: ast.expr, text: str) -> bool:
-    """Whether only a comma and a comment follow, as in a dictionary that their formatter spread over several lines."""
-    line = text.splitlines()[_last_line(value) - 1].encode()
-    return line[value.end_col_offset :].startswith(b",") and b"}" not in line[value.end_col_offset :]
-
-
-def _last_line(node: ast.stmt | ast.expr) -> int:
-    assert node.end_lineno is not None  # set for every node that ast.parse makes
-    return node.end_lineno
+    return "".join(pieces)
 
 
 def _in_tests(name: str, text: str) -> str:
@@ -127,15 +102,9 @@ def _import_line(names: set[str]) -> str:
 
 
 def _in_tutorial(name: str, text: str) -> str:
-    lines = text.splitlines()
-    if _LIST_HEAD in lines:
-        end = lines.index(_LIST_HEAD) + 2
-        while end < len(lines) and lines[end].startswith("- "):
-            end += 1
-        return _insert(text, {end: render.documentation(name) + "\n"})
-    try:
-        example = next(i for i, line in enumerate(lines) if "from diffusers.optimization import" in line)
-        end = lines.index("```", example) + 1
-    except (StopIteration, ValueError):
-        raise _anchor_error(TUTORIAL, "example with a learning rate scheduler") from None
-    return _insert(text, {end: f"\n{_LIST_HEAD}\n\n{render.documentation(name)}\n"})
+    line = render.documentation(name) + "\n"
+    if listed := re.search(rf"^{re.escape(_LIST_HEAD)}\n\n(?:- .*\n)*", text, re.MULTILINE):
+        return text[: listed.end()] + line + text[listed.end() :]
+    if example := re.search(r"from diffusers\.optimization import.*?\n```\n", text, re.DOTALL):
+        return f"{text[: example.end()]}\n{_LIST_HEAD}\n\n{line}{text[example.end() :]}"
+    raise _anchor_error(TUTORIAL, "example with a learning rate scheduler")

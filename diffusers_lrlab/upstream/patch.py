@@ -4,8 +4,6 @@ The change is written straight into git's store, from the checkout's `HEAD`: no 
 the branch that is checked out stays so.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

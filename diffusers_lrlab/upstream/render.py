@@ -1,10 +1,7 @@
 """A schedule of the registry as source text of diffusers: its function and its line in the documentation."""
 
-from __future__ import annotations
-
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,10 +30,10 @@ def _in_host_words(text: str) -> str:
     return text
 
 
-def _paragraph(text: str, depth: int) -> list[str]:
+def _paragraph(text: str, depth: int) -> str:
     """Lines as full as they can be, which is what diffusers' `doc-builder style` asks for."""
     indent = "    " * depth
-    return textwrap.wrap(
+    return textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
@@ -65,73 +62,75 @@ def _parameters(name: str) -> list[Parameter]:
     return [*own, replace(floor, default=entry.facts.get("min_lr_ratio", 0.0))]
 
 
-def function_source(name: str) -> str:
-    """The function of a schedule, from `def` to its last line."""
-    form = FORMS[name]
-    ramp = "float(current_step) / float(max(1, num_warmup_steps))"
-    if "warmup_from_floor" in SCHEDULERS[name].traits:
-        ramp = f"min_lr_ratio + (1.0 - min_lr_ratio) * {ramp}"
-    parts = [
-        *_signature(name),
-        *_docstring(name),
-        block(form.setup, 1) + "\n" * bool(form.setup),
-        "    def lr_lambda(current_step: int):",
-        "        if current_step < num_warmup_steps:",
-        f"            return {ramp}",
-        block(form.decay, 2),
-        "        return min_lr_ratio + (1.0 - min_lr_ratio) * decay",
-        "",
-        "    return LambdaLR(optimizer, lr_lambda, last_epoch)",
-    ]
-    return "\n".join(parts) + "\n"
+_FUNCTION = '''\
+def {function}(
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+{signature}    last_epoch: int = -1,
+) -> LambdaLR:
+    """
+{summary}
 
-
-def _signature(name: str) -> Iterator[str]:
-    yield f"def {function_name(name)}("
-    yield from ("    optimizer: Optimizer,", "    num_warmup_steps: int,", "    num_training_steps: int,")
-    for parameter in _parameters(name):
-        kind = parameter.kind.__name__ + " | None" * (parameter.default is None)
-        yield f"    {parameter.name}: {kind} = {literal(parameter.default)},"
-    yield from ("    last_epoch: int = -1,", ") -> LambdaLR:")
-
-
-def literal(value: Any) -> str:
-    """Source text of a value, with the double quotes of their formatter."""
-    return repr(value).replace("'", '"')
-
-
-_ARGUMENTS = """
     Args:
         optimizer ([`~torch.optim.Optimizer`]):
             The optimizer for which to schedule the learning rate.
         num_warmup_steps (`int`):
             The number of steps for the warmup phase.
         num_training_steps (`int`):
-            The total number of training steps.""".split("\n")
+            The total number of training steps.
+{arguments}        last_epoch (`int`, *optional*, defaults to -1):
+            The index of the last epoch when resuming training.
+
+{references}    Return:
+        `torch.optim.lr_scheduler.LambdaLR` with the appropriate schedule.
+    """
+{setup}
+    def lr_lambda(current_step: int):
+        if current_step < num_warmup_steps:
+            return {ramp}
+{decay}
+        return min_lr_ratio + (1.0 - min_lr_ratio) * decay
+
+    return LambdaLR(optimizer, lr_lambda, last_epoch)
+'''
 
 
-def _docstring(name: str) -> Iterator[str]:
-    start = "`min_lr_ratio` times the initial lr" if "warmup_from_floor" in SCHEDULERS[name].traits else "0"
-    yield '    """'
-    yield from _paragraph(
-        f"Create a schedule with a learning rate that {FORMS[name].rate}, after a warmup period during which it increases "
-        f"linearly from {start} to the initial lr set in the optimizer.",
-        1,
+def function_source(name: str) -> str:
+    """The function of a schedule, from `def` to its last line."""
+    form, start, ramp = FORMS[name], "0", "float(current_step) / float(max(1, num_warmup_steps))"
+    if "warmup_from_floor" in SCHEDULERS[name].traits:
+        start, ramp = "`min_lr_ratio` times the initial lr", f"min_lr_ratio + (1.0 - min_lr_ratio) * {ramp}"
+    summary = (
+        f"Create a schedule with a learning rate that {form.rate}, after a warmup period during which it increases linearly "
+        f"from {start} to the initial lr set in the optimizer."
     )
-    yield from _ARGUMENTS
-    for parameter in _parameters(name):
-        default = f", defaults to {_shown_default(parameter)}" if parameter.default is not None else ""
-        yield f"        {parameter.name} (`{parameter.kind.__name__}`, *optional*{default}):"
-        yield from _paragraph(_explained(parameter), 3)
-    yield "        last_epoch (`int`, *optional*, defaults to -1):"
-    yield "            The index of the last epoch when resuming training."
-    yield ""
-    if references(name):
-        yield from _paragraph(references(name), 1)
-        yield ""
-    yield "    Return:"
-    yield "        `torch.optim.lr_scheduler.LambdaLR` with the appropriate schedule."
-    yield '    """'
+    return _FUNCTION.format(
+        function=function_name(name),
+        signature="".join(map(_in_signature, _parameters(name))),
+        summary=_paragraph(summary, 1),
+        arguments="".join(map(_in_docstring, _parameters(name))),
+        references=_paragraph(references(name), 1) + "\n\n" if references(name) else "",
+        setup=block(form.setup, 1) + "\n" * bool(form.setup),
+        ramp=ramp,
+        decay=block(form.decay, 2),
+    )
+
+
+def _in_signature(parameter: Parameter) -> str:
+    kind = parameter.kind.__name__ + " | None" * (parameter.default is None)
+    return f"    {parameter.name}: {kind} = {literal(parameter.default)},\n"
+
+
+def _in_docstring(parameter: Parameter) -> str:
+    default = f", defaults to {_shown_default(parameter)}" if parameter.default is not None else ""
+    head = f"        {parameter.name} (`{parameter.kind.__name__}`, *optional*{default}):"
+    return f"{head}\n{_paragraph(_explained(parameter), 3)}\n"
+
+
+def literal(value: Any) -> str:
+    """Source text of a value, with the double quotes of their formatter."""
+    return repr(value).replace("'", '"')
 
 
 def _shown_default(parameter: Parameter) -> str:

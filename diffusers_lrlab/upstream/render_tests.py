@@ -1,7 +1,5 @@
 """The tests of a schedule as source text of diffusers; what they expect comes from the lab's curves."""
 
-from __future__ import annotations
-
 from datetime import date
 from typing import Any
 

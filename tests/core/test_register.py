@@ -1,0 +1,108 @@
+"""Names of one's own: one of each kind, registered by what the package exports, and used like those that it has."""
+
+import numpy as np
+import pytest
+import torch
+
+import diffusers_lrlab as lab
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.registry import Parameter
+from diffusers_lrlab.evaluation.evaluate import compare_samples
+from diffusers_lrlab.evaluation.metrics import METRICS, metric_label
+from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+
+REGISTRIES = (SCHEDULERS, MOMENTUM_SCHEDULERS, TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS, OPTIMIZERS, NOISES)
+POWER = Parameter("power", float, 2.0, "exponent", "(0, 9]")
+ABOUT = {"description": "of a test", "source": "this test"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    yield
+    for held in (*(registry._entries for registry in REGISTRIES), METRICS):
+        held.pop("mine", None)
+
+
+def weight():
+    return torch.nn.Parameter(torch.ones(1))
+
+
+def test_a_schedule():
+    @lab.register_schedule("mine", **ABOUT, parameters=(POWER,))
+    def mine(progress, power):
+        return (1 - progress.fraction) ** power
+
+    assert "mine" in lab.list_schedulers()
+    assert lab.lr_curve("mine:power=3", 1.0, 0, 4).tolist() == [1, 0.75**3, 0.5**3, 0.25**3]
+    with pytest.raises(LabError, match=r"'mine' got power=10; allowed: float in \(0, 9\]"):
+        lab.get_scheduler("mine:power=10", torch.optim.SGD([weight()], lr=1.0), 0, 4)
+
+
+def test_a_momentum_schedule():
+    @lab.register_momentum_schedule("mine", **ABOUT)
+    def mine(progress, momentum):
+        return momentum * (1 - progress.fraction), 1.0
+
+    optimizer = torch.optim.SGD([weight()], lr=1.0, momentum=0.8)
+    scheduler = lab.get_momentum_scheduler("mine", optimizer, 0, 4)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["momentum"] == pytest.approx(0.6)
+
+
+def test_a_timestep_sampler():
+    @lab.register_timestep_sampler("mine", **ABOUT, parameters=(POWER,))
+    def mine(progress, levels, power):
+        return levels.centre**power
+
+    probabilities = lab.get_timestep_sampler("mine:power=1", num_train_timesteps=4).probabilities(0)
+    assert probabilities.tolist() == pytest.approx([1 / 16, 3 / 16, 5 / 16, 7 / 16])
+
+
+def test_a_loss_weighting():
+    from diffusers import DDPMScheduler
+
+    @lab.register_loss_weighting("mine", **ABOUT, parameters=(POWER,))
+    def mine(levels, power):
+        return levels.noise_rate**power
+
+    scheduler = DDPMScheduler(num_train_timesteps=10)
+    found = lab.get_loss_weighting("mine", scheduler).weights(torch.arange(10))
+    torch.testing.assert_close(found, 1 - scheduler.alphas_cumprod)
+
+
+def test_an_optimizer():
+    @lab.register_optimizer("mine", **ABOUT, parameters=(POWER,), facts={"state_bytes": 0})
+    def mine(params, lr, power):
+        return torch.optim.SGD(params, lr=lr**power)
+
+    assert lab.get_optimizer("mine", [weight()], 0.5).param_groups[0]["lr"] == 0.25
+
+
+def test_a_noise():
+    @lab.register_noise("mine", **ABOUT)
+    def mine(noise, images, generator):
+        return -noise
+
+    assert NOISES["mine"].factory is mine
+
+
+def test_a_metric():
+    @lab.register_metric("mine", **ABOUT, facts={"form": "points", "unit": "m", "better": "larger", "num_generated": 7})
+    def mine(real, generated):
+        return float(len(generated))
+
+    points = np.zeros((10, 2))
+    assert compare_samples(points, points, names=["mine"]) == {"mine": 7}
+    assert METRICS["mine"].needs == ("samples",)
+    assert metric_label("mine") == "of a test, m"
+
+
+def test_what_a_metric_does_not_have_is_refused():
+    with pytest.raises(LabError, match="The metric 'mine' got 'on_hubb'"):
+        lab.register_metric("mine", **ABOUT, traits=("on_hubb",))
+    with pytest.raises(LabError, match="The metric 'kl' is already registered"):
+        lab.register_metric("kl", **ABOUT)(None)
