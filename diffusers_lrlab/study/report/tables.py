@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...evaluation.metrics import better_of, metric_label, word_for
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
+from ..runs.results import RunResult
 from .report_data import compared
 from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
-
-if TYPE_CHECKING:
-    from ..runs.results import RunResult
 
 _SHARES = tuple(map(str, PERCENTS))
 
@@ -34,11 +32,9 @@ def verdict(row: dict[str, Any], baseline: str | None) -> str:
 
 def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
     """The rows of a metric, by data set and arm in the order of the study."""
-    study = summary["study"]
-    arms = {arm: place for place, arm in enumerate(study["arms"])}
-    datasets = {dataset: place for place, dataset in enumerate(study["datasets"])}
+    arms, datasets = list(summary["study"]["arms"]), summary["study"]["datasets"]
     rows = [row for row in summary["rows"] if row["metric"] == metric]
-    return sorted(rows, key=lambda row: (datasets.get(row["dataset"], len(datasets)), arms.get(row["arm"], len(arms))))
+    return sorted(rows, key=lambda row: (datasets.index(row["dataset"]), arms.index(row["arm"])))
 
 
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
@@ -69,9 +65,6 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
     )
     table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=frozenset(strong))
     return without_empty(table)
-
-
-# --- the paper's table -----------------------------------------------------------------------------------------------
 
 
 def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table:
@@ -105,7 +98,6 @@ def _ours(summary: dict[str, Any], finished: list[RunResult], arm: str, dataset:
             return "diverged"
         return plus_minus(row["mean"], row["std"]) if row else NONE
     trains = [result.record["train"] for result in finished if (result.arm, result.dataset) == (arm, dataset)]
-    seconds = [train[quantity.seconds] for train in trains if train.get(quantity.seconds) is not None]
-    if not seconds:
-        return NONE
-    return plus_minus(float(np.mean(seconds)), float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None)
+    seconds = [train[quantity.seconds] for train in trains]
+    std = float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None
+    return plus_minus(float(np.mean(seconds)), std) if seconds else NONE
