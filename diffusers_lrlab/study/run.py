@@ -32,18 +32,11 @@ def run_study(
     quiet: bool = False,
 ) -> Path:
     """
-    Runs what a study still lacks, and writes its summary and report.
+    Runs what a study still lacks, and writes its summary and report, whose path it returns. Results in `out` are kept.
 
-    Args:
-        spec ([`StudySpec`]): The study.
-        out (`Path`): Its folder. Results in it are kept.
-        executor (`str`, *optional*): A name in `EXECUTORS`, for all runs; stacks of what can be stacked if not given.
-        stack_size (`int`, *optional*): Runs side by side at most.
-        command (`str`, *optional*): The command that is shown in the report.
-        quiet (`bool`, *optional*): Print nothing.
-
-    Returns the path of the report. Raises a `LabError` if something cannot be done as asked, before anything runs where that
-    can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
+    `executor` is a name in `EXECUTORS`, for all runs; by default, what can be stacked is stacked. `stack_size` is how many
+    runs are side by side at most. `command` is shown in the report. Raises a `LabError` if something cannot be done as
+    asked, before anything runs where that can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
     """
     folder = StudyFolder(out)
     folder.check_is_study(spec.name)

@@ -11,7 +11,7 @@ from ...evaluation.metrics import metric_label
 from ..analysis.findings import SPEEDUP
 from ..runs.results import RunResult
 from .table_formats import NONE, Table, interval, number, probability
-from .tables import verdict
+from .tables import claims, verdict
 
 _NEAREST = 3
 
@@ -79,13 +79,12 @@ def _control_table(rows: list[dict[str, Any]]) -> Table:
         names = [row["dataset"], row["arm"], row["control"], metric_label(row["metric"]), verdict(row, None)]
         figures = [number(row["diff"]), interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"])]
         cells.append([*names, f"{row['pairs']}", *figures])
-    strong = frozenset((place, 4) for place, row in enumerate(cells) if row[4] not in ("cannot tell", NONE))
     columns = ["data set", "arm", "control", "in", "beside the control", "seeds", "difference", "its 95 % interval"]
     note = (
         "Differences of an arm to its control, paired by seed; p is adjusted by Holm over all of these comparisons of a "
         "metric."
     )
-    return Table("controls", "Beside controls", [*columns, "adjusted p"], cells, note, labels=5, strong=strong)
+    return Table("controls", "Beside controls", [*columns, "adjusted p"], cells, note, labels=5, strong=claims(cells, 4))
 
 
 def tuning_table(rows: list[dict[str, Any]]) -> Table:

@@ -203,12 +203,9 @@ class _Report:
         ).get_template("report.html")  # fmt: skip
         return template.render(
             report=self,
-            study=self.study,
             rows=rows,
             with_seeds={name for name, shown in self.courses.items() if any(course.seeds for course in shown.values())},
-            logarithmic=data["logarithmic"],
             notes={family.name: lines_left_out(self.courses[family.name]) for family in self.families},
-            labels=self.labels,
             embedded={file: base64.b64encode((out / file).read_bytes()).decode() for file in self.pictures},
             rank_files={metric: f"{_file_name(f'ranks_{metric}')}.png" for metric in self.metrics},
             data=data,

@@ -97,7 +97,14 @@ def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], ResolvedCo
                 f"Arms that differ in num_validation_images ({numbers} on {dataset!r}) train on different data, as what is "
                 "held out is taken from them. Give all arms the same."
             )
-        _check_samples(spec, dataset, of_arms)
+        # The number of samples changes a distance.
+        of_samples = sorted(name for name in spec.metrics or default_metrics(of_arms[0]) if METRICS[name].of == "samples")
+        counts = sorted({str(kind_of(config).num_compared_samples(config)) for config in of_arms})
+        if of_samples and len(counts) > 1:
+            raise LabError(
+                f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
+                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples."
+            )
         for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
             if (name != "num_validation_images" or holds_out) and (values := _differing(of_arms, name)):
                 raise LabError(
@@ -110,17 +117,6 @@ def _differing(configs: list[ResolvedConfig], name: str) -> str:
     """The values of an option as text, if there are several."""
     values = sorted({getattr(config, name) for config in configs})
     return ", ".join(map(str, values)) if len(values) > 1 else ""
-
-
-def _check_samples(spec: StudySpec, dataset: str, configs: list[ResolvedConfig]) -> None:
-    """Raises a `LabError` if distances between different numbers of samples are compared: the number changes them."""
-    of_samples = sorted(name for name in spec.metrics or default_metrics(configs[0]) if METRICS[name].of == "samples")
-    numbers = {kind_of(config).num_compared_samples(config) for config in configs}
-    if of_samples and len(numbers) > 1:
-        raise LabError(
-            f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
-            f"({', '.join(sorted(map(str, numbers)))} on {dataset!r}). Give all arms the same distance_samples."
-        )
 
 
 # Options that may name a file beside that of the study.

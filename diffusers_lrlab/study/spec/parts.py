@@ -32,7 +32,7 @@ def list_of(value: Any, what: str) -> list[Any]:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number; to Python, so are true and false."""
+    """Whether a value is a whole number; true and false are none, though Python counts with them."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -120,7 +120,8 @@ def resolve_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str]
         if "controls" in fields:
             controls = _controls(arm, fields.pop("controls"), arms, endings[arm], baseline)
             fields |= {"controls": controls} if controls else {}
-    for arm, control in (pairs := controlled(arms)):
+    pairs = controlled(arms)
+    for arm, control in pairs:
         if (control, arm) in pairs:
             raise LabError(
                 f"{arm!r} and {control!r} are controls of each other, which is one comparison. Leave one of them out."

@@ -46,7 +46,8 @@ class CapturedUpdate:
 
     def __init__(self, compute: Callable[[Inputs], torch.Tensor], members: list[Member], inputs: Inputs, record: Recorder):
         self.members = [member for member in members if can_be_captured(member)]
-        self._inputs = Inputs(*(None if part is None else part.clone() for part in inputs))  # type: ignore[arg-type]
+        points, timesteps, noise, weights = inputs
+        self._inputs = Inputs(points.clone(), timesteps.clone(), noise.clone(), None if weights is None else weights.clone())
         self._rates = next(members[0].model.parameters()).new_zeros(2, len(self.members))
         self._losses = inputs.points.new_zeros(inputs.points.shape[:2])
 

@@ -85,15 +85,13 @@ class Stack:
 
     def _release_done(self) -> None:
         """Goes on without the members that are done."""
-        members = [member for member in self.members if not member.is_done]
-        if len(members) == len(self.members):
-            return
-        for member in self.members:
-            if member.is_done:
+        done = [member for member in self.members if member.is_done]
+        if done:
+            for member in done:
                 take_out(member.model)
-        places = [self.members.index(member) for member in members]
-        self.sums = self.sums[:, places]
-        self._gather(members)
+            places = [place for place, member in enumerate(self.members) if member not in done]
+            self.sums = self.sums[:, places]
+            self._gather([self.members[place] for place in places])
 
     def _gather(self, members: list[Member]) -> None:
         self.members = members
