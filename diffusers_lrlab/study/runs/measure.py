@@ -33,7 +33,7 @@ def record_run(
     started: str,
 ) -> None:
     """Measures a run and writes its record. `error` says why training ended early, `executor` how the run was computed."""
-    sections, error = _finish(run, spec, curves, error)
+    sections, error = finish(run, spec, curves, error)
     if error is None and spec.stage == "compare" and run.kind.is_compared_between_runs:
         with run.averaged_weights():
             tensors = {name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()}
@@ -51,7 +51,7 @@ def record_run(
     study.progress.finished(spec)
 
 
-def _finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
+def finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
     """The sections of a run's record, and why it diverged if it did: in training (`error`), or by what it ended as."""
     if error is None:
         try:
