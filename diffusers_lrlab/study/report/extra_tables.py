@@ -132,6 +132,8 @@ def _any_table(name: str, title: str, rows: list[dict[str, Any]], note: str) -> 
 def _any_text(value: Any) -> str:
     if value is None:
         return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     return number(value) if isinstance(value, float) else str(value)
