@@ -20,9 +20,9 @@ from toy2d import RECIPE, make_point_trainer, plain_updates
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.evaluation.kl import knn_kl
+from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
-from diffusers_lrlab.study.runs.study_data import StudyData
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.study.stacked.fastest_backends import fastest_backends
@@ -136,7 +136,7 @@ def main():
     sizes = [int(size) for size in options.sizes.split(",")]
     total = (options.rounds + 2) * options.updates + 10
     with tempfile.TemporaryDirectory() as folder:
-        study = StudyData(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
+        study = StudyContext(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
         trainer = make_point_trainer(Path(folder) / "local", total)
         loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
         torch.set_num_threads(options.threads)

@@ -73,7 +73,7 @@ def summary_of(results, arms, baseline, **study):
         "runs": {"finished": len(finished), "diverged": sum(run.status == "diverged" for run in results)},
     }  # fmt: skip
     meta = {"versions": {"python": "3.12.1", "torch": "2.13.0"}, "processor": "A processor", "cpu_cores": 2}
-    return {"study": {**described, **study}, "rows": rows, "ranks": ranked, "findings": told, "meta": meta}
+    return {"study": {**described, "meta": meta, **study}, "rows": rows, "ranks": ranked, "findings": told}
 
 
 def made_up_study(arms=PAPER_ARMS, datasets=PAPER_DATASETS, seeds=5, change=lambda run: run, **study):

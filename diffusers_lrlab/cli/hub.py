@@ -37,14 +37,8 @@ def push(options: argparse.Namespace) -> None:
     if options.message is not None and not options.message.strip():
         raise LabError("--message '' is empty. Leave it out, or say what changed.")
     target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
-    published = push_folder(
-        options.dir,
-        target,
-        options.message,
-        space=options.space,
-        include_checkpoints=options.include_checkpoints,
-        unfinished=options.unfinished,
-    )
+    contents = {name: getattr(options, name) for name in ("space", "include_checkpoints", "unfinished")}
+    published = push_folder(options.dir, target, options.message, **contents)
     say(f"Uploaded {published.num_files} files, and they are there as they were sent: {published.url}")
 
 
@@ -89,10 +83,11 @@ _NOT_AGAIN = ("__config", "__output_dir", "__overwrite_output_dir", "__resume_fr
 
 
 def rerun(options: argparse.Namespace) -> None:
-    if options.tolerance is not None and not options.compare:
-        raise LabError("--tolerance has no effect without --compare. Add it or leave it out.")
-    if options.tolerance is not None and not 0 <= options.tolerance < math.inf:
-        raise LabError(f"--tolerance {options.tolerance} is not allowed; give a share of 0 or more, such as 0.05.")
+    if options.tolerance is not None:
+        if not options.compare:
+            raise LabError("--tolerance has no effect without --compare. Add it or leave it out.")
+        if not 0 <= options.tolerance < math.inf:
+            raise LabError(f"--tolerance {options.tolerance} is not allowed; give a share of 0 or more, such as 0.05.")
     for given in options.rest:
         if given.partition("=")[0].replace("-", "_") in _NOT_AGAIN:
             raise LabError(
@@ -164,14 +159,8 @@ def schedule_arguments(parser: argparse.ArgumentParser) -> None:
 def schedule(options: argparse.Namespace) -> None:
     from ..hub.schedule_folder import write_schedule_folder
 
-    write_schedule_folder(
-        options.dir,
-        options.lr_scheduler,
-        options.momentum_scheduler,
-        options.num_training_steps,
-        options.num_warmup_steps,
-        options.license,
-    )
+    schedules = options.lr_scheduler, options.momentum_scheduler
+    write_schedule_folder(options.dir, *schedules, options.num_training_steps, options.num_warmup_steps, options.license)
     say(
         f"Wrote {options.dir}. Publish it by: lrlab push {shlex.quote(str(options.dir))} --repo_id USER/NAME, and take it "
         "by: --lr_scheduler hub:USER/NAME"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.errors import LabError
@@ -24,8 +23,3 @@ def say(text: str) -> None:
 
 def say_json(value: Any, indent: int | None = None) -> None:
     say(json.dumps(value, indent=indent, allow_nan=False))
-
-
-def say_written(out: Path | None) -> None:
-    if out is not None:
-        say(f"Wrote {out}.")

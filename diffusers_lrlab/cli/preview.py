@@ -14,7 +14,7 @@ from ..core.errors import LabError
 from ..core.spec import parse_json_kwargs
 from ..core.terminal_plot import can_encode
 from ..timesteps.noise_levels import PREDICTIONS
-from .output import say, say_json, say_written
+from .output import say, say_json
 
 
 def number(text: str) -> float:
@@ -77,14 +77,8 @@ def preview(options: argparse.Namespace) -> None:
         raise LabError("--momentum_scheduler_kwargs has no effect without --momentum_scheduler. Add that or leave it out.")
     from ..preview import schedules
 
-    run = schedules.Run(
-        options.num_training_steps,
-        options.num_warmup_steps,
-        options.learning_rate,
-        options.beta1,
-        options.num_processes,
-        options.gradient_accumulation_steps,
-    )
+    host = options.num_processes, options.gradient_accumulation_steps
+    run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1, *host)
     kwargs, momentum_kwargs = _json(options, "lr_scheduler_kwargs"), _json(options, "momentum_scheduler_kwargs")
     momentum = options.momentum_scheduler
     previews = [schedules.preview(spec, run, kwargs, momentum, momentum_kwargs) for spec in options.lr_scheduler]
@@ -97,27 +91,26 @@ def preview(options: argparse.Namespace) -> None:
         say_json({"updates": run.num_updates, "schedules": [shown.as_json(asked_for_host) for shown in previews]})
     else:
         say(schedules.describe(previews, run, None if out else _terminal()))
-        say_written(out)
+        if out:
+            say(f"Wrote {out}.")
 
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     _refuse_others(options, _TIMESTEP_OPTIONS, "beside --timestep_sampler and --loss_weighting")
     from ..preview.timesteps import as_json, describe_timesteps, plot_timestep_previews, preview_timesteps
 
-    previews = preview_timesteps(
-        options.timestep_sampler or [],
-        options.loss_weighting or [],
-        options.num_training_steps,
-        1000 if options.ddpm_num_steps is None else options.ddpm_num_steps,
-        options.prediction_type or "epsilon",
-    )
+    names = options.timestep_sampler or [], options.loss_weighting or []
+    num_timesteps = 1000 if options.ddpm_num_steps is None else options.ddpm_num_steps
+    prediction = options.prediction_type or "epsilon"
+    previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction)
     if out:
         plot_timestep_previews(previews, out)
     if options.json:
         say(as_json(previews))
     else:
         say(describe_timesteps(previews))
-        say_written(out)
+        if out:
+            say(f"Wrote {out}.")
 
 
 def _refuse_others(options: argparse.Namespace, allowed: tuple[str, ...], where: str) -> None:
@@ -130,11 +123,8 @@ def _refuse_others(options: argparse.Namespace, allowed: tuple[str, ...], where:
 
 
 def _terminal() -> dict[str, Any]:
-    return {
-        "width": min(100, shutil.get_terminal_size().columns),
-        "unicode": can_encode(sys.stdout.encoding),
-        "color": sys.stdout.isatty() and "NO_COLOR" not in os.environ,
-    }
+    width, color = min(100, shutil.get_terminal_size().columns), sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return {"width": width, "unicode": can_encode(sys.stdout.encoding), "color": color}
 
 
 def _json(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
@@ -160,4 +150,4 @@ def _gallery(options: argparse.Namespace, out: Path | None) -> None:
     from ..preview.plots import plot_gallery
 
     plot_gallery(out)
-    say_written(out)
+    say(f"Wrote {out}.")

@@ -15,15 +15,10 @@ ACTIONS = ("list", "run", "report", "card")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        metavar="ACTION",
-        help="list: shows the presets; run: does what is left to do; report: writes the report anew; card: copies what "
-        "to publish",
-    )
-    parser.add_argument(
-        "what", nargs="?", metavar="WHAT", help="of run, a YAML file or the name of a preset; else the folder of a study"
-    )
+    actions = "list: shows the presets; run: does what is left to do; report: writes the report anew; "
+    parser.add_argument("action", metavar="ACTION", help=f"{actions}card: copies what to publish")
+    what = "of run, a YAML file or the name of a preset; else the folder of a study"
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
     add_run_arguments(parser)
 
 
@@ -31,18 +26,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="the folder of the study; results that are there are kept")
-    add(
-        "--executor",
-        metavar="NAME",
-        help="stacked or local, for all runs; by default stacks of all runs that can be stacked",
-    )
+    executors = "stacked or local, for all runs; by default stacks of all runs that can be stacked"
+    add("--executor", metavar="NAME", help=executors)
     add("--stack_size", type=int, metavar="N", help="runs side by side at most; 20, and 256 on a GPU")
-    add("--precision", metavar="NAME", help=f"{_precisions()}; fp32, or that of the study that a spec.yaml is of")
+    precisions = "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
+    add("--precision", metavar="NAME", help=f"{precisions}; fp32, or that of the study that a spec.yaml is of")
     add("--dry_run", action="store_true", help="prints the runs, and what they will take by a short measurement, and stops")
-
-
-def _precisions() -> str:
-    return "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
 
 
 def command(options: argparse.Namespace) -> None:
@@ -56,8 +45,8 @@ def command(options: argparse.Namespace) -> None:
         run(options, "lrlab study run")
         return
     form = {"list": "list", "card": "card DIR --out CARD", "report": "report DIR"}[options.action]
-    plain = options.executor is None and options.stack_size is None and options.precision is None and not options.dry_run
-    if not plain or (options.out is not None) != ("--out" in form):
+    of_run = options.dry_run or any(given is not None for given in (options.executor, options.stack_size, options.precision))
+    if of_run or (options.out is not None) != ("--out" in form):
         raise LabError(f"The form is `lrlab study {form}`, without other options.")
     if options.action == "list":
         from ..study.spec.presets_table import presets_text
@@ -77,8 +66,6 @@ def run(options: argparse.Namespace, program: str) -> None:
     """Runs the study `options.what`; `program` is the command up to it, for the report."""
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
-    if options.precision not in (None, *PRECISIONS):
-        raise LabError(f"There is no precision {options.precision!r}. Known: {', '.join(PRECISIONS)}.")
     if options.stack_size is not None and options.stack_size < 1:
         raise LabError(f"--stack_size {options.stack_size} is not allowed; use 1 or more.")
     from ..study.spec.reading import load_spec
@@ -93,13 +80,10 @@ def run(options: argparse.Namespace, program: str) -> None:
         return
     from ..study.run import run_study
 
-    given = "".join(
-        f" --{name} {value}"
-        for name, value in (("executor", options.executor), ("stack_size", options.stack_size))
-        if value is not None
-    )
-    given += f" --precision {spec.precision}" if spec.precision != "fp32" else ""
-    command = f"{program} {_shown(options.what)} --out {_shown(options.out)}{given}"
+    command = f"{program} {_shown(options.what)} --out {_shown(options.out)}"
+    precision = None if spec.precision == "fp32" else spec.precision
+    given = {"executor": options.executor, "stack_size": options.stack_size, "precision": precision}
+    command += "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
     page = run_study(spec, options.out, options.executor, options.stack_size, command)
     say(f"Wrote {page}.")
 

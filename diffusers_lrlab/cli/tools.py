@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 from ..core.errors import LabError
@@ -36,21 +35,15 @@ def scale_arguments(parser: argparse.ArgumentParser) -> None:
 def scale(options: argparse.Namespace) -> None:
     from ..optimizers.scaling import scaling_table
 
-    sizes = (
-        1 if options.train_batch_size is None else options.train_batch_size,
-        options.gradient_accumulation_steps,
-        options.num_processes,
-    )
-    for size in (*sizes, options.base_batch_size):
-        if size < 1:
+    batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
+    for size in (batch, options.gradient_accumulation_steps, options.num_processes, options.base_batch_size):
+        if size is not None and size < 1:
             raise LabError(f"A batch cannot have {size} parts or images. Give whole numbers, 1 or more.")
-    if options.train_batch_size is None and sizes != (1, 1, 1):
+    if batch is None and num_parts > 1:
         raise LabError(
             "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."
         )
-    say(
-        scaling_table(options.learning_rate, options.base_batch_size, math.prod(sizes) if options.train_batch_size else None)
-    )
+    say(scaling_table(options.learning_rate, options.base_batch_size, batch and batch * num_parts))
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +63,11 @@ def data(options: argparse.Namespace) -> None:
 
 
 def upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the schedule")
-    parser.add_argument("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="a clone of diffusers")
-    parser.add_argument("--out", type=Path, metavar="FILE.patch", help="a file for the patch; the clone stays as it is")
-    parser.add_argument(
-        "--branch", metavar="NAME", help="the branch to commit to otherwise; derived from the schedule's name"
-    )
+    add = parser.add_argument
+    add("name", metavar="NAME", help="the schedule")
+    add("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="a clone of diffusers")
+    add("--out", type=Path, metavar="FILE.patch", help="a file for the patch; the clone stays as it is")
+    add("--branch", metavar="NAME", help="the branch to commit to otherwise; derived from the schedule's name")
 
 
 def upstream_patch(options: argparse.Namespace) -> None:

@@ -24,11 +24,11 @@ from ..training.trainer import Trainer
 from .analysis.summary import chosen_rates
 from .executors import share_out
 from .run import check_executor, use_all_cores
+from .runs.context import StudyContext
 from .runs.curves import Curves
 from .runs.measure import measure
 from .runs.precision import products_in
 from .runs.results import StudyFolder
-from .runs.study_data import StudyData
 from .spec.expansion import expand, expand_tuning
 from .spec.spec import RunSpec, StudySpec
 from .stacked.fastest_backends import fastest_backends
@@ -43,39 +43,38 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     """
     The runs of a study that have no result in `out` yet and what they will take, as text; measures for some seconds.
 
-    Raises:
-        LabError: for everything that running it would refuse before it starts.
+    Raises a `LabError` for everything that running it would refuse before it starts.
     """
     check_executor(executor)
     folder = StudyFolder(out or Path("study"))
+    tuning, runs = expand_tuning(spec), expand(spec)
+    missing = [*tuning, *runs]
     if out is not None:
         folder.check_is_study(spec.name)
-    tuning, runs = expand_tuning(spec), expand(spec)
-    if out is not None and spec.tune is not None and not folder.missing(tuning):
-        runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+        if not folder.missing(tuning):
+            runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+        missing = folder.missing([*tuning, *runs])
     use_all_cores()
-    study = StudyData(folder, stack_size, precision=spec.precision)
+    study = StudyContext(folder, stack_size, precision=spec.precision)
     if executor == "stacked":
         check_stackable([*tuning, *runs], study)
     lines = [
-        f"{spec.title}",
+        spec.title,
         f"  {len(spec.arms)} arms ({', '.join(spec.arms)}; baseline {spec.baseline}) x {len(spec.datasets)} data sets "
         f"({', '.join(spec.datasets)}) x {len(spec.seeds)} seeds = {len(runs)} runs",
     ]
     if tuning:
         lines.append(f"  before, {len(tuning)} runs to choose learning rates")
-    together = _Cost()
-    missing = folder.missing([*tuning, *runs]) if out else [*tuning, *runs]
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are done already in {out}")
+    together = _Cost()
     for name, some in share_out(missing, study, executor):
         updates = sum(study.plan(run)[0].num_updates for run in some)
         with products_in(spec.precision, study.device):
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
         lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, {cost}")
         together += cost
-    lines.append(f"  together {together}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  together {together}"])
 
 
 @dataclass
@@ -87,15 +86,15 @@ class _Cost:
     memory: float = 0.0
 
     def __add__(self, other: _Cost) -> _Cost:
-        memory = max(self.memory, other.memory)
-        return _Cost(self.training + other.training, self.evaluation + other.evaluation, memory)
+        seconds = self.training + other.training, self.evaluation + other.evaluation
+        return _Cost(*seconds, max(self.memory, other.memory))
 
     def __str__(self) -> str:
         times = f"about {_duration(self.training)} of training and {_duration(self.evaluation)} of evaluation"
         return f"{times}, {math.ceil(self.memory / 2**20)} MiB of memory"
 
 
-def _stacked_cost(specs: list[RunSpec], study: StudyData) -> _Cost:
+def _stacked_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
     """Measured by some updates, a validation and an evaluation of the first of each group of equal stacks."""
     total = _Cost()
     probed: dict[Any, _StackProbe] = {}
@@ -122,7 +121,7 @@ class _StackProbe(NamedTuple):
     memory: float
 
 
-def _probe_stack(specs: list[RunSpec], study: StudyData) -> _StackProbe:
+def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
     members = [Member(*study.plan(spec), study.device) for spec in specs]
     plan = members[0].plan
     with worker_threads(study.device, len(specs)) as threads:
@@ -168,23 +167,22 @@ def _bytes_of(member: Member) -> float:
     return weights * (member.average is not None) + optimizer_state_bytes(member.optimizer)
 
 
-def _local_cost(specs: list[RunSpec], study: StudyData) -> _Cost:
+def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
     """Measured by some updates and one evaluation of a run of each arm on each data set."""
     probed: dict[Any, _Cost] = {}
     total = _Cost()
     for spec in specs:
         key = (spec.arm, spec.dataset, spec.metrics)
-        plan, data = study.plan(spec)
         if key not in probed:
+            plan, data = study.plan(spec)
             with tempfile.TemporaryDirectory() as folder:
                 trainer = Trainer(plan, data, make_accelerator(plan.config), RunFolder(Path(folder)))
                 batches = iterate_batches(data, plan.layout, 0, range(plan.num_updates))
                 seconds = _seconds_per_update(lambda run=trainer, rest=batches: run.do_update(next(rest)), plan.num_updates)
                 validation, measurement = _validation_and_measurement_seconds(trainer, spec)
-                memory = forecast_memory(plan, device=study.device.type).total
-                probed[key] = _Cost(seconds, validation * _num_validations(plan) + measurement, memory)
-        cost = probed[key]
-        total += _Cost(cost.training * plan.num_updates, cost.evaluation, cost.memory)
+            memory = forecast_memory(plan, device=study.device.type).total
+            probed[key] = _Cost(seconds * plan.num_updates, validation * _num_validations(plan) + measurement, memory)
+        total += probed[key]
     return total
 
 

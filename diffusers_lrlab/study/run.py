@@ -13,10 +13,10 @@ from ..core.errors import LabError
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
 from .executors import EXECUTORS, share_out
+from .runs.context import StudyContext
 from .runs.precision import products_in
 from .runs.results import StudyFolder
 from .runs.stops import stops_explained
-from .runs.study_data import StudyData
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import spec_from_dict
 from .spec.spec import RunSpec, StudySpec
@@ -32,96 +32,74 @@ def run_study(
     quiet: bool = False,
 ) -> Path:
     """
-    Runs what a study still lacks, and writes its summary and report.
+    Runs what a study still lacks, and writes its summary and report, whose path it returns. Results in `out` are kept.
 
-    Args:
-        spec ([`StudySpec`]): The study.
-        out (`Path`): Its folder. Results in it are kept.
-        executor (`str`, *optional*): A name in `EXECUTORS`, for all runs; stacks of what can be stacked if not given.
-        stack_size (`int`, *optional*): Runs side by side at most.
-        command (`str`, *optional*): For the report.
-        quiet (`bool`, *optional*): Print nothing.
-
-    Returns:
-        `Path`: of the report.
-
-    Raises:
-        LabError: if something cannot be done as asked; before anything runs where that can be known.
-        Interrupted: after SIGINT or SIGTERM, with everything saved.
+    `executor` is a name in `EXECUTORS`, for all runs; by default, what can be stacked is stacked. `stack_size` is how many
+    runs are side by side at most. `command` is shown in the report. Raises a `LabError` if something cannot be done as
+    asked, before anything runs where that can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
     """
     folder = StudyFolder(out)
     folder.check_is_study(spec.name)
     check_executor(executor)
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
-    study = StudyData(folder, stack_size, quiet, spec.precision)
+    study = StudyContext(folder, stack_size, quiet, spec.precision)
     for run in {(run.arm, run.dataset): run for run in [*tuning, *first]}.values():
         study.plan(run)
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.write_spec(spec, command)
-        do_missing(tuning, study, executor, "tune")
+        _do_missing(tuning, study, executor, "tune")
         runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
         if unknown := folder.unknown_files([*tuning, *runs]):
             study.progress.log(f"{len(unknown)} results in {folder.path / 'runs'} are of other studies, and are left alone.")
-        do_missing(runs, study, executor, "study")
+        _do_missing(runs, study, executor, "study")
         # Every run has its result: what is left here belongs to runs that were changed in between.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
-        return write_results(spec, runs, tuning, study, command)
-
-
-def write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyData, command: str) -> Path:
-    from .report.report import write_report
-
-    folder = study.folder
-    results, of_tuning = folder.results(runs), folder.results(tuning)
-    summary = summarise(spec, runs, results, of_tuning, study, command)
-    write_summary(folder, summary)
-    return write_report(folder.path, [*results, *of_tuning], summary)
+        return _write_results(spec, runs, tuning, study, command)
 
 
 def report_study(out: Path) -> Path:
-    """
-    Writes summary and report of a study anew, from the results in its folder.
-
-    Raises:
-        LabError: if there is no study, or no result yet.
-    """
+    """Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none."""
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
     spec = spec_from_dict(saved, folder.path)
-    study = StudyData(folder)  # whatever the runs were computed in
+    study = StudyContext(folder)  # whatever the runs were computed in
     tuning = expand_tuning(spec)
-    if spec.tune is not None and folder.missing(tuning):
+    if folder.missing(tuning):
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
     runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
     if not folder.results(runs):
         raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
     with folder.locked():
-        return write_results(spec, runs, tuning, study, command)
+        return _write_results(spec, runs, tuning, study, command)
 
 
-def do_missing(specs: list[RunSpec], study: StudyData, executor: str | None, description: str) -> None:
-    """Runs that have no result yet."""
+def _write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
+    from .report.report import write_report
+
+    results, of_tuning = study.folder.results(runs), study.folder.results(tuning)
+    summary = summarise(spec, runs, results, of_tuning, study, command)
+    write_summary(study.folder, summary)
+    return write_report(study.folder.path, [*results, *of_tuning], summary)
+
+
+def _do_missing(specs: list[RunSpec], study: StudyContext, executor: str | None, description: str) -> None:
+    """Computes the runs that have no result yet."""
     study.drop_outdated(specs)
     missing = {spec.id for spec in study.folder.missing(specs)}
-    if study.folder.damaged & missing:
-        study.progress.log(
-            f"These results were damaged and are done again: {', '.join(sorted(study.folder.damaged & missing))}."
-        )
+    if damaged := sorted(study.folder.damaged & missing):
+        study.progress.log(f"These results were damaged and are done again: {', '.join(damaged)}.")
     if not missing:
         return
     if len(missing) < len(specs):
         study.progress.log(f"{len(specs) - len(missing)} of {len(specs)} runs are done already.")
     for name, some in share_out(specs, study, executor):
         if left := [spec for spec in some if spec.id in missing]:
-            study.progress.start(left, description)
-            try:
+            with study.progress.bar(left, description):
                 EXECUTORS[name](some, study)
-            finally:
-                study.progress.stop()
 
 
 def check_executor(executor: str | None) -> None:

@@ -217,13 +217,13 @@ def test_verdicts_and_findings_agree(tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_findings_that_a_test_carries_come_first_and_the_rest_is_folded(tmp_path):
     results, summary = made_up_study(arms=("a", "b"), datasets=("dino",))
-    summary["findings"]["kl"] = ["Whether x differs cannot be told.", "b is better than a on dino: so."]
+    summary["findings"]["kl"] = ["x does not differ significantly.", "b is better than a on dino: so."]
     page = own_part(page_of(tmp_path, results, summary))
     beginning = page[: page.index("<nav")]
     assert (
-        beginning.index("b is better than a on dino") < beginning.index("<details>") < beginning.index("Whether x differs")
+        beginning.index("b is better than a on dino") < beginning.index("<details>") < beginning.index("x does not differ")
     )
-    summary["findings"]["kl"] = ["Whether x differs cannot be told."]
+    summary["findings"]["kl"] = ["x does not differ significantly."]
     page = own_part(page_of(tmp_path, results, summary))
     assert "No difference to a passed the adjusted test." in page
 
@@ -286,7 +286,7 @@ def test_a_name_is_never_markup(tmp_path):
     summary["study"]["arms"][evil]["controls"] = [arms[2]]
     summary["controls"] = {"kl": [{**row, "control": arms[2]} for row in summary["rows"] if row["metric"] == "kl"]}
     summary["controls"]["speedup"] = [row | {"arm": evil, "control": arms[2]} for row in SPEEDUPS]
-    summary["meta"]["processor"] = evil
+    summary["study"]["meta"]["processor"] = evil
     page = page_of(tmp_path, results, summary)
     own = own_part(page)
     assert own.count("<script") == 3
@@ -447,7 +447,7 @@ def test_speedups_that_are_not_told(tmp_path, p, said):
     results, summary = made_up_study(("a", "b"), ("dino",))
     rows = [{**row, "p_adjusted": p if row["arm"] == "b" else None} for row in SPEEDUPS]
     summary |= {"speedups": rows}
-    summary["findings"]["speedup"] = ["Whether b is faster than a cannot be told."]
+    summary["findings"]["speedup"] = ["b is not significantly faster or slower than a."]
     write_report(tmp_path, results, summary)
     _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## Speed-ups: findings")
     assert found
@@ -475,7 +475,7 @@ def test_arms_beside_their_controls(tmp_path):
     told, _, _ = text.partition("<details>")
     assert "c is worse than b on dino in kl" in told
     assert "Every arm is compared with a, and some with controls of their own, seed by seed" in text
-    summary["findings"] = {"kl": ["Whether c differs from b on dino cannot be told."]}
+    summary["findings"] = {"kl": ["c does not differ significantly from b on dino."]}
     page_of(tmp_path, results, summary)
     assert "No difference to a, or to a control, passed the adjusted test." in (tmp_path / "report/report.md").read_text()
 

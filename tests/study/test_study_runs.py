@@ -41,8 +41,8 @@ from diffusers_lrlab.study import forecast
 from diffusers_lrlab.study.analysis.consistency import consistency
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.runs import measure
+from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
-from diffusers_lrlab.study.runs.study_data import StudyData
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names, spec_from_dict
 from diffusers_lrlab.study.stacked import fastest_backends
@@ -815,7 +815,7 @@ def test_stacks_of_another_size_give_the_same(home, stacked, tmp_path):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_stacks_have_as_many_members_as_was_asked_for_at_most(home, tmp_path, size):
     runs = expand(load_spec(str(write_spec(home))))
-    stacks_of = list(split_into_stacks(runs, StudyData(StudyFolder(tmp_path), size)))
+    stacks_of = list(split_into_stacks(runs, StudyContext(StudyFolder(tmp_path), size)))
     assert max(map(len, stacks_of)) <= size
     assert sorted(run.id for some in stacks_of for run in some) == sorted(run.id for run in runs)
 
@@ -950,11 +950,11 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
 
 def test_the_memory_of_a_stack_has_its_optimizers_in_it(home, tmp_path):
     """Of every member, Adam keeps two numbers per weight, and SGD with momentum one."""
-    study_data, memory = StudyData(StudyFolder(tmp_path), quiet=True), []
+    context, memory = StudyContext(StudyFolder(tmp_path), quiet=True), []
     for optimizer in ("adamw", "sgd"):
         runs = expand(load_spec(str(write_spec(home, base={**BASE, "optimizer": optimizer}))))
-        memory.append(forecast._probe_stack(runs, study_data).memory)
-    plan, _ = study_data.plan(runs[0])
+        memory.append(forecast._probe_stack(runs, context).memory)
+    plan, _ = context.plan(runs[0])
     assert memory[0] - memory[1] >= len(runs) * 4 * plan.num_parameters
 
 
@@ -1009,16 +1009,16 @@ def test_from_python_and_by_the_script(home, done, capsys):
 @pytest.fixture(scope="module")
 def two_seeds(home, stacked):
     """Runs of one arm on one data set with their results, and where they are."""
-    study_data = StudyData(StudyFolder(stacked), quiet=True)
+    context = StudyContext(StudyFolder(stacked), quiet=True)
     runs = [run for run in expand(load_spec(str(write_spec(home)))) if (run.arm, run.dataset) == ("constant", "dino")]
-    return runs, study_data.folder.results(runs), study_data
+    return runs, context.folder.results(runs), context
 
 
 def test_a_run_and_itself_are_no_distance_apart(two_seeds):
-    runs, (result, _), study_data = two_seeds
+    runs, (result, _), context = two_seeds
     twin = copy.deepcopy(result)
-    twin.record["run"]["seed"] = 1
-    (row,) = consistency(runs, [result, twin], study_data)
+    twin.seed = 1
+    (row,) = consistency(runs, [result, twin], context)
     assert row["distance"] == 0 == row["ratio"]
     assert row["distance_of_unrelated_starts"] > 0.5
     assert row["loss_barrier"] == pytest.approx(0, abs=1e-6)
@@ -1026,14 +1026,13 @@ def test_a_run_and_itself_are_no_distance_apart(two_seeds):
 
 
 def test_networks_of_another_size_are_compared_by_seed(two_seeds):
-    runs, results, study_data = two_seeds
+    runs, results, context = two_seeds
     others = copy.deepcopy(results)
     for result in others:
-        result.record["run"]["arm"] = "wide"
+        result.arm = "wide"
         result.record["train"]["num_parameters"] += 1
     rows = {
-        row["between"]: row
-        for row in consistency(runs, results, study_data) + consistency(runs, results + others[:1], study_data)
+        row["between"]: row for row in consistency(runs, results, context) + consistency(runs, results + others[:1], context)
     }
     between = rows["constant and wide, by seed"]
     assert (between["pairs"], between["distance"]) == (1, 0)
@@ -1042,10 +1041,10 @@ def test_networks_of_another_size_are_compared_by_seed(two_seeds):
 
 
 def test_runs_that_diverged_are_left_out(two_seeds):
-    runs, results, study_data = two_seeds
+    runs, results, context = two_seeds
     lost = copy.deepcopy(results[1])
-    lost.record["run"]["status"] = "diverged"
-    assert consistency(runs, [results[0], lost], study_data) == []
+    lost.status = "diverged"
+    assert consistency(runs, [results[0], lost], context) == []
 
 
 def test_losses_along_a_line():

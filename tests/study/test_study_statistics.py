@@ -19,7 +19,6 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.study.analysis import statistics
-from diffusers_lrlab.study.analysis.controls import against_controls
 from diffusers_lrlab.study.analysis.findings import findings, number, p_value, signed, speedup_findings
 from diffusers_lrlab.study.analysis.ranks import nemenyi_difference, rank_groups, ranks
 from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
@@ -31,7 +30,7 @@ from diffusers_lrlab.study.analysis.statistics import (
     seeds_needed,
     t_interval,
 )
-from diffusers_lrlab.study.analysis.summary import _compare_speed
+from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls
 from diffusers_lrlab.study.spec.reading import read_spec
 
 LARGER_IS_BETTER = [name for name, metric in METRICS.items() if metric.better == "larger"]
@@ -481,7 +480,7 @@ def test_words_and_rows_agree(values, metric, effect):
         good = significant and (row["diff"] > 0) == (metric == "coverage")
         assert (" is better than " in text) == good
         assert (" is worse than " in text) == (significant and not good)
-        assert re.search("cannot be (told|compared)|have the same", text) is None or not significant
+        assert re.search("does not differ|only one seed|cannot be compared|have the same", text) is None or not significant
         assert "None" not in text
         assert "nan" not in text
 
@@ -514,13 +513,12 @@ def sentence(figures, baseline, metric="kl", **counts):
         ),
         (
             [1.0, 1.2, 0.9], [1.1, 1.0, 1.0], {},
-            "Whether cosine differs from constant on dino cannot be told from 3 seeds (difference 0, 95 % interval -0.43 to "
-            "+0.43, adjusted p = 1); about 25 seeds would show one of 10 %.",
+            "cosine does not differ significantly from constant on dino (difference 0, 95 % interval -0.43 to +0.43, "
+            "adjusted p = 1, 3 seeds); about 25 seeds would show a difference of 10 %.",
         ),
         (
             [1.0], [1.5], {},
-            "Whether cosine differs from constant on dino cannot be told from 1 seed (difference -0.5); a test takes two "
-            "seeds at least.",
+            "cosine and constant share only one seed on dino (difference -0.5): a test takes two.",
         ),
         (
             [None, None], [1.5, 1.4], {"cosine": 2},
@@ -538,8 +536,8 @@ def sentence(figures, baseline, metric="kl", **counts):
         ([1, 2], [1, 2], {}, "cosine and constant have the same kl on dino with both seeds."),
         (
             [2, 3, 4, 5, 6], [1, 2, 3, 4, 5], {},
-            "Whether cosine differs from constant on dino cannot be told from 5 seeds (difference +1, the same each time, "
-            "adjusted p = 0.062).",
+            "cosine does not differ significantly from constant on dino (difference +1, the same each time, adjusted "
+            "p = 0.062, 5 seeds).",
         ),
         (
             [2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6], {},
@@ -584,12 +582,12 @@ def test_sharpness_is_no_merit():
 @cases(
     ("needed", "hint"),
     [
-        ({"1": 100, "5": 50, "10": 20}, "; about 20 seeds would show one of 10 %"),
+        ({"1": 100, "5": 50, "10": 20}, "; about 20 seeds would show a difference of 10 %"),
         (
             {"1": 100, "5": 50, "10": 5},
-            "; one of 10 % would probably have been seen in a single test, about 50 seeds would show one of 5 %",
+            "; a difference of 10 % would probably have been seen in a single test, about 50 seeds would show one of 5 %",
         ),
-        ({"1": 5, "5": 3, "10": 3}, "; one of 1 % would probably have been seen in a single test"),
+        ({"1": 5, "5": 3, "10": 3}, "; a difference of 1 % would probably have been seen in a single test"),
         ({"1": None, "5": None, "10": None}, ""),
     ],
 )
@@ -599,7 +597,7 @@ def test_what_so_many_seeds_could_see(needed, hint):
     row |= {"diff_high": 0.3, "p": 0.3, "p_adjusted": 0.6, "seeds_needed": needed}
     baseline = {**row, "arm": "b"}
     (sentence,) = findings([row, baseline], "kl", "b")
-    assert sentence.endswith(f"(difference +0.1, 95 % interval -0.1 to +0.3, adjusted p = 0.6){hint}.")
+    assert sentence.endswith(f"(difference +0.1, 95 % interval -0.1 to +0.3, adjusted p = 0.6, 5 seeds){hint}.")
 
 
 @cases(
@@ -809,7 +807,7 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
     assert faster["ci_low"] < 2 < faster["ci_high"]
     assert faster["p_adjusted"] == pytest.approx(2 * faster["p"])
     assert faster["p_adjusted"] < 0.001 < 0.05 < alike["p_adjusted"]
-    assert sentences[0].startswith("Whether both is faster than rate to the quality that both reach on dino cannot be told")
+    assert sentences[0].startswith("both is not significantly faster or slower than rate to the quality that both reach on")
     assert sentences[1].startswith("both is faster than momentum to the quality that both reach on dino")
 
 
@@ -1081,17 +1079,17 @@ def test_an_upper_bound_below_one_is_tested_as_it_is():
         ),
         (
             (5, 1, 1.8, 1.5, 2.1, 1.0),
-            "Whether a is faster than b to its final quality on dino cannot be told from 5 seeds (at most 1.8 times as "
-            "fast, 95 % interval 1.5 to 2.1, adjusted p = 1). 1 of 5 runs of a never got there.",
+            "a is not significantly faster or slower than b to its final quality on dino (at most 1.8 times as fast, 95 % "
+            "interval 1.5 to 2.1, adjusted p = 1, 5 seeds). 1 of 5 runs of a never got there.",
         ),
         (
             (5, 0, 0.9, 0.7, 1.3, 0.2),
-            "Whether a is faster than b to its final quality on dino cannot be told from 5 seeds (0.9 times as fast, 95 % "
-            "interval 0.7 to 1.3, adjusted p = 0.2).",
+            "a is not significantly faster or slower than b to its final quality on dino (0.9 times as fast, 95 % interval "
+            "0.7 to 1.3, adjusted p = 0.2, 5 seeds).",
         ),
         (
             (1, 0, 1.1, None, None, None),
-            "Whether a is faster than b to its final quality on dino cannot be told from 1 seed (1.1 times as fast).",
+            "a and b share only one seed on dino (1.1 times as fast): a test takes two.",
         ),
         ((1, 1, 1.1, None, None, None), "a never reached the final quality of b on dino, in 1 run."),
         ((0, 0, None, None, None, None), "a and b have no runs on dino that could be compared by the updates they need."),

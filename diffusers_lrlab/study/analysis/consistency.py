@@ -16,15 +16,15 @@ import torch
 from ...evaluation.landscape import barrier, curvature, losses_between
 from ...evaluation.validation_loss import ValidationLoss
 from ...training.objective_spec import objective_spec
+from ..runs.context import StudyContext
 from ..runs.results import RunResult
-from ..runs.study_data import StudyData
 from ..spec.spec import RunSpec
 
 _POINTS = 2000
 _MOST_SEEDS = 10  # of which all pairs are compared
 
 
-def consistency(runs: list[RunSpec], results: list[RunResult], study: StudyData) -> list[dict[str, Any]]:
+def consistency(runs: list[RunSpec], results: list[RunResult], study: StudyContext) -> list[dict[str, Any]]:
     """
     Distances between the samples that two runs make from the same noise, beside those of unrelated noise.
 
@@ -67,18 +67,19 @@ def _distances(pairs: Iterable[tuple[RunResult, RunResult]]) -> dict[str, Any]:
 
 
 def _landscape(
-    pairs: Iterable[tuple[RunResult, RunResult]], specs: dict[str, RunSpec], study: StudyData
+    pairs: Iterable[tuple[RunResult, RunResult]], specs: dict[str, RunSpec], study: StudyContext
 ) -> dict[str, float | None]:
     """The held-out loss along the lines between neighbouring seeds' weights."""
-    curves = []
+    barriers, curvatures = [], []
     for first, second in pairs:
         one, other = study.folder.read_weights(first.id), study.folder.read_weights(second.id)
         if first.config["num_validation_images"] and one is not None and other is not None:
             plan, data = study.plan(specs[first.id])
             process, model = objective_spec(plan.config).make_process(), plan.kind.model_class()(**plan.model_config)
             loss = ValidationLoss(data.held_out[:_POINTS], process, _POINTS, torch.device("cpu"))
-            curves.append(losses_between(model, one, other, lambda model, loss=loss: loss(model).mean()))
-    if not curves:
+            curve = losses_between(model, one, other, lambda model, loss=loss: loss(model).mean())
+            barriers.append(barrier(curve))
+            curvatures.append(curvature(curve))
+    if not barriers:
         return {"loss_barrier": None, "curvature_of_the_loss": None}
-    barriers, curvatures = list(map(barrier, curves)), list(map(curvature, curves))
     return {"loss_barrier": float(np.mean(barriers)), "curvature_of_the_loss": float(np.mean(curvatures))}

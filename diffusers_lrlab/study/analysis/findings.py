@@ -17,25 +17,13 @@ def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None 
     One sentence, or two, for each arm on each data set.
 
     "Better" and "worse" ("higher" and "lower" where that is no merit) appear exactly where the adjusted p is below 0.05, in
-    the metric's own direction. Everything else "cannot be told".
-
-    Args:
-        rows (`list[dict]`): Of `compare`, perhaps with the key "diverged"; those of other metrics are passed over.
-        metric (`str`): Which one the sentences are about.
-        baseline (`str`): The arm that the others are compared with.
-        label (`str`, *optional*): What to call the metric, if not by its name.
-
-    Returns:
-        `list[str]`: in the order of the rows.
+    the metric's own direction. `rows` are those of `compare`, perhaps with the key "diverged"; other metrics are passed
+    over. `label` is what to call the metric, if not by its name.
     """
-    chosen = [row for row in rows if row["metric"] == metric]
-    references = {row["dataset"]: row for row in chosen if row["arm"] == baseline}
+    pairs = _beside(baseline, (row for row in rows if row["metric"] == metric))
     return [
-        _sentence(row, references.get(row["dataset"], {}), baseline, label or metric)
-        + _diverged(row)
-        + _diverged(references.get(row["dataset"], {}))
-        for row in chosen
-        if row["arm"] != baseline
+        _sentence(row, reference, baseline, label or metric) + _diverged(row) + _diverged(reference)
+        for row, reference in pairs
     ]
 
 
@@ -46,14 +34,16 @@ def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality
     "Faster" and "slower" appear exactly where the adjusted p is below 0.05. Where no run of an arm reached the target,
     that is all that is said. `common` is that of `speedups`.
     """
-    rows = list(rows)
     target = f"the {quality} that both reach" if common else f"its final {quality}"
+    pairs = _beside(baseline, rows)
+    return [_speedup_sentence(row, baseline, quality, target) + _diverged(reference) for row, reference in pairs]
+
+
+def _beside(baseline: str, rows: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """The row of each arm, with that of the baseline on the same data set; an empty one if there is none."""
+    rows = list(rows)
     references = {row["dataset"]: row for row in rows if row["arm"] == baseline}
-    return [
-        _speedup_sentence(row, baseline, quality, target) + _diverged(references.get(row["dataset"], {}))
-        for row in rows
-        if row["arm"] != baseline
-    ]
+    return [(row, references.get(row["dataset"], {})) for row in rows if row["arm"] != baseline]
 
 
 def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
@@ -63,9 +53,8 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
             return f"{name} has no {label} on {dataset}, so {arm} cannot be compared with {baseline} there."
     if not pairs:
         return f"{arm} and {baseline} share no seed on {dataset}, so they cannot be compared there."
-    unknown = f"Whether {arm} differs from {baseline} on {dataset} cannot be told from {counted(pairs, 'seed')} (difference "
     if row["p"] is None:
-        return f"{unknown}{signed(diff)}); a test takes two seeds at least."
+        return f"{arm} and {baseline} share only one seed on {dataset} (difference {signed(diff)}): a test takes two."
     if diff == 0 and row["diff_low"] is None:
         every = "both seeds" if pairs == 2 else f"all {pairs} seeds"
         return f"{arm} and {baseline} have the same {label} on {dataset} with {every}."
@@ -74,7 +63,10 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
         interval = f"95 % interval {signed(row['diff_low'])} to {signed(row['diff_high'])}"
     figures = f"{signed(diff)}, {interval}, adjusted {p_value(row['p_adjusted'])}"
     if row["p_adjusted"] >= LEVEL:
-        return f"{unknown}{figures}){_hint(row)}."
+        seeds = counted(pairs, "seed")
+        return (
+            f"{arm} does not differ significantly from {baseline} on {dataset} (difference {figures}, {seeds}){_hint(row)}."
+        )
     # Means over all seeds and differences over shared ones may disagree: then the words say which is which.
     shared = "" if pairs == row["n"] == reference["n"] else " over shared seeds"
     return (
@@ -87,12 +79,11 @@ def _hint(row: Row) -> str:
     needed = {int(percent): seeds for percent, seeds in row["seeds_needed"].items() if seeds}
     seen = [percent for percent, seeds in needed.items() if seeds <= row["pairs"]]
     unseen = [percent for percent, seeds in needed.items() if seeds > row["pairs"]]
-    hints = []
-    if seen:
-        hints.append(f"one of {min(seen)} % would probably have been seen in a single test")
+    hint = f"; a difference of {min(seen)} % would probably have been seen in a single test" if seen else ""
     if unseen:
-        hints.append(f"about {counted(needed[max(unseen)], 'seed')} would show one of {max(unseen)} %")
-    return f"; {', '.join(hints)}" if hints else ""
+        seeds, what = counted(needed[max(unseen)], "seed"), "one" if seen else "a difference"
+        hint += f"{',' if seen else ';'} about {seeds} would show {what} of {max(unseen)} %"
+    return hint
 
 
 def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str:
@@ -102,23 +93,23 @@ def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str
     if censored == n:
         return f"{arm} never reached the final {quality} of {baseline} on {dataset}, in {counted(n, 'run')}."
     figures = f"{'at most ' if censored else ''}{number(row['speedup'])} times as fast"
+    if row["p_adjusted"] is None:
+        return f"{arm} and {baseline} share only one seed on {dataset} ({figures}): a test takes two."
     if row["ci_low"] is not None:
         figures += f", 95 % interval {number(row['ci_low'])} to {number(row['ci_high'])}"
-    if row["p_adjusted"] is not None:
-        figures += f", adjusted {p_value(row['p_adjusted'])}"
-    significant = row["p_adjusted"] is not None and row["p_adjusted"] < LEVEL
-    word = "slower" if significant and row["speedup"] < 1 else "faster"
-    claim = f"{arm} is {word} than {baseline} to {target} on {dataset}"
-    if significant:
-        text = f"{claim} ({figures}, {counted(n, 'seed')})."
-        if word == "faster" and row.get("ends_worse"):
-            text += f" It ends worse with {row['ends_worse']} of them."
+    figures += f", adjusted {p_value(row['p_adjusted'])}, {counted(n, 'seed')}"
+    text = f"than {baseline} to {target} on {dataset} ({figures})."
+    if row["p_adjusted"] >= LEVEL:
+        text = f"{arm} is not significantly faster or slower {text}"
     else:
-        text = f"Whether {claim} cannot be told from {counted(n, 'seed')} ({figures})."
-    untold = f" {censored} of {counted(n, 'run')} of {arm} never got there"
+        text = f"{arm} is {'slower' if row['speedup'] < 1 else 'faster'} {text}"
+        if row["speedup"] >= 1 and row.get("ends_worse"):
+            text += f" It ends worse with {row['ends_worse']} of them."
+    if not censored:
+        return text
     diverged = min(row.get("diverged") or 0, censored)
-    untold += f", {diverged} of them because they diverged" if diverged else ""
-    return text + (f"{untold}." if censored else "")
+    because = f", {diverged} of them because they diverged" if diverged else ""
+    return f"{text} {censored} of {counted(n, 'run')} of {arm} never got there{because}."
 
 
 def number(value: float) -> str:

@@ -8,12 +8,11 @@ equals, to the third decimal, the cosine run of the code that the paper is built
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ..runs.results import RunResult
+from ..runs.results import RunResult
 
 DATASETS = ("circle", "dino", "line", "moons")
 
@@ -64,12 +63,8 @@ def nearest_arms(results: Iterable[RunResult]) -> list[dict[str, Any]]:
     """
     Which arms lead to the paper's figures: for each of its rows and each arm, how far off loss and KL are on the whole.
 
-    Args:
-        results (`Iterable[RunResult]`): Finished runs, with `training_set_loss` and `kl`.
-
-    Returns:
-        `list` of `dict`: keys paper_row, arm, off_by (the mean of |log(ours / paper's)| over data sets and both figures, as
-            a factor: 1 is equal), on (data sets); the nearest arm of each row first.
+    Rows have the keys paper_row, arm, off_by (the mean of |log(ours / paper's)| over data sets and both figures, as a
+    factor: 1 is equal) and on (data sets); the nearest arm of each row of the paper comes first.
     """
     figures: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for result in results:
@@ -80,13 +75,10 @@ def nearest_arms(results: Iterable[RunResult]) -> list[dict[str, Any]]:
     for paper_row in _ROWS:
         found: list[dict[str, Any]] = []
         for arm, by_dataset in figures.items():
-            logs = []
-            for dataset, pairs in by_dataset.items():
-                _, loss, _, kl = _ROWS[paper_row][DATASETS.index(dataset)]
-                means = np.maximum(np.mean(pairs, axis=0), 1e-3)
-                logs += [abs(float(np.log(mean / paper))) for mean, paper in zip(means, (loss, kl), strict=True)]
-            row = {"paper_row": ARM_LABELS[paper_row], "arm": arm, "off_by": float(np.exp(np.mean(logs)))}
-            found.append({**row, "on": ", ".join(by_dataset)})
+            papers = [_ROWS[paper_row][DATASETS.index(dataset)][1::2] for dataset in by_dataset]  # loss and KL
+            ours = [np.maximum(np.mean(pairs, axis=0), 1e-3) for pairs in by_dataset.values()]
+            off_by = float(np.exp(np.mean(np.abs(np.log(np.array(ours) / papers)))))
+            found.append({"paper_row": ARM_LABELS[paper_row], "arm": arm, "off_by": off_by, "on": ", ".join(by_dataset)})
         rows += sorted(found, key=lambda row: row["off_by"])
     return rows
 

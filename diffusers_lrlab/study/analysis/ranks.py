@@ -22,31 +22,25 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
     has no value at all is left out, since the others' ranks on it would not be comparable. Friedman's p comes from the
     chi-squared limit, which is rough below about ten data sets, as few as studies have: read it with the adjusted tests.
 
-    Args:
-        values (`dict`): `values[arm][dataset][seed]`; a run without the figure is left out.
-        metric (`str`): Its name, which says whether larger is better.
-
-    Returns:
-        `dict`: with the keys metric, mean_ranks (a `dict` of arms, best first), datasets (those used), left_out,
-        statistic, p, critical_difference, groups (lists of two or more arms, best first, whose mean ranks differ by no
-        more than the critical difference; none is part of another) and reason. With fewer than three arms or two data
-        sets, statistic, p, critical_difference and groups are `None` and the reason says why; else it is `None`.
+    The result has the keys metric, mean_ranks (a `dict` of arms, best first), datasets (those used), left_out, statistic, p,
+    critical_difference, groups (lists of two or more arms, best first, whose mean ranks differ by no more than the critical
+    difference; none is part of another) and reason. With fewer than three arms or two data sets, statistic, p,
+    critical_difference and groups are `None` and the reason says why; else it is `None`.
 
     Raises:
         `LabError`: for values that are not finite.
     """
     from scipy import stats
 
-    check_values(values, None, metric)
+    check_values(values, metric)
     arms, every = sorted(values), datasets_of(values)
-    used = sorted(dataset for dataset in every if all(values[arm].get(dataset) for arm in arms))
-    result: dict[str, Any] = {"metric": metric, "mean_ranks": {}}
-    result["datasets"] = [dataset for dataset in every if dataset in used]
-    result["left_out"] = [dataset for dataset in every if dataset not in used]
+    used = [dataset for dataset in every if all(values[arm].get(dataset) for arm in arms)]
+    left_out = [dataset for dataset in every if dataset not in used]
+    result: dict[str, Any] = {"metric": metric, "mean_ranks": {}, "datasets": used, "left_out": left_out}
     result |= dict.fromkeys(("statistic", "p", "critical_difference", "groups", "reason"))
-    if used and arms:
+    if used:
         # Arms and sets are sorted so that the order in which runs were read changes no last digit.
-        means = np.array([[sorted_values(values[arm][dataset]).mean() for arm in arms] for dataset in used])
+        means = np.array([[sorted_values(values[arm][dataset]).mean() for arm in arms] for dataset in sorted(used)])
         order = stats.rankdata(-means if better_of(metric) == "larger" else means, axis=1)
         mean_ranks = dict(zip(arms, order.mean(axis=0).tolist(), strict=True))
         result["mean_ranks"] = dict(sorted(mean_ranks.items(), key=lambda item: item[1]))
@@ -56,7 +50,10 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
             f"{len(used)} common data sets."
         )
         return result
-    result["statistic"], result["p"] = _friedman(order)
+    if np.all(order == order[0, 0]):
+        result["statistic"], result["p"] = 0.0, 1.0  # all arms tie everywhere, which scipy divides by zero
+    else:
+        result["statistic"], result["p"] = map(float, stats.friedmanchisquare(*order.T))
     result["critical_difference"] = nemenyi_difference(len(arms), len(used))
     result["groups"] = rank_groups(result["mean_ranks"], result["critical_difference"])
     return result
@@ -86,12 +83,3 @@ def rank_groups(mean_ranks: dict[str, float], critical_difference: float) -> lis
             groups.append([arm for arm, _ in ordered[start:end]])
             last_end = end
     return groups
-
-
-def _friedman(order: np.ndarray) -> tuple[float, float]:
-    from scipy import stats
-
-    if np.all(order == order[0, 0]):
-        return 0.0, 1.0  # all arms tie everywhere, which scipy divides by zero
-    statistic, p = stats.friedmanchisquare(*order.T)
-    return float(statistic), float(p)

@@ -42,18 +42,13 @@ def speedups(curves: Curves, baseline: str, common: bool = False) -> list[dict[s
     upper bound above 1 says nothing, and then p is 1. Pairs are left out where the baseline's last quality is not finite
     and where the target is reached before the first update.
 
-    Args:
-        curves (`dict`): `curves[arm][dataset][seed]` is a pair of arrays: updates, which increase, and the quality after
-            them. The last one of a run that diverged is not finite; such a run reaches nothing.
-        baseline (`str`): The arm that sets the target.
-        common (`bool`, *optional*, defaults to `False`): The target is that of the one of a pair that ends worse, which
-            both reach: which of them comes first, of whatever quality. Censored are only runs that diverged.
+    `curves[arm][dataset][seed]` is a pair of arrays: updates, which increase, and the quality after them. The last one of a
+    run that diverged is not finite; such a run reaches nothing. With `common`, the target is that of the one of a pair that
+    ends worse, which both reach: which of them comes first, of whatever quality. Censored are then only runs that diverged.
 
-    Returns:
-        `list[dict]`: one row for each arm and data set, with the keys arm, dataset, n (pairs), censored (runs of this arm),
-        ends_worse (pairs in which it does, or diverged), updates_needed (median over the runs, `None` where half of them
-        or more never get there), speedup, ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the
-        baseline's own.
+    A row for each arm and data set has the keys arm, dataset, n (pairs), censored (runs of this arm), ends_worse (pairs in
+    which it does, or diverged), updates_needed (median over the runs, `None` where half of them or more never get there),
+    speedup, ci_low, ci_high, p and p_adjusted; `None` for what cannot be computed and for the baseline's own.
 
     Raises:
         `LabError`: for a baseline that is no arm, and arrays that are no curve.
@@ -76,13 +71,7 @@ def updates_to_reach(updates: ArrayLike, quality: ArrayLike, target: float) -> f
     """
     The updates at which a curve first reaches `target`, linearly between evaluations; `None` if it never does.
 
-    Args:
-        updates (`ArrayLike`): `(num_evaluations,)`, not negative, increasing.
-        quality (`ArrayLike`): `(num_evaluations,)`; what is not finite reaches nothing.
-        target (`float`): The quality to reach; smaller is better.
-
-    Raises:
-        `LabError`: for arrays that are no curve.
+    Smaller quality is better, and what is not finite reaches nothing. Raises a `LabError` for arrays that are no curve.
     """
     at, values = _curve(updates, quality)
     reached = np.flatnonzero(np.isfinite(values) & (values <= target))
@@ -151,8 +140,8 @@ def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
         target = end + _NOISES * max(own.noise, other.noise)
         own_updates, other_updates = (updates_to_reach(course.updates, course.fit, target) for course in (own, other))
         longest = max(own.length, other.length)
-        assert other_updates is not None  # the last value of the fit is the least mean of any last evaluations
-        if 0 in (own_updates, other_updates, longest):
+        # The other run reaches its own end: the last value of the fit is the least mean of any last evaluations.
+        if own_updates == 0 or not other_updates or not longest:
             continue
         ends_worse += is_worse
         needed.append(math.inf if own_updates is None else own_updates)
@@ -161,7 +150,7 @@ def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
     log = paired(reference_logs, logs)
     censored = sum(map(math.isinf, needed))
     # The true numbers of runs that never got there could make an upper bound above 1 anything.
-    untold = log.p is not None and censored and (log.diff or 0) > 0
+    says_nothing = log.p is not None and censored and (log.diff or 0) > 0
     median = float(np.median(needed)) if needed else math.inf
     return {
         "n": len(needed),
@@ -171,5 +160,5 @@ def _speedup(runs: Runs, references: Runs, common: bool) -> dict[str, Any]:
         "speedup": None if log.diff is None or censored == len(needed) else math.exp(log.diff),
         "ci_low": None if log.low is None or censored else math.exp(log.low),
         "ci_high": None if log.high is None or censored else math.exp(log.high),
-        "p": 1.0 if untold else log.p,
+        "p": 1.0 if says_nothing else log.p,
     }

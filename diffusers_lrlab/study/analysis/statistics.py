@@ -42,45 +42,42 @@ def compare(values: Values, baseline: str, metric: str, num_resamples: int = 999
     every comparison of this call that has a p value, so the adjusted values depend on which arms and sets are in it; no
     other figure does.
 
-    Args:
-        values (`dict`): `values[arm][dataset][seed]`; a run without the figure (it diverged, say) is left out.
-        baseline (`str`): The arm that the others are compared with.
-        metric (`str`): Its name, for the rows.
-        num_resamples (`int`): Of the bootstrap; 0 leaves it out.
-
-    Returns:
-        `list[dict]`: one row for each arm and data set, with the keys arm, dataset, metric, n (values), pairs (seeds shared
-        with the baseline), mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low,
-        diff_high, p, p_adjusted, effect_size and seeds_needed (a `dict` from percents, as text). What cannot be computed
-        is `None`: differences of the baseline itself, spreads of one value, intervals and effects where there is no spread.
+    `values[arm][dataset][seed]` lacks runs without the figure (they diverged, say). `num_resamples` of the bootstrap may be
+    0, which leaves it out. Rows have the keys arm, dataset, metric, n (values), pairs (seeds shared with the baseline),
+    mean, std, ci_low, ci_high, boot_low, boot_high, diff (arm minus baseline), diff_low, diff_high, p, p_adjusted,
+    effect_size and seeds_needed (a `dict` from percents, as text). What cannot be computed is `None`: differences of the
+    baseline itself, spreads of one value, intervals and effects where there is no spread.
 
     Raises:
         `LabError`: for a baseline that is no arm, and for values that are not finite.
     """
-    check_values(values, baseline, metric)
+    if baseline not in values:
+        raise unknown_baseline(baseline, values)
+    check_values(values, metric)
     rows = []
     for arm, of_arm in values.items():
         for dataset in datasets_of(values):
             own, other = of_arm.get(dataset, {}), values[baseline].get(dataset, {})
-            sample, reference = sorted_values(own), sorted_values(other)
+            sample = sorted_values(own)
             shared = sorted(own.keys() & other.keys()) if arm != baseline else []
-            pairs = paired([own[seed] for seed in shared], [other[seed] for seed in shared])
+            diff, diff_low, diff_high, p, effect_size, std = paired(
+                [own[seed] for seed in shared], [other[seed] for seed in shared]
+            )
             low, high = t_interval(sample)
             boot_low, boot_high = bootstrap_interval(sample, num_resamples)
-            needed = {str(percent): _seeds_for_percent(percent, reference, pairs.std) for percent in PERCENTS}
-            mean = float(sample.mean()) if len(sample) else None
-            row = {"arm": arm, "dataset": dataset, "metric": metric, "n": len(sample), "pairs": len(shared), "mean": mean}
-            row |= {"std": _spread(sample), "ci_low": low, "ci_high": high, "boot_low": boot_low, "boot_high": boot_high}
-            row |= {"diff": pairs.diff, "diff_low": pairs.low, "diff_high": pairs.high, "p": pairs.p}
-            rows.append(row | {"effect_size": pairs.effect_size, "seeds_needed": needed})
+            row = {"arm": arm, "dataset": dataset, "metric": metric, "n": len(sample), "pairs": len(shared)}
+            row |= {"mean": float(sample.mean()) if len(sample) else None, "std": _spread(sample)}
+            row |= {"ci_low": low, "ci_high": high, "boot_low": boot_low, "boot_high": boot_high}
+            row |= {"diff": diff, "diff_low": diff_low, "diff_high": diff_high, "p": p, "effect_size": effect_size}
+            reference = float(sorted_values(other).mean()) if std else 0.0
+            needed = {str(percent): seeds_needed(percent / 100 * reference / std) if std else None for percent in PERCENTS}
+            rows.append(row | {"seeds_needed": needed})
     add_holm(rows)
     return rows
 
 
-def check_values(values: Values, baseline: str | None, metric: str) -> None:
-    """Raises a `LabError` for a baseline that is no arm, and for figures that are not finite."""
-    if baseline is not None and baseline not in values:
-        raise unknown_baseline(baseline, values)
+def check_values(values: Values, metric: str) -> None:
+    """Raises a `LabError` for figures that are not finite."""
     for arm, of_arm in values.items():
         for dataset, of_set in of_arm.items():
             for seed, value in of_set.items():
@@ -208,9 +205,3 @@ def _spread(sample: np.ndarray, scale: float | None = None) -> float | None:
         return None
     std = float(sample.std(ddof=1))
     return std if std > _ROUNDING * (np.abs(sample).max() if scale is None else scale) else 0.0
-
-
-def _seeds_for_percent(percent: int, reference: np.ndarray, std: float | None) -> int | None:
-    if not std or not len(reference):
-        return None
-    return seeds_needed(percent / 100 * float(reference.mean()) / std)

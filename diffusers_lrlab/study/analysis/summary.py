@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,16 +15,15 @@ import numpy as np
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...evaluation.metrics import better_of, metric_label
+from ..runs.context import StudyContext
 from ..runs.results import RunResult, StudyFolder, finite
-from ..runs.study_data import StudyData
-from ..spec.spec import RunSpec, StudySpec, controlled
+from ..spec.spec import RunSpec, StudySpec, Tuning, controlled
 from .consistency import consistency
-from .controls import against_controls
 from .findings import SPEEDUP, findings, speedup_findings
 from .paper import nearest_arms
 from .ranks import ranks
 from .speedups import speedups
-from .statistics import compare
+from .statistics import add_holm, compare
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
@@ -34,25 +33,24 @@ def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
     """Arm -> data set -> seed -> figure, of the runs that have one; no arm and no data set is missing."""
     values: Values = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
     for result in results:
-        figure = result.results.get(metric)
-        if figure is not None:
+        if (figure := result.results.get(metric)) is not None:
             values[result.arm][result.dataset][result.seed] = figure
     return values
 
 
-def _measured(runs: list[RunSpec], results: list[RunResult]) -> list[str]:
-    """Metrics that any of the runs has, the primary one first."""
-    asked = dict.fromkeys(name for run in runs for name in run.metrics)
-    return [name for name in asked if any(name in result.results for result in results)]
-
-
 def summarise(
-    spec: StudySpec, runs: list[RunSpec], results: list[RunResult], tuning: list[RunResult], study: StudyData, command: str
+    spec: StudySpec,
+    runs: list[RunSpec],
+    results: list[RunResult],
+    tuning: list[RunResult],
+    study: StudyContext,
+    command: str,
 ) -> dict[str, Any]:
     """Everything that report and card say, as data; `results` are of `runs`, `tuning` of runs that chose learning rates."""
     rows: Rows = []
     sentences, ranked, controls = {}, {}, {}
-    metrics = list(spec.metrics) or _measured(runs, results)
+    asked = dict.fromkeys(name for run in runs for name in run.metrics)
+    metrics = list(spec.metrics) or [name for name in asked if any(name in result.results for result in results)]
     for metric in metrics:
         values = values_of(spec, results, metric)
         of_metric = _compare(results, metric, values, spec.baseline)
@@ -62,18 +60,14 @@ def summarise(
         sentences[metric] = _sentences(metric, of_metric, spec.baseline) + of_controls
         if better_of(metric) != "neither":
             ranked[metric] = ranks(values, metric)
-    summary: dict[str, Any] = {
-        "study": _study(spec, metrics, results, tuning, command),
-        "rows": rows,
-        "ranks": ranked,
-        "findings": sentences,
-    }
+    about = _study(spec, metrics, results, tuning, command)
+    summary: dict[str, Any] = {"study": about, "rows": rows, "ranks": ranked, "findings": sentences}
     if spec.speedup_metric:
         summary["speedups"], controls[SPEEDUP], sentences[SPEEDUP] = _compare_speed(spec, results)
     if controlled(spec.arms):
         summary["controls"] = controls
     if spec.tune:
-        summary["tuning"] = _tuning_rows(spec, results, tuning)
+        summary["tuning"] = _tuning_rows(spec, spec.tune, results, tuning)
     if spec.paper == "nearest":
         summary["search"] = nearest_arms(results)
     if between := consistency(runs, results, study):
@@ -141,11 +135,32 @@ def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], ref
     return curves
 
 
-def _tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResult]) -> Rows:
+def against_controls(
+    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], describe: Callable[[Rows, str], list[str]]
+) -> tuple[Rows, list[str]]:
+    """
+    One measure of arms, each beside its control instead of the baseline: rows, with the key "control", and sentences.
+
+    `compare` makes the rows of an arm and its control, with the control as the baseline; `describe` makes sentences of the
+    rows of a pair and its control. The family of Holm's correction is all of these comparisons; that of the comparisons
+    with the baseline is another, so that asking for controls changes nothing there.
+    """
+    found = [(control, compare(arm, control)) for arm, control in pairs]
+    rows = []
+    for control, of_pair in found:
+        of_arm = [row for row in of_pair if row["arm"] != control]
+        for row in of_arm:
+            row["control"] = control
+        rows += of_arm
+    add_holm(rows)
+    return rows, [sentence for control, of_pair in found for sentence in describe(of_pair, control)]
+
+
+def _tuning_rows(spec: StudySpec, tune: Tuning, results: list[RunResult], tuning: list[RunResult]) -> Rows:
     chosen = {(result.arm, result.dataset): result.learning_rate for result in results}
     rows = []
     for arm, dataset in itertools.product(spec.arms, spec.datasets):
-        scores = _tuning_scores(spec, tuning, arm, dataset)
+        scores = _tuning_scores(tune, tuning, arm, dataset)
         for rate, score in scores.items():
             is_chosen = chosen.get((arm, dataset)) == rate
             row = {"arm": arm, "dataset": dataset, "learning_rate": rate, "score": score, "chosen": is_chosen}
@@ -153,7 +168,7 @@ def _tuning_rows(spec: StudySpec, results: list[RunResult], tuning: list[RunResu
     return rows
 
 
-def chosen_rates(spec: StudySpec, results: list[RunResult]) -> dict[tuple[str, str], float] | None:
+def chosen_rates(spec: StudySpec, tuning: list[RunResult]) -> dict[tuple[str, str], float] | None:
     """
     The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out.
 
@@ -163,20 +178,19 @@ def chosen_rates(spec: StudySpec, results: list[RunResult]) -> dict[tuple[str, s
         return None
     chosen = {}
     for arm, dataset in itertools.product(spec.arms, spec.datasets):
-        scores = _tuning_scores(spec, results, arm, dataset)
+        scores = _tuning_scores(spec.tune, tuning, arm, dataset)
         chosen[arm, dataset] = min(scores, key=lambda rate: (scores[rate], rate))
     return chosen
 
 
-def _tuning_scores(spec: StudySpec, results: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
+def _tuning_scores(tune: Tuning, tuning: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
     """From learning rates to the mean of the metric over the seeds for tuning; infinite if one of them diverged."""
-    assert spec.tune is not None
-    scores = {}
-    of_arm = [result for result in results if (result.arm, result.dataset) == (arm, dataset)]
-    for rate in sorted({result.learning_rate for result in of_arm}):
-        values = [result.results.get(spec.tune.metric) for result in of_arm if result.learning_rate == rate]
-        scores[rate] = math.inf if None in values or not values else float(np.mean(np.array(values, float)))
-    return scores
+    values: dict[float, list[float]] = {}
+    for result in tuning:
+        if (result.arm, result.dataset) == (arm, dataset):
+            figure = result.results.get(tune.metric)
+            values.setdefault(result.learning_rate, []).append(math.inf if figure is None else figure)
+    return {rate: float(np.mean(values[rate])) for rate in sorted(values)}
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
@@ -195,11 +209,7 @@ def _study(
     everything, parts = [*results, *tuning], ("training", "sampling", "evaluation")
     seconds = {part: sum(result.record["train"][f"{part}_seconds"] for result in everything) for part in parts}
     return {
-        "name": spec.name,
-        "title": spec.title,
-        "baseline": spec.baseline,
-        "paper": spec.paper,
-        "arms": spec.arms,
+        **{name: getattr(spec, name) for name in ("name", "title", "baseline", "paper", "arms")},
         "datasets": list(spec.datasets),
         "seeds": list(spec.seeds),
         "metrics": metrics,

@@ -13,19 +13,14 @@ from ...core.files import write_text
 from ...training.prepare import make_accelerator
 from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
+from ..runs.context import StudyContext
 from ..runs.curves import Curves
 from ..runs.measure import record_run
-from ..runs.study_data import StudyData
 from ..spec.spec import RunSpec
 
 
-def run_local(specs: list[RunSpec], study: StudyData) -> None:
-    """
-    Each run by itself, by the trainer of `train_ddpm.py`, with its checkpoints; a run that was interrupted goes on.
-
-    Raises:
-        Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
-    """
+def run_local(specs: list[RunSpec], study: StudyContext) -> None:
+    """Trains each run by itself, as `train_ddpm.py` does, with its checkpoints; a run that was interrupted goes on."""
     for spec in study.folder.missing(specs):
         # accelerate keeps one precision for the whole process.
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -11,22 +11,12 @@ from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ..runs.results import StudyFolder
 
-_LICENSE = "apache-2.0"
-
 
 def write_study_card(folder: Path, out: Path) -> Path:
     """
-    Writes a card of a finished study: `README.md`, pictures, `tables/`, `summary.json`, `summary.parquet` and `spec.yaml`.
+    Writes a card of a finished study into a new folder, or in place of an older card; returns its path.
 
-    Args:
-        folder (`Path`): Of the study, with its report.
-        out (`Path`): A folder that is new, or an older card of a study, which is replaced.
-
-    Returns:
-        `Path`: of the card.
-
-    Raises:
-        LabError: without a report, and where `out` holds something else.
+    Raises a `LabError` without a report, and where `out` holds something else.
     """
     study, report = StudyFolder(folder), folder / "report" / "report.md"
     study.read_spec()
@@ -40,11 +30,8 @@ def write_study_card(folder: Path, out: Path) -> Path:
         shutil.copytree(folder / "report" / "tables", temporary / "tables")
         for name in ("summary.json", "summary.parquet", "spec.yaml"):
             shutil.copyfile(folder / name, temporary / name)
-        metadata = {
-            "license": _LICENSE,
-            "library_name": "diffusers_lrlab",
-            "tags": ["diffusers", "learning-rate-schedule", "study"],
-        }
+        tags = ["diffusers", "learning-rate-schedule", "study"]
+        metadata = {"license": "apache-2.0", "library_name": "diffusers_lrlab", "tags": tags}
         front = f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n"
         write_text(temporary / "README.md", front + report.read_text(encoding="utf-8"))
     return out / "README.md"

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...evaluation.metrics import metric_label
 from ..analysis.findings import SPEEDUP
+from ..runs.results import RunResult
 from .table_formats import NONE, Table, interval, number, probability
-from .tables import verdict
-
-if TYPE_CHECKING:
-    from ..runs.results import RunResult
+from .tables import claims, verdict
 
 _NEAREST = 3
 
 
 def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
     """All of these for which there are data."""
-    made = {"speedups": speedup_table, "tuning": tuning_table, "consistency": consistency_table, "search": search_table}
-    found = {name: make(summary[name]) for name, make in made.items() if summary.get(name)}
-    first = [found.pop("speedups")] if "speedups" in found else []
-    divergences = divergence_table(results)
-    tables = [*first, *control_tables(summary), *found.values(), *([divergences] if divergences else [])]
+    tables = [speedup_table(summary["speedups"])] if summary.get("speedups") else []
+    tables += control_tables(summary)
+    others = {"tuning": tuning_table, "consistency": consistency_table, "search": search_table}
+    tables += [make(summary[name]) for name, make in others.items() if summary.get(name)]
+    if diverged := [result for result in results if result.status == "diverged"]:
+        tables.append(divergence_table(diverged))
     return [*tables, cost_table(summary["study"], results)]
 
 
@@ -38,13 +36,10 @@ _BOUNDS = "Where some runs never got there, it is an upper bound and has no inte
 
 def speedup_table(rows: list[dict[str, Any]]) -> Table:
     """Updates that each arm needs for the baseline's final quality."""
-    cells = [
-        [
-            *(row["dataset"], row["arm"], f"{row['n']}", f"{row['censored']}", f"{row['ends_worse']}"),
-            *(number(row["updates_needed"]), *_speedup_cells(row)),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        counts = [f"{row[key]}" for key in ("n", "censored", "ends_worse")]
+        cells.append([row["dataset"], row["arm"], *counts, number(row["updates_needed"]), *_speedup_cells(row)])
     note = (
         "Updates until a run is as good as the baseline is at its end, to within what its evaluations scatter (two standard "
         f"deviations). A speed-up above 1 is faster than the baseline. {_BOUNDS}"
@@ -79,21 +74,17 @@ def control_tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def _control_table(rows: list[dict[str, Any]]) -> Table:
-    verdicts = [verdict(row, None) for row in rows]
-    cells = [
-        [
-            *(row["dataset"], row["arm"], row["control"], metric_label(row["metric"]), said, f"{row['pairs']}"),
-            *(number(row["diff"]), interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"])),
-        ]
-        for row, said in zip(rows, verdicts, strict=True)
-    ]
-    strong = frozenset((place, 4) for place, said in enumerate(verdicts) if said not in ("cannot tell", NONE))
+    cells = []
+    for row in rows:
+        names = [row["dataset"], row["arm"], row["control"], metric_label(row["metric"]), verdict(row, None)]
+        figures = [number(row["diff"]), interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"])]
+        cells.append([*names, f"{row['pairs']}", *figures])
     columns = ["data set", "arm", "control", "in", "beside the control", "seeds", "difference", "its 95 % interval"]
     note = (
         "Differences of an arm to its control, paired by seed; p is adjusted by Holm over all of these comparisons of a "
         "metric."
     )
-    return Table("controls", "Beside controls", [*columns, "adjusted p"], cells, note, labels=5, strong=strong)
+    return Table("controls", "Beside controls", [*columns, "adjusted p"], cells, note, labels=5, strong=claims(cells, 4))
 
 
 def tuning_table(rows: list[dict[str, Any]]) -> Table:
@@ -148,41 +139,28 @@ def _any_text(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-def divergence_table(results: Iterable[RunResult]) -> Table | None:
-    """Every run that diverged, when and why; `None` if none did."""
-    rows = [
-        [
-            *(result.dataset, result.arm, "tuning" if result.stage == "tune" else "comparison"),
-            *(result.record["run"].get("error") or "", f"{result.seed}", number(result.learning_rate), _updates(result)),
-        ]
-        for result in results
-        if result.status == "diverged"
-    ]
+def divergence_table(diverged: list[RunResult]) -> Table:
+    """Every run that diverged, when and why."""
+    rows = []
+    for result in diverged:
+        train, stage = result.record["train"], "tuning" if result.stage == "tune" else "comparison"
+        updates = f"{train['updates_done']:,} of {train['num_updates']:,}"
+        names = [result.dataset, result.arm, stage, result.record["run"]["error"] or ""]
+        rows.append([*names, f"{result.seed}", number(result.learning_rate), updates])
     columns = ["data set", "arm", "stage", "what it said", "seed", "learning rate", "after updates"]
-    return Table("divergences", "Runs that diverged", columns, rows, labels=4) if rows else None
-
-
-def _updates(result: RunResult) -> str:
-    train = result.record.get("train") or {}
-    return f"{train['updates_done']:,} of {train['num_updates']:,}" if "updates_done" in train else NONE
-
-
-_SECONDS = ("training_seconds", "sampling_seconds", "evaluation_seconds")
+    return Table("divergences", "Runs that diverged", columns, rows, labels=4)
 
 
 def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
     """Runs and seconds of each arm, tuning and diverged runs included, and the total in hours."""
-    rows, total = [], np.zeros(4)
+    costs = {}
     for arm in study["arms"]:
-        trains = [result.record.get("train") or {} for result in results if result.arm == arm]
-        seconds = np.array([len(trains), *(sum(train.get(key) or 0 for train in trains) for key in _SECONDS)])
-        total += seconds
-        rows.append([arm, *_costs(seconds)])
-    rows.append(["all", *_costs(total)])
+        trains = [result.record["train"] for result in results if result.arm == arm]
+        parts = [sum(train[f"{part}_seconds"] for train in trains) for part in ("training", "sampling", "evaluation")]
+        costs[arm] = np.array([len(trains), *parts])
+    rows = []
+    for name, (runs, *seconds) in [*costs.items(), ("all", sum(costs.values(), np.zeros(4)))]:
+        rows.append([name, f"{runs:,.0f}", *(f"{value:,.1f}" for value in seconds), f"{sum(seconds) / 3600:,.2f}"])
     columns = ["arm", "runs", "training, s", "sampling, s", "evaluation, s", "hours"]
     note = "Tuning runs and diverged runs among them. What a stack computes for all of its runs at once is shared equally."
     return Table("cost", "Cost", columns, rows, note, strong=frozenset((len(rows) - 1, place) for place in range(6)))
-
-
-def _costs(seconds: np.ndarray) -> list[str]:
-    return [f"{seconds[0]:,.0f}", *(f"{value:,.1f}" for value in seconds[1:]), f"{seconds[1:].sum() / 3600:,.2f}"]

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from .plots import spread
-from .report_data import Course, Family, Look, Place, shown_datasets
+from .report_data import Course, Family, Look, Place, shortened, shown_arms, shown_datasets
 
 _GRID, _INK = "#e3e3e3", "#222222"
 
@@ -27,24 +27,25 @@ class Panel(NamedTuple):
 
 
 def literal(text: str, most: int = 80) -> str:
-    """A name that plotly shows as it is (it takes some HTML for markup), cut if it is longer than `most`."""
-    text = str(text)
-    return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
+    """A name that plotly shows as it is (it takes some HTML for markup)."""
+    return html.escape(shortened(text, most), quote=False)
 
 
 def _figure(traces: list[Any], x_axis: dict[str, Any], y_axis: dict[str, Any]) -> go.Figure:
     lines = {"gridcolor": _GRID, "zeroline": False, "linecolor": _INK, "automargin": True}
     axes = {"xaxis": {**lines, "showgrid": True, **x_axis}, "yaxis": {**lines, "exponentformat": "power", **y_axis}}
-    look = {"template": None, "showlegend": False, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff"}
-    font = {"color": _INK, "size": 12, "family": "system-ui, sans-serif"}
-    return go.Figure(
-        traces, {**axes, **look, "margin": {"l": 8, "r": 8, "t": 28, "b": 8}, "hovermode": "closest", "font": font}
-    )
+    look: dict[str, Any] = {"template": None, "showlegend": False, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff"}
+    look |= {"font": {"color": _INK, "size": 12, "family": "system-ui, sans-serif"}, "hovermode": "closest"}
+    return go.Figure(traces, {**axes, **look, "margin": {"l": 8, "r": 8, "t": 28, "b": 8}})
 
 
-def _trace(number: int, x: Any, y: Any, look: Look | None = None, **about: Any) -> go.Scatter:
-    """A line of the arm of this number, or of no arm (-1)."""
+def _trace(
+    number: int, x: Any, y: Any, look: Look | None = None, arm: str = "", hover: str = "", **about: Any
+) -> go.Scatter:
+    """A line of the arm of this number, or of no arm (-1); `hover` is shown under the arm's name."""
     line = {"color": look.color} if look else {}
+    if hover:
+        about |= {"name": literal(arm), "hovertemplate": f"<b>%{{fullData.name}}</b><br>{hover}<extra></extra>"}
     about = {"mode": "lines", "hoverinfo": None if "hovertemplate" in about else "skip"} | about
     about |= {"line": line | about.get("line", {}), "meta": {"arm": number, **about.pop("meta", {})}}
     return go.Scatter(x=_short(x), y=y, **about)
@@ -65,11 +66,11 @@ def course_panels(shown: dict[Place, Course], datasets: list[str], looks: dict[s
     for dataset in datasets:
         # Bands and single seeds first, so that no mean is hidden by another arm's.
         places = [
-            (number, looks[arm], arm, shown[arm, dataset]) for number, arm in enumerate(looks) if (arm, dataset) in shown
+            (n, look, arm, shown[arm, dataset]) for n, (arm, look) in enumerate(looks.items()) if (arm, dataset) in shown
         ]
-        traces: list[Any] = [_band(number, look, course) for number, look, _, course in places if course.seeds]
-        traces += [_single_seeds(number, look, course) for number, look, _, course in places if course.seeds]
-        traces += [_mean(number, look, arm, course) for number, look, arm, course in places]
+        varying = [(n, look, course) for n, look, _, course in places if course.seeds]
+        traces = [_band(*place) for place in varying] + [_single_seeds(*place) for place in varying]
+        traces += [_mean(*place) for place in places]
         last = max(course.updates[-1] for *_, course in places)
         axes = {"title": {"text": "update"}, "range": [0, 1.01 * last]}, {"title": {"text": family.axis}}
         panels.append(Panel(title or dataset, _figure(traces, *axes)))
@@ -81,9 +82,8 @@ def _common(shown: dict[Place, Course]) -> dict[str, Course]:
     common: dict[str, Course] = {}
     for (arm, _), course in shown.items():
         first = common.setdefault(arm, course)
-        if course.seeds or len(course.mean) != len(first.mean) or not np.allclose(course.updates, first.updates):
-            return {}
-        if not np.allclose(course.mean, first.mean, rtol=1e-6, atol=0):
+        same_updates = len(course.mean) == len(first.mean) and np.allclose(course.updates, first.updates)
+        if course.seeds or not same_updates or not np.allclose(course.mean, first.mean, rtol=1e-6, atol=0):
             return {}
     return common
 
@@ -104,9 +104,8 @@ def _single_seeds(number: int, look: Look, course: Course) -> go.Scatter:
 
 def _mean(number: int, look: Look, arm: str, course: Course) -> go.Scatter:
     of = f"mean of {course.num_runs} runs" if course.num_runs > 1 else "1 run"
-    text = f"<b>%{{fullData.name}}</b><br>update %{{x:,.0f}}: %{{y:.4g}}<br>{of}<extra></extra>"
-    line = {"width": 2, "dash": look.plotly_line}
-    return _trace(number, course.updates, _short(course.mean), look, line=line, name=literal(arm), hovertemplate=text)
+    line, hover = {"width": 2, "dash": look.plotly_line}, f"update %{{x:,.0f}}: %{{y:.4g}}<br>{of}"
+    return _trace(number, course.updates, _short(course.mean), look, arm, hover, line=line)
 
 
 def seed_panels(
@@ -115,15 +114,15 @@ def seed_panels(
     """Seeds as points over means with their 95 % intervals, a plot for each data set."""
     panels = []
     of_place = {(row["arm"], row["dataset"]): row for row in rows}
-    arms = [arm for arm in looks if any(place[0] == arm for place in values)]
+    arms = shown_arms(looks, values)
     for dataset in shown_datasets(datasets, values):
         traces: list[Any] = []
         for place, arm in enumerate(arms):
             if (arm, dataset) not in values:
                 continue
-            number, look, row = list(looks).index(arm), looks[arm], of_place.get((arm, dataset), {})
+            number, look, row = list(looks).index(arm), looks[arm], of_place[arm, dataset]
             traces.append(_points(number, look, place, arm, values[arm, dataset]))
-            if row.get("mean") is not None:
+            if row["mean"] is not None:
                 traces.append(_interval(number, look, place, arm, row))
         ticks = {"tickvals": list(range(len(arms))), "ticktext": [literal(arm, 20) for arm in arms]}
         figure = _figure(traces, {**ticks, "range": [-0.6, len(arms) - 0.4], "showgrid": False}, {})
@@ -144,23 +143,15 @@ def _floor(value: float, num_arms: int) -> go.Scatter:
 def _points(number: int, look: Look, place: int, arm: str, found: list[tuple[int, float]]) -> go.Scatter:
     seeds, values = zip(*found, strict=True)
     marker = {"color": look.color, "size": 6, "opacity": 0.6, "symbol": look.plotly_marker}
-    text = "<b>%{fullData.name}</b><br>seed %{customdata}: %{y:.4g}<extra></extra>"
-    about: dict[str, Any] = {
-        "mode": "markers",
-        "marker": marker,
-        "customdata": seeds,
-        "name": literal(arm),
-        "hovertemplate": text,
-    }
-    return _trace(number, place + spread(len(found)), values, **about)
+    about: dict[str, Any] = {"mode": "markers", "marker": marker, "customdata": seeds}
+    return _trace(number, place + spread(len(found)), values, arm=arm, hover="seed %{customdata}: %{y:.4g}", **about)
 
 
 def _interval(number: int, look: Look, place: int, arm: str, row: dict[str, Any]) -> go.Scatter:
     mean, low, high = row["mean"], row["ci_low"], row["ci_high"]
     text = f"mean of {row['n']}: %{{y:.4g}}" + ("" if low is None else f"<br>95 % interval {low:.4g} to {high:.4g}")
-    about: dict[str, Any] = {"name": literal(arm), "line": {"width": 2}}
-    about["hovertemplate"] = f"<b>%{{fullData.name}}</b><br>{text}<extra></extra>"
+    about: dict[str, Any] = {"line": {"width": 2}}
     if low is not None:
         bars = {"array": [None, high - mean, None], "arrayminus": [None, mean - low, None]}
         about["error_y"] = {**bars, "color": look.color, "thickness": 1.5, "width": 4}
-    return _trace(number, [place - 0.33, place, place + 0.33], [mean] * 3, look, **about)
+    return _trace(number, [place - 0.33, place, place + 0.33], [mean] * 3, look, arm, text, **about)

@@ -8,35 +8,30 @@ import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
-from ...core.files import atomic_file
-from ...core.plotting import DARK, GREY, new_figure, plain_axes
+from ...core.plotting import DARK, GREY, new_figure, plain_axes, save_figure
 from ...training.plots.points import draw_points
-from .report_data import Course, Family, Look, Place, compared, shown_datasets
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from ..runs.results import RunResult
+from ..runs.results import RunResult
+from .report_data import Course, Family, Look, Place, compared, shortened, shown_arms, shown_datasets
 
 _MOST_COLUMNS_OF_SAMPLES = 24  # a picture is at most some thousand pixels wide
 
 
 def plain(text: str, most: int = 40) -> str:
-    """A name that matplotlib shows as it is (a dollar sign would begin a formula), cut if it is longer than `most`."""
-    text = " ".join(str(text).split())
-    return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
+    """A name that matplotlib shows as it is (a dollar sign would begin a formula)."""
+    return shortened(text, most).replace("$", r"\$")
 
 
 def _save(figure: Any, path: Path) -> None:
-    with atomic_file(path) as temporary, warnings.catch_warnings():
+    with warnings.catch_warnings():
         # A name in a script that the font lacks is drawn as boxes, which is no reason to stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(temporary)
+        save_figure(figure, path)
 
 
 def _panels(count: int, height: float) -> tuple[Any, list[Axes]]:
@@ -70,20 +65,18 @@ def plot_courses(
         axes.set_xlabel("update", fontsize=8)
         axes.margins(x=0.01)
         for arm, look in looks.items():
-            course = shown.get((arm, dataset))
-            if course is None:
-                continue
-            axes.fill_between(course.updates, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
-            axes.plot(course.updates, course.mean, color=look.color, linestyle=look.line, linewidth=1.2)
+            if course := shown.get((arm, dataset)):
+                axes.fill_between(course.updates, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
+                axes.plot(course.updates, course.mean, color=look.color, linestyle=look.line, linewidth=1.2)
         if family.is_loss and all(shown[place].mean.min() > 0 for place in shown):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(_PlainLogFormatter())
             axes.yaxis.set_minor_formatter(_PlainLogFormatter(minor_thresholds=(1, 0.4)))
             axes.tick_params(axis="y", which="minor", labelsize=6)
     panels[0].set_ylabel(family.axis, fontsize=8)
-    arms = {arm: look for arm, look in looks.items() if any(place[0] == arm for place in shown)}
     handles = [
-        panels[0].plot([], [], color=look.color, linestyle=look.line, label=plain(arm))[0] for arm, look in arms.items()
+        panels[0].plot([], [], color=looks[arm].color, linestyle=looks[arm].line, label=plain(arm))[0]
+        for arm in shown_arms(looks, shown)
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False, fontsize=8)
     _save(figure, path)
@@ -94,15 +87,14 @@ def plot_seeds(
 ) -> None:
     """Every seed as a point over its arm, with the mean as a bar, a panel for each data set."""
     datasets = shown_datasets(datasets, values)
-    arms = [arm for arm in looks if any(place[0] == arm for place in values)]
+    arms = shown_arms(looks, values)
     figure, panels = _panels(len(datasets), 2.6)
     for axes, dataset in zip(panels, datasets, strict=True):
         for place, arm in enumerate(arms):
-            found = np.array([value for _, value in values.get((arm, dataset), [])])
-            if len(found):
-                offsets = spread(len(found))
-                look = looks[arm]
-                axes.plot(place + offsets, found, look.marker, color=look.color, markersize=3, alpha=0.6, mew=0)
+            if (arm, dataset) in values:
+                found, look = np.array([value for _, value in values[arm, dataset]]), looks[arm]
+                x = place + spread(len(found))
+                axes.plot(x, found, look.marker, color=look.color, markersize=3, alpha=0.6, mew=0)
                 axes.plot([place - 0.33, place + 0.33], [found.mean()] * 2, color=look.color, linewidth=1.5)
         axes.set_title(plain(dataset), fontsize=9)
         axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
@@ -114,9 +106,6 @@ def plot_seeds(
 def spread(count: int) -> np.ndarray:
     """Offsets `(count,)` of points side by side, within a quarter of the middle; the same at every call."""
     return np.linspace(-0.25, 0.25, count) if count > 1 else np.zeros(count)
-
-
-# --- ranks -----------------------------------------------------------------------------------------------------------
 
 
 def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> None:
@@ -160,9 +149,6 @@ def _rank_label(axes: Axes, arm: str, rank: float, color: str, place: int, count
     axes.text(edge, depth, text, ha="right" if left else "left", va="center", fontsize=8)
 
 
-# --- samples ---------------------------------------------------------------------------------------------------------
-
-
 def sample_grid_of(results: list[RunResult]) -> dict[Place, RunResult]:
     """For every arm and data set, the finished run of the lowest seed that has samples."""
     chosen: dict[Place, RunResult] = {}
@@ -174,7 +160,7 @@ def sample_grid_of(results: list[RunResult]) -> dict[Place, RunResult]:
 
 def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks: dict[str, Look], path: Path) -> None:
     """Samples of one seed: a row for each data set, a column for each arm, one scale in a row."""
-    every = [arm for arm in looks if any(place[0] == arm for place in chosen)]
+    every = shown_arms(looks, chosen)
     arms = every[:_MOST_COLUMNS_OF_SAMPLES]
     datasets = shown_datasets(datasets, chosen)
     figure = new_figure(1.5 * len(arms) + 0.4, 1.5 * len(datasets) + 0.4, dpi=130)

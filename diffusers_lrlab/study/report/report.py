@@ -8,21 +8,20 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...core.files import atomic_folder, write_text
+from ...evaluation.metrics import metric_label
 from ..analysis.findings import SPEEDUP, counted
+from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES, controlled
 from . import extra_tables, interactive, plots, tables
 from .report_data import FAMILIES, compared, courses, final_values, lines_left_out, looks, spans_decades
 from .table_formats import Table, markdown_text, probability, to_latex, to_markdown
-
-if TYPE_CHECKING:
-    from ..runs.results import RunResult
 
 _VERDICTS = ("better", "worse", "faster", "slower", "higher", "lower")
 
@@ -31,14 +30,9 @@ def write_report(folder: Path, results: list[RunResult], summary: dict[str, Any]
     """
     Writes `report/` into the folder of a study, in place of one that is there: all of it, or nothing.
 
-    Args:
-        folder (`Path`): Of the study.
-        results (`list[RunResult]`): All its runs, those that only chose a learning rate and those that diverged among them.
-        summary (`dict`): Its `summary.json`; "speedups", "controls", "tuning", "consistency" and "search" are shown if
-            they are there.
-
-    Returns:
-        `Path`: of `index.html`. Beside it are `report.md`, PNGs and `tables/*.tex`.
+    `results` are all its runs, those that only chose a learning rate and those that diverged among them; of its `summary`,
+    "speedups", "controls", "tuning", "consistency" and "search" are shown if they are there. Returns the path of
+    `index.html`; beside it are `report.md`, PNGs and `tables/*.tex`.
     """
     report = _Report(results, summary)
     with atomic_folder(folder / "report") as out:
@@ -62,10 +56,10 @@ class _Report:
         self.controlled = controlled(self.study["arms"])
         self.datasets: list[str] = list(self.study["datasets"])
         self.looks = looks(self.study["arms"], self.study["baseline"])
-        present = dict.fromkeys(row["metric"] for row in summary["rows"])
+        present = {row["metric"] for row in summary["rows"]}
         first = self.study.get("primary_metric") or "kl"
-        names = dict.fromkeys([*self.study["metrics"], *present])
-        self.metrics = sorted((name for name in names if name in present), key=lambda name: name != first)
+        self.metrics = sorted((name for name in self.study["metrics"] if name in present), key=lambda name: name != first)
+        self.labels = {metric: metric_label(metric) for metric in self.metrics} | {SPEEDUP: "Speed-ups"}
         self.courses = {family.name: courses(results, family) for family in FAMILIES}
         self.families = [family for family in FAMILIES if self.courses[family.name]]
         self.values = {metric: final_values(results, metric) for metric in self.metrics}
@@ -76,8 +70,6 @@ class _Report:
 
     def all_tables(self) -> list[Table]:
         return [*([self.paper] if self.paper else []), *self.summaries.values(), *self.others]
-
-    # --- words -----------------------------------------------------------------------------------
 
     def introduction(self) -> str:
         study, runs = self.study, self.study["runs"]
@@ -119,15 +111,14 @@ class _Report:
 
     def findings_by_label(self) -> list[tuple[str, str, list[str], list[str]]]:
         """Name, label and sentences of every metric that has some; those without rows, such as speed-ups, last."""
-        names = [*self.metrics, *(name for name in self.summary["findings"] if name not in self.metrics)]
-        found = [name for name in names if self.summary["findings"].get(name)]
-        labels = {SPEEDUP: "Speed-ups"}
-        return [(name, labels.get(name) or tables.metric_label(name), *self.findings(name)) for name in found]
+        sentences = self.summary["findings"]
+        names = [name for name in dict.fromkeys([*self.metrics, *sentences]) if sentences.get(name)]
+        return [(name, self.labels.get(name) or metric_label(name), *self.findings(name)) for name in names]
 
     def facts(self) -> list[tuple[str, str]]:
         executors = Counter(_executor(result) for result in self.results)
         facts = [("executor", ", ".join(f"{name} ({counted(num, 'run')})" for name, num in executors.items()))]
-        for key, value in (self.summary.get("meta") or self.study.get("meta") or {}).items():
+        for key, value in self.study["meta"].items():
             if isinstance(value, dict):
                 value = ", ".join(f"{name} {inner}" for name, inner in value.items())
             if value is not None:
@@ -137,40 +128,36 @@ class _Report:
     def common_config(self) -> list[tuple[str, str]]:
         """Fields of the configuration that all compared runs share; paths are not published."""
         configs = [result.config for result in compared(self.results)]
-        if not configs:
-            return []
-        first, *others = configs
-        same = {key: value for key, value in first.items() if all(config.get(key) == value for config in others)}
-        return [(key, str(value)) for key, value in same.items() if value is not None and not str(value).startswith("/")]
+        return [
+            (key, str(value))
+            for key, value in (configs[0] if configs else {}).items()
+            if value is not None and not str(value).startswith("/") and all(config.get(key) == value for config in configs)
+        ]
 
     def arms(self) -> list[dict[str, Any]]:
         described = []
         for arm, spec in self.study["arms"].items():
             fields = [(key, str(value)) for key, value in spec.items() if key not in ARM_NOTES]
-            fields += [("compared with", ", ".join(controls)) for controls in [spec.get("controls")] if controls]
-            arm_texts = {"name": arm, "description": spec.get("description") or "", "fields": fields}
-            described.append({**arm_texts, "look": self.looks[arm], "is_baseline": arm == self.study["baseline"]})
+            if spec.get("controls"):
+                fields.append(("compared with", ", ".join(spec["controls"])))
+            about = {"name": arm, "description": spec.get("description") or "", "fields": fields}
+            described.append({**about, "look": self.looks[arm], "is_baseline": arm == self.study["baseline"]})
         return described
-
-    # --- pictures --------------------------------------------------------------------------------
 
     def draw(self, out: Path) -> None:
         """All PNGs for which there are data."""
         for family in self.families:
-            plots.plot_courses(
-                self.courses[family.name], self.datasets, self.looks, family, self._picture(out, family.name, family.title)
-            )
+            path = self._picture(out, family.name, family.title)
+            plots.plot_courses(self.courses[family.name], self.datasets, self.looks, family, path)
         for metric in self.metrics:
-            label = tables.metric_label(metric)
+            label = self.labels[metric]
             if metric == self.metrics[0] and self.values[metric]:
                 path = self._picture(out, f"seeds_{metric}", f"{label}: every seed")
                 plots.plot_seeds(self.values[metric], self.datasets, self.looks, label, path)
-            ranks = self.summary["ranks"].get(metric)
-            if ranks and len(ranks["mean_ranks"]) > 1:
+            if (ranks := self.summary["ranks"].get(metric)) and len(ranks["mean_ranks"]) > 1:
                 path = self._picture(out, f"ranks_{metric}", f"{label}: mean ranks of the arms over data sets")
                 plots.plot_ranks(ranks, self.looks, path)
-        chosen = plots.sample_grid_of(self.results)
-        if chosen:
+        if chosen := plots.sample_grid_of(self.results):
             path = self._picture(out, "samples", "Samples of the lowest seed")
             plots.plot_sample_grid(chosen, self.datasets, self.looks, path)
 
@@ -181,10 +168,9 @@ class _Report:
 
     def rows_of_plots(self) -> dict[str, list[interactive.Panel]]:
         """Interactive plots by row: curves, and the seeds of each metric."""
-        rows = {
-            family.name: interactive.course_panels(self.courses[family.name], self.datasets, self.looks, family)
-            for family in self.families
-        }
+        rows = {}
+        for family in self.families:
+            rows[family.name] = interactive.course_panels(self.courses[family.name], self.datasets, self.looks, family)
         for metric in self.metrics:
             found = tables.rows_of(self.summary, metric)
             rows[f"seeds-{metric}"] = interactive.seed_panels(self.values[metric], found, self.datasets, self.looks)
@@ -199,8 +185,6 @@ class _Report:
             shown[f"seeds-{metric}"] = {place: np.array([value for _, value in found]) for place, found in values}
         return [row for row, values in shown.items() if spans_decades(values)]
 
-    # --- documents -------------------------------------------------------------------------------
-
     def page(self, out: Path) -> str:
         """`index.html`, with the pictures in `out` and plotly's own script inside."""
         from plotly.offline import get_plotlyjs
@@ -213,18 +197,15 @@ class _Report:
         data = {"plots": drawn, "logarithmic": self.logarithmic()}
         # Only these scripts may run, and nothing may be loaded, whatever a name in the study contains.
         nonce = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:32]
-        environment = Environment(
+        template = Environment(
             loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
-        )  # fmt: skip
-        return environment.get_template("report.html").render(
+        ).get_template("report.html")  # fmt: skip
+        return template.render(
             report=self,
-            study=self.study,
             rows=rows,
             with_seeds={name for name, shown in self.courses.items() if any(course.seeds for course in shown.values())},
-            logarithmic=data["logarithmic"],
             notes={family.name: lines_left_out(self.courses[family.name]) for family in self.families},
-            labels={metric: tables.metric_label(metric) for metric in self.metrics},
             embedded={file: base64.b64encode((out / file).read_bytes()).decode() for file in self.pictures},
             rank_files={metric: f"{_file_name(f'ranks_{metric}')}.png" for metric in self.metrics},
             data=data,

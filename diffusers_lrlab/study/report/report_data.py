@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.plotting import COLORS
-
-if TYPE_CHECKING:
-    from ..runs.results import RunResult
+from ..runs.results import RunResult
 
 *_COLORS, _BASELINE = COLORS  # the baseline is black
 # More arms than colours differ by their lines and markers, in the words of plotly, matplotlib and (for lines) SVG.
@@ -22,8 +20,13 @@ _MOST_SEED_POINTS = 60
 _MOST_SEED_LINES = 200  # of one data set, shared by the arms
 _MOST_LINES_OF_AN_ARM = 20
 
-
 Place = tuple[str, str]  # arm and data set
+
+
+def shortened(text: str, most: int) -> str:
+    """The text on one line, cut if it is longer than `most`."""
+    text = " ".join(str(text).split())
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 class Look(NamedTuple):
@@ -88,6 +91,11 @@ def compared(results: Iterable[RunResult]) -> list[RunResult]:
     return sorted(finished, key=lambda result: result.seed)
 
 
+def shown_arms(arms: Iterable[str], shown: Iterable[Place]) -> list[str]:
+    present = {arm for arm, _ in shown}
+    return [arm for arm in arms if arm in present]
+
+
 def shown_datasets(datasets: list[str], shown: Iterable[Place]) -> list[str]:
     present = {dataset for _, dataset in shown}
     return [dataset for dataset in datasets if dataset in present]
@@ -97,8 +105,7 @@ def courses(results: Iterable[RunResult], family: Family) -> dict[Place, Course]
     """Curves of one kind, by arm and data set, of finished runs; runs without one are left out."""
     found: dict[Place, list[tuple[np.ndarray, np.ndarray]]] = {}
     for result in compared(results):
-        curve = _curve(result.curves or {}, family)
-        if curve is not None:
+        if (curve := _curve(result.curves, family)) is not None:
             found.setdefault((result.arm, result.dataset), []).append(curve)
     arms = len({arm for arm, _ in found})
     most_lines = min(_MOST_LINES_OF_AN_ARM, max(3, _MOST_SEED_LINES // max(arms, 1)))
@@ -126,8 +133,7 @@ def _course(curves: list[tuple[np.ndarray, np.ndarray]], most_lines: int) -> Cou
     end = min(updates[-1] for updates, _ in curves)
     longest = max((updates for updates, _ in curves), key=len)
     inside = longest[(longest >= start) & (longest <= end)]
-    if not len(inside):  # seeds that share no update
-        inside = longest
+    inside = inside if len(inside) else longest  # seeds may share no update
     grid, coarse = _thin(inside, MOST_POINTS), _thin(inside, _MOST_SEED_POINTS)
     values = np.stack([np.interp(grid, *curve) for curve in curves])
     mean = values.mean(axis=0)

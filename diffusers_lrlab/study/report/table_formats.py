@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..analysis.statistics import LEVEL
@@ -13,28 +13,16 @@ NONE = "–"
 
 
 class Table(NamedTuple):
-    """
-    A table of texts.
+    """A table of texts, as many in each row as there are columns."""
 
-    Args:
-        name (`str`): For files and links.
-        title (`str`): What it shows.
-        columns (`list` of `str`): Headings.
-        rows (`list` of `list` of `str`): As many texts each as there are columns.
-        note (`str`): Below it.
-        groups (`list` of `tuple`): Headings over headings: (text, how many columns).
-        labels (`int`): How many of the first columns are names rather than figures.
-        strong (`frozenset`): (row, column) of what should catch the eye.
-    """
-
-    name: str
+    name: str  # for files and links
     title: str
     columns: list[str]
     rows: list[list[str]]
-    note: str = ""
-    groups: Sequence[tuple[str, int]] = ()
-    labels: int = 1
-    strong: frozenset[tuple[int, int]] = frozenset()
+    note: str = ""  # below it
+    groups: Sequence[tuple[str, int]] = ()  # headings over headings, with the number of columns of each
+    labels: int = 1  # how many of the first columns are names rather than figures
+    strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of what should catch the eye
 
 
 def without_empty(table: Table) -> Table:
@@ -48,41 +36,32 @@ def without_empty(table: Table) -> Table:
     return table._replace(columns=[table.columns[column] for column in columns], rows=rows)
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def number(value: float | None) -> str:
-    return NONE if value is None or not math.isfinite(value) else f"{value:.4g}".replace("-", "−")
+def number(value: float | None, form: str = ".4g") -> str:
+    return NONE if value is None or not math.isfinite(value) else f"{value:{form}}".replace("-", "−")
 
 
 def interval(low: float | None, high: float | None) -> str:
     """Both ends, to two digits of the width where that is readable."""
     if low is None or high is None:
         return NONE
-    decimals = _decimals(max(abs(low), abs(high)), high - low)
-    if decimals is None:
-        return f"{number(low)} to {number(high)}"
-    return f"{low:.{decimals}f} to {high:.{decimals}f}".replace("-", "−")
+    form = _form(max(abs(low), abs(high)), high - low) or ".4g"
+    return f"{number(low, form)} to {number(high, form)}"
 
 
-def _decimals(value: float, width: float) -> int | None:
-    """Decimals that show two digits of `width`, unless that takes too many or the number is large."""
+def _form(value: float, width: float) -> str | None:
+    """The format that shows two digits of `width`; `None` if that takes too many decimals or the number is large."""
     if not (math.isfinite(value) and math.isfinite(width) and width > 0) or value >= 1e6:
         return None
     decimals = max(1 - math.floor(math.log10(width)), 0)
-    return decimals if decimals <= 6 else None
+    return f".{decimals}f" if decimals <= 6 else None
 
 
 def plus_minus(mean: float | None, std: float | None) -> str:
     """A mean with its standard deviation, to two digits of the latter where that is readable."""
-    if mean is None or not math.isfinite(mean):
-        return NONE
-    if not std or not math.isfinite(std):
+    if mean is None or not math.isfinite(mean) or not std or not math.isfinite(std):
         return number(mean)
-    decimals = _decimals(abs(mean), std)
-    if decimals is None:
-        return f"{number(mean)} ± {std:.2g}".replace("-", "−")
-    return f"{mean:.{decimals}f} ± {std:.{decimals}f}".replace("-", "−")
+    form = _form(abs(mean), std)
+    return f"{number(mean, form or '.4g')} ± {number(std, form or '.2g')}"
 
 
 def probability(value: float | None) -> str:
@@ -95,18 +74,12 @@ def probability(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else text
 
 
-# --- forms -----------------------------------------------------------------------------------------------------------
-
-
 def to_markdown(table: Table) -> str:
     """A GitHub table; group headings are put before the headings of columns."""
     over = [text for text, width in table.groups for _ in range(width)] or [""] * len(table.columns)
     heads = [f"{group} {column}".strip() for group, column in zip(over, table.columns, strict=True)]
     marks = ["---" if column < table.labels else "---:" for column in range(len(table.columns))]
-    lines = [[markdown_text(head) for head in heads], marks]
-    for place, row in enumerate(table.rows):
-        cells = [markdown_text(text) for text in row]
-        lines.append([f"**{cell}**" if (place, column) in table.strong else cell for column, cell in enumerate(cells)])
+    lines = [[markdown_text(head) for head in heads], marks, *_cells(table, markdown_text, "**{}**")]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return text + (f"\n\n{markdown_text(table.note)}" if table.note else "")
 
@@ -118,16 +91,18 @@ def to_latex(table: Table) -> str:
     if table.groups:
         lines.append(" & ".join(rf"\multicolumn{{{n}}}{{c}}{{{latex_text(text)}}}" for text, n in table.groups) + r" \\")
     lines += [" & ".join(map(latex_text, table.columns)) + r" \\", r"\midrule"]
-    for place, row in enumerate(table.rows):
-        cells = [latex_text(text) for text in row]
-        cells = [rf"\textbf{{{cell}}}" if (place, column) in table.strong else cell for column, cell in enumerate(cells)]
-        lines.append(" & ".join(cells) + r" \\")
+    lines += [" & ".join(cells) + r" \\" for cells in _cells(table, latex_text, r"\textbf{{{}}}")]
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [f"% {_one_line(table.note)}"] if table.note else []
     return "\n".join(lines) + "\n"
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------
+def _cells(table: Table, escape: Callable[[str], str], strong: str) -> Iterator[list[str]]:
+    """Rows of escaped texts, those that should catch the eye in the form `strong`."""
+    for place, row in enumerate(table.rows):
+        cells = map(escape, row)
+        yield [strong.format(cell) if (place, column) in table.strong else cell for column, cell in enumerate(cells)]
+
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$])")
 _LATEX = {

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...evaluation.metrics import better_of, metric_label, word_for
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
+from ..runs.results import RunResult
 from .report_data import compared
 from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
 
-if TYPE_CHECKING:
-    from ..runs.results import RunResult
-
-_SHARES = tuple(map(str, PERCENTS))
+_PERCENTS = tuple(map(str, PERCENTS))
 
 
 def verdict(row: dict[str, Any], baseline: str | None) -> str:
@@ -32,34 +30,35 @@ def verdict(row: dict[str, Any], baseline: str | None) -> str:
     return word_for(row["diff"], row["metric"])
 
 
+def claims(rows: list[list[str]], column: int) -> frozenset[tuple[int, int]]:
+    """Where the verdicts in this column are that there is a difference."""
+    no_claims = ("baseline", "cannot tell", NONE)
+    return frozenset((place, column) for place, row in enumerate(rows) if row[column] not in no_claims)
+
+
 def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
     """The rows of a metric, by data set and arm in the order of the study."""
-    study = summary["study"]
-    arms = {arm: place for place, arm in enumerate(study["arms"])}
-    datasets = {dataset: place for place, dataset in enumerate(study["datasets"])}
+    arms, datasets = list(summary["study"]["arms"]), summary["study"]["datasets"]
     rows = [row for row in summary["rows"] if row["metric"] == metric]
-    return sorted(rows, key=lambda row: (datasets.get(row["dataset"], len(datasets)), arms.get(row["arm"], len(arms))))
+    return sorted(rows, key=lambda row: (datasets.index(row["dataset"]), arms.index(row["arm"])))
 
 
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
     baseline = summary["study"]["baseline"]
-    rows, strong = [], set()
-    for place, row in enumerate(rows_of(summary, metric)):
-        said = verdict(row, baseline)
-        if said not in ("baseline", "cannot tell", NONE):
-            strong.add((place, 2))
+    rows = []
+    for row in rows_of(summary, metric):
         runs = f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else "")
-        needed = row["seeds_needed"] or {}
-        seeds = " / ".join(NONE if needed.get(share) is None else f"{needed[share]:,}" for share in _SHARES)
+        needed = [row["seeds_needed"][percent] for percent in _PERCENTS]
+        seeds = " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
         rows.append([
-            *(row["dataset"], row["arm"], said, runs, plus_minus(row["mean"], row["std"])),
+            *(row["dataset"], row["arm"], verdict(row, baseline), runs, plus_minus(row["mean"], row["std"])),
             *(interval(row["ci_low"], row["ci_high"]), interval(row["boot_low"], row["boot_high"]), number(row["diff"])),
             *(interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"]), number(row["effect_size"])),
-            *(seeds if any(needed.get(share) is not None for share in _SHARES) else NONE, number(row.get("floor"))),
+            *(seeds, number(row["floor"])),
         ])  # fmt: skip
     columns = [
         *("data set", "arm", "beside the baseline", "runs", "mean ± std", "95 % interval", "by bootstrap", "difference"),
-        *("its 95 % interval", "adjusted p", "effect size", f"seeds to see {' / '.join(_SHARES)} %", "held-out points"),
+        *("its 95 % interval", "adjusted p", "effect size", f"seeds to see {' / '.join(_PERCENTS)} %", "held-out points"),
     ]
     better = {"neither": "", "larger": "Larger is better. ", "smaller": "Smaller is better. "}[better_of(metric)]
     note = (
@@ -67,11 +66,8 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
         f"metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the paired differences over their "
         "standard deviation, with Hedges' correction for few seeds."
     )
-    table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=frozenset(strong))
+    table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=claims(rows, 2))
     return without_empty(table)
-
-
-# --- the paper's table -----------------------------------------------------------------------------------------------
 
 
 def paper_table(summary: dict[str, Any], results: Iterable[RunResult]) -> Table:
@@ -105,7 +101,6 @@ def _ours(summary: dict[str, Any], finished: list[RunResult], arm: str, dataset:
             return "diverged"
         return plus_minus(row["mean"], row["std"]) if row else NONE
     trains = [result.record["train"] for result in finished if (result.arm, result.dataset) == (arm, dataset)]
-    seconds = [train[quantity.seconds] for train in trains if train.get(quantity.seconds) is not None]
-    if not seconds:
-        return NONE
-    return plus_minus(float(np.mean(seconds)), float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None)
+    seconds = [train[quantity.seconds] for train in trains]
+    std = float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None
+    return plus_minus(float(np.mean(seconds)), std) if seconds else NONE

@@ -38,14 +38,13 @@ class Curves:
         finite = [row for row in losses if math.isfinite(row[1])]
         has_momentum = bool(finite) and all(row[3] is not None for row in finite)
         columns = ("update", "loss", "lr", "beta1") if has_momentum else ("update", "loss", "lr")
+        loss = {name: [row[place] for row in finite] for place, name in enumerate(columns)}
+        if not self._quality:
+            return {"loss": loss, "quality": {}}
         # Some schedules want a validation after every update.
-        places = np.unique(np.linspace(0, max(len(self._quality) - 1, 0), _MOST_POINTS).astype(int))
-        shown = [self._quality[place] for place in places] if self._quality else []
-        names = list(shown[0]) if shown else []
-        return {
-            "loss": {name: [row[place] for row in finite] for place, name in enumerate(columns)},
-            "quality": {name: [row[name] for row in shown] for name in names},
-        }
+        places = np.unique(np.linspace(0, len(self._quality) - 1, _MOST_POINTS).astype(int))
+        quality = {name: [self._quality[place][name] for place in places] for name in self._quality[0]}
+        return {"loss": loss, "quality": quality}
 
     def state_dict(self) -> dict[str, Any]:
         return {"losses": [list(row) for row in self._losses], "quality": self._quality}

@@ -17,14 +17,20 @@ from ...training.results.select import results_of
 from ...training.run_state import RunState
 from ...training.samples import draw_samples
 from ..spec.spec import RunSpec
+from .context import StudyContext
 from .curves import Curves
-from .study_data import StudyData
 
 _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
 
 
 def record_run(
-    study: StudyData, spec: RunSpec, run: RunState, curves: Curves, error: str | None, executor: dict[str, Any], started: str
+    study: StudyContext,
+    spec: RunSpec,
+    run: RunState,
+    curves: Curves,
+    error: str | None,
+    executor: dict[str, Any],
+    started: str,
 ) -> None:
     """Measures a run and writes its record. `error` says why training ended early, `executor` how the run was computed."""
     sections, error = finish(run, spec, curves, error)
@@ -32,12 +38,8 @@ def record_run(
         with run.averaged_weights():
             tensors = {name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()}
         study.folder.write_weights(spec.id, tensors)
-    about = {
-        "id": spec.id,
-        "arm": spec.arm,
-        "dataset": spec.dataset,
-        "seed": spec.seed,
-        "stage": spec.stage,
+    about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
+    about |= {
         "learning_rate": spec.config.learning_rate,
         "status": "finished" if error is None else "diverged",
         "error": error,
@@ -60,33 +62,28 @@ def finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> t
 
 
 def measure(run: RunState, spec: RunSpec, curves: Curves) -> dict[str, Any]:
-    """
-    The sections `train`, `curves`, `samples` and `fixed_start` of a run that was trained to its end.
-
-    Raises:
-        Diverged: if samples are not finite.
-    """
-    started = time.perf_counter()
+    """Sections of a run that was trained to its end; raises `Diverged` if samples are not finite."""
+    started, kind_results = time.perf_counter(), results_of(run.kind)
     needs_samples = any("samples" in METRICS[name].needs for name in spec.metrics)
-    samples = _finite(results_of(run.kind).samples_to_evaluate(run)) if needs_samples else None
+    samples = _finite(kind_results.samples_to_evaluate(run)) if needs_samples else None
     sampled = time.perf_counter()
     run.sampling_seconds = sampled - started
-    results = results_of(run.kind).evaluate(run, samples, spec.metrics)
+    results = kind_results.evaluate(run, samples, spec.metrics)
     results |= {name: value for name, value in curves.last_quality.items() if name in spec.metrics}
     sections: dict[str, Any] = {"curves": curves.to_dict()}
     if spec.stage == "compare":
-        num = results_of(run.kind).num_recorded
+        num = kind_results.num_recorded
         if samples is None:
             with run.averaged_weights():
                 samples = _finite(draw_samples(run, num, "distances"))
-        sections["samples"] = results_of(run.kind).recorded(samples[:num])
+        sections["samples"] = kind_results.recorded(samples[:num])
         if run.kind.is_compared_between_runs:
-            sections["fixed_start"] = results_of(run.kind).recorded(_finite(from_fixed_start(run)))
+            sections["fixed_start"] = kind_results.recorded(_finite(_from_fixed_start(run)))
     run.evaluation_seconds += time.perf_counter() - sampled
     return {"train": {**_course(run), "results": results}, **sections}
 
 
-def from_fixed_start(run: RunState) -> np.ndarray:
+def _from_fixed_start(run: RunState) -> np.ndarray:
     """Samples that the averaged weights make by DDIM from noise that is the same for all runs: `(500, ...)`."""
     with run.averaged_weights(), torch.no_grad():
         pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.process.scheduler.config))

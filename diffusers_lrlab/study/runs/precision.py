@@ -40,9 +40,7 @@ def products_in(name: str, device: torch.device) -> Iterator[None]:
     """Products of float32 matrices are computed in this precision, by all threads of the process, inside this block only."""
     import torch
 
-    check_precision(name, device)
-    backends: dict[str, Any] = {"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda}
-    matmul = backends[device.type].matmul
+    matmul: Any = (torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn).matmul
     before = matmul.fp32_precision
     # "none" is torch's own word for: as the rest of torch is set.
     matmul.fp32_precision = name if PRECISIONS[name].device is not None else "none"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm.auto import tqdm
 
@@ -14,35 +16,30 @@ class StudyProgress:
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
-        self._bar: tqdm | None = None
+        self._bar = tqdm(disable=True)  # outside of `bar` nothing is shown
 
     def log(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         if not self.quiet:
             tqdm.write(text)
 
-    def start(self, specs: list[RunSpec], description: str) -> None:
-        """Shows a bar over the updates of these runs."""
-        total = sum(spec.config.max_train_steps or 0 for spec in specs)
+    @contextmanager
+    def bar(self, specs: list[RunSpec], description: str) -> Iterator[None]:
+        """Shows a bar over the updates of these runs inside this block."""
         self._bar = tqdm(
-            total=total or None,
+            total=sum(spec.config.max_train_steps or 0 for spec in specs) or None,
             desc=description,
             unit="update",
             unit_scale=True,
             disable=self.quiet,
             mininterval=0.2 if sys.stderr.isatty() else 30,
         )
+        with self._bar:
+            yield
 
     def advance(self, updates: int) -> None:
-        if self._bar is not None:
-            self._bar.update(updates)
+        self._bar.update(updates)
 
     def finished(self, spec: RunSpec) -> None:
-        """Notes that the result of a run is written."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")
-
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        self._bar = None
+        """Shows that the result of a run is written."""
+        self._bar.set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +19,23 @@ from ...core.errors import LabError
 from ...core.files import atomic_file, write_text
 from ..spec.spec import PRESETS, RunSpec, StudySpec
 
-_ENDED = ("finished", "diverged")
-
-
-def _recorded(section: str, key: str) -> Any:
-    return property(lambda result: result.record[section][key])
-
 
 class RunResult:
     """What came out of a run, from its record with the sections `run`, `train`, `curves`, `samples`, `config`, `meta`."""
 
     def __init__(self, record: dict[str, Any]):
-        self.record = record
-
-    id: str = _recorded("run", "id")
-    arm: str = _recorded("run", "arm")
-    dataset: str = _recorded("run", "dataset")
-    seed: int = _recorded("run", "seed")
-    stage: str = _recorded("run", "stage")  # "tune" if it only served to choose a learning rate, else "compare"
-    status: str = _recorded("run", "status")  # "finished" or "diverged"
-    learning_rate: float = _recorded("run", "learning_rate")  # the peak
-    results: dict[str, float] = _recorded("train", "results")  # from metrics to figures; empty if it diverged
-
-    @property
-    def curves(self) -> dict[str, dict[str, list[float]]]:
-        return self.record["curves"]
-
-    @property
-    def samples(self) -> dict[str, Any]:
-        return self.record.get("samples") or {}
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self.record["config"]
+        self.record, run = record, record["run"]
+        self.id: str = run["id"]
+        self.arm: str = run["arm"]
+        self.dataset: str = run["dataset"]
+        self.seed: int = run["seed"]
+        self.stage: str = run["stage"]  # "tune" if it only served to choose a learning rate, else "compare"
+        self.status: str = run["status"]  # "finished" or "diverged"
+        self.learning_rate: float = run["learning_rate"]  # the peak
+        self.results: dict[str, float] = record["train"]["results"]  # from metrics to figures; empty if it diverged
+        self.curves: dict[str, dict[str, list[float]]] = record["curves"]
+        self.samples: dict[str, Any] = record.get("samples") or {}
+        self.config: dict[str, Any] = record["config"]
 
 
 class StudyFolder:
@@ -73,19 +57,10 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """
-        No other process writes into the folder inside this block.
-
-        Raises:
-            LabError: if another one does; it says which.
-        """
+        """No other process writes into the folder inside this block; raises a `LabError` that names one that does."""
+        holder, lock = self.path / ".lock-holder", FileLock(self.path / ".lock", timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LabError(f"--out {str(self.path)!r} cannot be made ({error.strerror}). Give another folder.") from None
-        holder = self.path / ".lock-holder"
-        lock = FileLock(self.path / ".lock", timeout=0)
-        try:
             lock.acquire()
         except Timeout:
             who = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
@@ -93,7 +68,8 @@ class StudyFolder:
                 f"{str(self.path)!r} is being written by {who}. Wait for it, stop it, or give another --out."
             ) from None
         except OSError as error:
-            raise LabError(f"--out {str(self.path)!r} cannot be written ({error.strerror}). Give another one.") from None
+            text = f"--out {str(self.path)!r} cannot be made or written to ({error.strerror}). Give another folder."
+            raise LabError(text) from None
         try:
             write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
             self._remove_leftovers()
@@ -112,16 +88,16 @@ class StudyFolder:
         """Raises a `LabError` if the folder holds anything but a study of this name."""
         if self.path.is_file():
             raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
-        if self.path.is_dir() and not (self.path / "spec.yaml").exists():
-            if others := sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")):
+        if (self.path / "spec.yaml").exists():
+            if (other := self.read_spec()[0]["name"]) != name:
                 raise LabError(
-                    f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or "
-                    "empty folder; nothing is ever overwritten unasked."
+                    f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace "
+                    f"the one of {other!r}. Give another folder."
                 )
-        if (self.path / "spec.yaml").exists() and (other := self.read_spec()[0]["name"]) != name:
+        elif others := sorted(entry.name for entry in self.path.glob("[!.]*")):
             raise LabError(
-                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace the "
-                f"one of {other!r}. Give another folder."
+                f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or empty "
+                "folder; nothing is ever overwritten unasked."
             )
 
     def write_spec(self, spec: StudySpec, command: str) -> None:
@@ -143,12 +119,10 @@ class StudyFolder:
         file = self.run_file(run_id)
         if not file.exists():
             return None
-        try:
+        with suppress(ValueError, KeyError, TypeError):
             result = RunResult(json.loads(file.read_text(encoding="utf-8")))
-            if result.id == run_id and result.status in _ENDED and result.results is not None:
+            if result.id == run_id and result.status in ("finished", "diverged") and result.results is not None:
                 return result
-        except (ValueError, KeyError, TypeError):
-            pass
         self.damaged.add(run_id)
         return None
 
@@ -166,8 +140,7 @@ class StudyFolder:
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes the result of a run; numbers that are not finite become null."""
-        text = json.dumps(finite(record), indent=1, allow_nan=False) + "\n"
-        write_text(self.run_file(record["run"]["id"]), text)
+        write_text(self.run_file(record["run"]["id"]), json.dumps(finite(record), indent=1, allow_nan=False) + "\n")
 
     def write_weights(self, run_id: str, tensors: dict[str, Any]) -> None:
         from safetensors.torch import save_file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +18,25 @@ from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
 from .metrics import check_metrics, default_metrics
-from .spec import ARM_NOTES, PRESETS, RunSpec, StudySpec
+from .spec import ARM_NOTES, PRESETS, PRESETS_FOLDER, RunSpec, StudySpec
 
 
 def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) -> list[RunSpec]:
     """
     All runs of a comparison, checked, as far as that can be done without data.
 
-    Args:
-        spec ([`StudySpec`]): The study.
-        chosen (`dict`, *optional*): The learning rate of each (arm, data set), once they are tuned.
-
-    Raises:
-        LabError: for the first run that cannot be done as asked, and for two arms that are the same.
+    `chosen` is the learning rate of each (arm, data set), once they are tuned. Raises a `LabError` for the first run that
+    cannot be done as asked, and for two arms that are the same.
     """
     runs = []
     for (arm, dataset), (config, model, given) in _configs(spec).items():
-        if chosen:
-            config = dataclasses.replace(config, learning_rate=chosen[arm, dataset])
+        rate = chosen[arm, dataset] if chosen else config.learning_rate
         metrics = spec.metrics or default_metrics(config)
         for seed in spec.seeds:
-            own = dataclasses.replace(config, seed=seed)
+            own = dataclasses.replace(config, learning_rate=rate, seed=seed)
             runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given))
     _check_distinct(runs)
-    measured = {name: None for run in runs for name in run.metrics}
+    measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
         raise LabError(
             f"primary_metric: {spec.primary_metric!r} is none of the metrics of the study."
@@ -85,7 +79,7 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[ResolvedConfig, dic
                     models[key] = kind_of(config).load_model_config(config)
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
-            given = {name: options[name] for name in _paths() if options.get(name) is not None}
+            given = {name: options[name] for name in _PATHS if options.get(name) is not None}
             configs[arm, dataset] = config, models[key], given
     _check_comparable(spec, {place: config for place, (config, *_) in configs.items()})
     return configs
@@ -93,57 +87,47 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[ResolvedConfig, dic
 
 def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], ResolvedConfig]) -> None:
     """Raises a `LabError` if arms are compared by a loss or a distance that differs in meaning between them."""
+    asked = {*spec.metrics, spec.speedup_metric}
+    losses = sorted(name for name, metric in METRICS.items() if name in asked and metric.is_loss)
+    holds_out = any("held_out" in METRICS[loss].needs for loss in losses)
     for dataset in spec.datasets:
-        _check_training_data(dataset, [configs[arm, dataset] for arm in spec.arms])
-        _check_samples(spec, dataset, [configs[arm, dataset] for arm in spec.arms])
-    asked = {*spec.metrics, spec.speedup_metric or ""}
-    losses = sorted(name for name in asked if name in METRICS and METRICS[name].is_loss)
-    for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
-        if name == "num_validation_images" and not any("held_out" in METRICS[loss].needs for loss in losses):
-            continue
-        for dataset in spec.datasets:
-            values = {getattr(configs[arm, dataset], name) for arm in spec.arms}
-            if len(values) > 1:
+        of_arms = [configs[arm, dataset] for arm in spec.arms]
+        if of_arms[0].dataset_name not in TOY_DATASETS and (numbers := _differing(of_arms, "num_validation_images")):
+            raise LabError(
+                f"Arms that differ in num_validation_images ({numbers} on {dataset!r}) train on different data, as what is "
+                "held out is taken from them. Give all arms the same."
+            )
+        # The number of samples changes a distance.
+        of_samples = sorted(name for name in spec.metrics or default_metrics(of_arms[0]) if METRICS[name].of == "samples")
+        counts = sorted({str(kind_of(config).num_compared_samples(config)) for config in of_arms})
+        if of_samples and len(counts) > 1:
+            raise LabError(
+                f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
+                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples."
+            )
+        for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
+            if (name != "num_validation_images" or holds_out) and (values := _differing(of_arms, name)):
                 raise LabError(
-                    f"{', '.join(losses)} cannot be compared between arms that differ in {name} "
-                    f"({', '.join(map(str, sorted(values)))} on {dataset!r}): it is another quantity for each. Compare "
-                    "samples, such as by kl, or give all arms the same."
+                    f"{', '.join(losses)} cannot be compared between arms that differ in {name} ({values} on {dataset!r}): "
+                    "it is another quantity for each. Compare samples, such as by kl, or give all arms the same."
                 )
 
 
-def _check_training_data(dataset: str, configs: list[ResolvedConfig]) -> None:
-    """Raises a `LabError` if arms would train on different data: held-out data are taken from them."""
-    if configs[0].dataset_name in TOY_DATASETS:  # which hold out points of their own
-        return
-    numbers = {config.num_validation_images for config in configs}
-    if len(numbers) > 1:
-        raise LabError(
-            f"Arms that differ in num_validation_images ({', '.join(map(str, sorted(numbers)))} on {dataset!r}) train on "
-            "different data, as what is held out is taken from them. Give all arms the same."
-        )
+def _differing(configs: list[ResolvedConfig], name: str) -> str:
+    """The values of an option as text, if there are several."""
+    values = sorted({getattr(config, name) for config in configs})
+    return ", ".join(map(str, values)) if len(values) > 1 else ""
 
 
-def _check_samples(spec: StudySpec, dataset: str, configs: list[ResolvedConfig]) -> None:
-    """Raises a `LabError` if distances between different numbers of samples are compared: the number changes them."""
-    of_samples = sorted(name for name in spec.metrics or default_metrics(configs[0]) if METRICS[name].of == "samples")
-    numbers = {kind_of(config).num_compared_samples(config) for config in configs}
-    if of_samples and len(numbers) > 1:
-        raise LabError(
-            f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
-            f"({', '.join(sorted(map(str, numbers)))} on {dataset!r}). Give all arms the same distance_samples."
-        )
-
-
-def _paths() -> list[str]:
-    """Options that may name a file beside that of the study."""
-    return [name for name, known in options_of(TrainingConfig).items() if known.is_path]
+# Options that may name a file beside that of the study.
+_PATHS = [name for name, known in options_of(TrainingConfig).items() if known.is_path]
 
 
 def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
     """Options with absolute paths where they name files beside that of the study."""
-    where = Path(str(importlib.resources.files(__package__) / "presets")) if folder == PRESETS else Path(folder)
+    where = PRESETS_FOLDER if folder == PRESETS else Path(folder)
     located = dict(options)
-    for name in _paths():
+    for name in _PATHS:
         path = options.get(name)
         if path is not None and str(path) not in EMBEDDED_DATASETS and (where / str(path)).exists():
             located[name] = str((where / str(path)).resolve())
@@ -153,12 +137,13 @@ def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
 def _resolve(options: dict[str, Any], where: str, evaluation_points: int) -> ResolvedConfig:
     asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
     config = resolve_config(asked, find_columns=True)
-    resolved: dict[str, Any] = {"mixed_precision": config.mixed_precision or "no"}  # of the study, not of a launcher
-    if config.validation_steps is None and config.num_validation_images:
+    points = config.validation_steps
+    if points is None and config.num_validation_images:
         if config.max_train_steps is None:
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
-        resolved["validation_steps"] = max(1, config.max_train_steps // evaluation_points)
-    config = dataclasses.replace(config, **resolved)
+        points = max(1, config.max_train_steps // evaluation_points)
+    # The precision is the study's, not a launcher's.
+    config = dataclasses.replace(config, mixed_precision=config.mixed_precision or "no", validation_steps=points)
     check_schedule(config)
     check_timesteps(config)
     return config
@@ -167,8 +152,7 @@ def _resolve(options: dict[str, Any], where: str, evaluation_points: int) -> Res
 def _check_distinct(runs: list[RunSpec]) -> None:
     seen: dict[str, RunSpec] = {}
     for run in runs:
-        other = seen.setdefault(run.digest, run)
-        if other is run:
+        if (other := seen.setdefault(run.digest, run)) is run:
             continue
         if other.dataset != run.dataset:
             raise LabError(

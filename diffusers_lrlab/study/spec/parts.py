@@ -31,9 +31,14 @@ def list_of(value: Any, what: str) -> list[Any]:
     return values
 
 
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number; true and false are none, though Python counts with them."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def read_seeds(value: Any, what: str) -> tuple[int, ...]:
-    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else list_of(value, what)
-    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
+    seeds = list(range(value)) if is_whole(value) else list_of(value, what)
+    if not seeds or not all(is_whole(seed) and seed >= 0 for seed in seeds):
         raise LabError(f"{what}: {value!r} is not allowed; give a number of seeds, or a list such as [0, 1, 2].")
     return tuple(seeds)
 
@@ -93,12 +98,10 @@ def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[s
                 raise LabError(
                     f"The arm {name!r} has {source}, but arms are compared on the same data. Add a data set instead."
                 )
-        own = fields.pop("learning_rates", rates)
-        if own is not None and "learning_rate" in fields:
-            raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
-        if own is None:
-            expanded = [("", fields)]
-        else:
+        own, expanded = fields.pop("learning_rates", rates), [("", fields)]
+        if own is not None:
+            if "learning_rate" in fields:
+                raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
             several = _numbers(own, f"learning_rates of {name!r}")
             expanded = [(f"@{rate:g}", {**fields, "learning_rate": rate}) for rate in several]
         for ending, its_fields in expanded:
@@ -115,7 +118,7 @@ def resolve_controls(arms: dict[str, dict[str, Any]], endings: Mapping[str, str]
     """Replaces the controls of arms by lists of full names; raises a `LabError` for what cannot be a control."""
     for arm, fields in arms.items():
         if "controls" in fields:
-            controls = _controls(arm, fields.pop("controls"), arms, endings.get(arm, ""), baseline)
+            controls = _controls(arm, fields.pop("controls"), arms, endings[arm], baseline)
             fields |= {"controls": controls} if controls else {}
     pairs = controlled(arms)
     for arm, control in pairs:
@@ -134,8 +137,7 @@ def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseli
     for name in names:
         control = name if name in arms else name + ending
         if control not in arms:
-            others = [other for other in arms if other not in (arm, baseline)]
-            hint = did_you_mean(name, others)
+            hint = did_you_mean(name, [other for other in arms if other not in (arm, baseline)])
             raise LabError(f"The control {name!r} of {arm!r} is none of the arms.{hint} They are {', '.join(arms)}.")
         if control in controls:
             raise LabError(f"controls of {arm!r}: {control!r} is there twice. Name each once.")
@@ -158,15 +160,12 @@ def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
         value = {str(name): {"dataset_name": name} for name in list_of(value, "datasets")}
     if not isinstance(value, dict):
         raise LabError("datasets must be a list of names, or a mapping of names to fields.")
-    return {
-        name: _with_source(name, read_fields({} if fields is None else fields, f"the data set {name!r}"))
-        for name, fields in _named(value, "a data set").items()
-    }
-
-
-def _with_source(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a data set, which is the one of this name unless they give another source."""
-    return fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
+    datasets = {}
+    for name, fields in _named(value, "a data set").items():
+        fields = read_fields({} if fields is None else fields, f"the data set {name!r}")
+        # Unless the fields give a source, it is the one of this name.
+        datasets[name] = fields if {"dataset_name", "train_data_dir"} & {*fields} else {"dataset_name": name, **fields}
+    return datasets
 
 
 def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
@@ -183,10 +182,8 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
         raise LabError(
             f"tune: seeds {shared} are those of the comparison, and would favour the arms that were lucky there. Use others."
         )
-    rates, factors = (
-        _numbers(value[name], f"tune: {name}") if name in value else () for name in ("learning_rates", "factors")
-    )
+    numbers = {name: _numbers(value[name], f"tune: {name}") for name in ("learning_rates", "factors") if name in value}
     metric = str(value.get("metric", "kl"))
     if better_of(metric) != "smaller":
         raise LabError(f"tune: metric {metric!r} is not better the smaller it is. Choose by one that is.")
-    return Tuning(rates, factors, own, metric)
+    return Tuning(numbers.get("learning_rates", ()), numbers.get("factors", ()), own, metric)

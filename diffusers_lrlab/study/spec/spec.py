@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ...core.options import defaults_of, options_of
@@ -15,7 +16,8 @@ from ...training.config import ResolvedConfig, TrainingConfig
 # Identities have these, of options that decide nothing, at these values: the form that results are named after.
 _ALWAYS_THERE = {"cache_dir": None, "dataloader_num_workers": 0}
 ARM_NOTES = ("description", "controls")  # what an arm has besides fields of the training configuration
-PRESETS = "(presets)"  # the folder of those of the package
+PRESETS = "(presets)"  # what is saved as the folder of those of the package
+PRESETS_FOLDER = Path(__file__).parent / "presets"
 _FORMAT = 1  # of result files; part of the identity of a run
 
 
@@ -26,20 +28,12 @@ def controlled(arms: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Tuning:
-    """
-    How the learning rate of each arm is chosen: on each data set, by the best mean of a metric over seeds of its own.
-
-    Args:
-        learning_rates (`tuple` of `float`): To choose from.
-        factors (`tuple` of `float`): Instead: what to multiply the arm's own learning rate by.
-        seeds (`tuple` of `int`): None of those that the comparison uses.
-        metric (`str`): Smaller is better.
-    """
+    """How the learning rate of each arm is chosen: on each data set, by the best mean of a metric over seeds of its own."""
 
     learning_rates: tuple[float, ...]
-    factors: tuple[float, ...]
-    seeds: tuple[int, ...]
-    metric: str
+    factors: tuple[float, ...]  # instead: what to multiply the arm's own learning rate by
+    seeds: tuple[int, ...]  # none of those that the comparison uses
+    metric: str  # smaller is better
 
     def rates_for(self, config: ResolvedConfig) -> list[float]:
         return list(self.learning_rates) or [config.learning_rate * factor for factor in self.factors]
@@ -47,44 +41,23 @@ class Tuning:
 
 @dataclass(frozen=True)
 class StudySpec:
-    """
-    A study.
+    """A study, as README, Studies, describes it."""
 
-    Args:
-        name (`str`): Of the file or preset.
-        title (`str`): For people.
-        base (`dict`): Fields of the training configuration that all runs share.
-        arms (`dict`): From the name of an arm to its fields, its `description`, and the `controls` that it is compared with
-            besides the baseline.
-        datasets (`dict`): From the name of a data set to its fields.
-        seeds (`tuple` of `int`): Of each arm on each data set.
-        baseline (`str`): The arm that the others are compared with.
-        metrics (`tuple` of `str`): What is compared.
-        primary_metric (`str`): What the findings are about first.
-        tune ([`Tuning`], *optional*): How learning rates are chosen.
-        evaluation_points (`int`): Validations over a run.
-        speedup_metric (`str`, *optional*): The validation loss that speed-ups are measured by.
-        precision (`str`): A name in `PRECISIONS`.
-        folder (`str`): What paths in the fields start from; `PRESETS` for those of the package.
-        paper (`str`, *optional*): "table" to put the figures of the study paper beside those of arms of the same names,
-            "nearest" to list the arms that come nearest to them.
-    """
-
-    name: str
+    name: str  # of the file or preset
     title: str
-    base: dict[str, Any]
-    arms: dict[str, dict[str, Any]]
-    datasets: dict[str, dict[str, Any]]
-    seeds: tuple[int, ...]
-    baseline: str
+    base: dict[str, Any]  # fields of the training configuration that all runs share
+    arms: dict[str, dict[str, Any]]  # by name: such fields, a `description`, and `controls` to compare with, too
+    datasets: dict[str, dict[str, Any]]  # by name: such fields
+    seeds: tuple[int, ...]  # of each arm on each data set
+    baseline: str  # the arm that the others are compared with
     metrics: tuple[str, ...]
-    primary_metric: str
+    primary_metric: str  # what the findings are about first
     tune: Tuning | None = None
-    evaluation_points: int = 20
-    speedup_metric: str | None = None
-    precision: str = "fp32"
-    folder: str = "."
-    paper: str | None = None
+    evaluation_points: int = 20  # validations over a run
+    speedup_metric: str | None = None  # the validation loss that speed-ups are measured by
+    precision: str = "fp32"  # a name in `PRECISIONS`
+    folder: str = "."  # what paths in the fields start from; `PRESETS` for those of the package
+    paper: str | None = None  # "table": the figures of the study paper beside ours; "nearest": which arms come near them
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -95,27 +68,18 @@ class RunSpec:
     """
     A run of a study.
 
-    Args:
-        arm (`str`): Its arm.
-        dataset (`str`): Its data set.
-        seed (`int`): Its seed.
-        stage (`str`): "tune" if it only serves to choose a learning rate, else "compare".
-        config ([`ResolvedConfig`]): Of the run.
-        metrics (`tuple` of `str`): What is measured at its end.
-        precision (`str`): Of products of matrices.
-        model (`dict`, *optional*): The configuration of the model, if one was asked for.
-        given (`dict`): Paths among the fields of `config` as they stand in the specification. What lies there counts.
-            Where that is on this machine is not published, and a study can be moved together with it.
+    `given` are the paths among the fields of `config` as they stand in the specification. What lies there counts: where
+    that is on this machine is not published, and a study can be moved together with it.
     """
 
     arm: str
     dataset: str
     seed: int
-    stage: str
+    stage: str  # "tune" if it only serves to choose a learning rate, else "compare"
     config: ResolvedConfig = field(repr=False)
-    metrics: tuple[str, ...] = field(repr=False)
+    metrics: tuple[str, ...] = field(repr=False)  # what is measured at its end
     precision: str = field(default="fp32", repr=False)
-    model: dict[str, Any] | None = field(default=None, repr=False)
+    model: dict[str, Any] | None = field(default=None, repr=False)  # the model's configuration, if one was asked for
     given: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property

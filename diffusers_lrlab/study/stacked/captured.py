@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from .member import Member
+from .member import Member
 
 # From work to what does it again. The work is not done while it is recorded.
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
@@ -41,11 +40,8 @@ class CapturedUpdate:
     """
     What the device does in an update, recorded: the losses, their gradients, and the steps of all optimizers that allow it.
 
-    Args:
-        compute (`Callable`): From [`Inputs`] to the losses, `(members, batch)`; it leaves the gradients to their owners.
-        members (`list` of [`Member`]): Each has done at least one step, so that its optimizer has its state.
-        inputs ([`Inputs`]): Of the shapes that all updates have.
-        record (`Recorder`): How.
+    `compute` makes the losses `(members, batch)` of [`Inputs`], and leaves the gradients to their owners. Each member has
+    done at least one step, so that its optimizer has its state; `inputs` have the shapes that all updates have.
     """
 
     def __init__(self, compute: Callable[[Inputs], torch.Tensor], members: list[Member], inputs: Inputs, record: Recorder):
@@ -82,10 +78,8 @@ class CapturedUpdate:
 
 def can_be_captured(member: Member) -> bool:
     """Whether the optimizer's step reads from the device whatever a schedule changes. Others step outside the graph."""
-    kind = type(member.optimizer)
-    if member.plan.schedule.sets_momentum:
-        return kind in (torch.optim.Adam, torch.optim.AdamW)
-    return kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)
+    with_fixed_momentum = () if member.plan.schedule.sets_momentum else (torch.optim.RMSprop, torch.optim.SGD)
+    return type(member.optimizer) in (torch.optim.Adam, torch.optim.AdamW, *with_fixed_momentum)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...core.files import write_text
-from ..runs.study_data import StudyData
+from ..runs.context import StudyContext
 from .matmul_backends import CANDIDATES, STOCK
 from .stacked_mlp import StackedMLP
 
@@ -19,7 +19,7 @@ _MEMBERS = 4  # the order does not change with more
 _ROUNDS = 12
 
 
-def backends_of_study(study: StudyData, model: Any, batch: int) -> dict[str, str]:
+def backends_of_study(study: StudyContext, model: Any, batch: int) -> dict[str, str]:
     """
     The fastest matrix products for stacks of a network, measured once for a study and a machine.
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ...data.loading import TrainingData
-from ...objective.objective import Objective
 from ...timesteps.bands import scaled_lr
 from ...training.plan import Plan
 from ...training.run_state import RunState
@@ -26,10 +25,6 @@ class Member(RunState):
         self.error: str | None = None
         self.last_lr = 0.0
         self.last_momentum: float | None = None
-
-    def start(self, objective: Objective, device: torch.device) -> None:
-        self.objective = objective
-        self.make_parts(device)
 
     @property
     def is_done(self) -> bool:

@@ -41,13 +41,9 @@ class Stack:
     """
     Runs side by side.
 
-    Args:
-        members (`list` of [`Member`]): Of one architecture, batch size and diffusion process; those that are not done, at
-            one update.
-        device (`torch.device`): Where.
-        backends (`dict`, *optional*): See [`StackedMLP`].
-        recorder (`Callable`, *optional*): How the device's part of an update is recorded, see [`CapturedUpdate`]; as a CUDA
-            graph on a GPU if not given, and elsewhere not at all.
+    Members have one architecture, batch size and diffusion process; those that are not done are at one update. `backends`
+    are those of [`StackedMLP`]. `recorder` says how the device's part of an update is recorded, see [`CapturedUpdate`]: as
+    a CUDA graph on a GPU if not given, and elsewhere not at all.
     """
 
     def __init__(
@@ -70,13 +66,15 @@ class Stack:
             if not inputs.objective.follows_losses:  # which are each member's own
                 shared[key] = inputs
             self._draws_of[id(member)] = inputs
-            member.start(inputs.objective, device)
+            member.objective = inputs.objective
+            member.make_parts(device)
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
-        """Restores saved states of members, and drops members that are done."""
-        for member, state in states.items():
-            member.load_state_dict(state)
-            self.sums[:, self.members.index(member)] = state["sums"].to(self.device)
+        """Restores saved states of its members, and drops members that are done."""
+        for place, member in enumerate(self.members):
+            if member in states:
+                member.load_state_dict(states[member])
+                self.sums[:, place] = states[member]["sums"].to(self.device)
         self._release_done()
 
     def sums_of(self, member: Member) -> torch.Tensor:
@@ -87,15 +85,13 @@ class Stack:
 
     def _release_done(self) -> None:
         """Goes on without the members that are done."""
-        members = [member for member in self.members if not member.is_done]
-        if len(members) == len(self.members):
-            return
-        for member in self.members:
-            if member.is_done:
+        done = [member for member in self.members if member.is_done]
+        if done:
+            for member in done:
                 take_out(member.model)
-        places = [self.members.index(member) for member in members]
-        self.sums = self.sums[:, places]
-        self._gather(members)
+            places = [place for place, member in enumerate(self.members) if member not in done]
+            self.sums = self.sums[:, places]
+            self._gather([self.members[place] for place in places])
 
     def _gather(self, members: list[Member]) -> None:
         self.members = members
@@ -190,9 +186,7 @@ class Stack:
 
     def _validate(self) -> None:
         for member in self.members:
-            if member.validation is None or member.error:
-                continue
-            if member.at_interval(member.plan.validation_updates):
+            if member.validation is not None and not member.error and member.at_interval(member.plan.validation_updates):
                 started = time.perf_counter()
                 member.validate()
                 member.evaluation_seconds += time.perf_counter() - started

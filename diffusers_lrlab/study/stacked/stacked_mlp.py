@@ -19,31 +19,16 @@ class StackedMLP:
     addresses modulo 16). This holds in a single thread, such as a worker has; several threads share products out by their
     number.
 
-    Args:
-        models (`list` of [`MLPDenoiser`]): Of one configuration, device and dtype. They stay usable by themselves.
-        batch (`int`): Points of each network in an update.
-        backends (`dict`, *optional*): From the kinds of products to names in `BACKENDS`; torch's own if not given.
+    The models have one configuration, device and dtype, and stay usable by themselves. `batch` is the points of each in an
+    update; `backends` go from the kinds of products to names in `BACKENDS`, torch's own if not given.
     """
 
     def __init__(self, models: list[Any], batch: int, backends: dict[str, str] | None = None):
         self.models, self.batch = models, batch
         linears = [[model.input, *model.blocks, model.output] for model in models]
-        self.weights: list[torch.Tensor] = []
-        self.biases: list[torch.Tensor] = []
-        self.weight_grads: list[torch.Tensor] = []
-        self.bias_grads: list[torch.Tensor] = []
-        for stack in zip(*linears, strict=True):
-            for name, values, grads in (
-                ("weight", self.weights, self.weight_grads),
-                ("bias", self.biases, self.bias_grads),
-            ):
-                parameters = [getattr(linear, name) for linear in stack]
-                value = torch.stack([parameter.detach() for parameter in parameters])
-                grad = torch.zeros_like(value)
-                for parameter, its_value, its_grad in zip(parameters, value, grad, strict=True):
-                    parameter.data, parameter.grad = its_value, its_grad
-                values.append(value)
-                grads.append(grad)
+        layers = list(zip(*linears, strict=True))
+        self.weights, self.weight_grads = _stacked([[linear.weight for linear in layer] for layer in layers])
+        self.biases, self.bias_grads = _stacked([[linear.bias for linear in layer] for layer in layers])
         self._product = {kind: BACKENDS[name](kind) for kind, name in (backends or STOCK).items()}
         # Too narrow for anything but torch's.
         self._output_product = {kind: BACKENDS[name](kind) for kind, name in STOCK.items()}
@@ -67,16 +52,7 @@ class StackedMLP:
         return sum(tensor.nbytes for tensor in (*rows, *self.gradients)) + embedding
 
     def forward(self, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """
-        What each network makes of its noisy points.
-
-        Args:
-            points (`torch.Tensor`): `(members, batch, dimension)`.
-            timesteps (`torch.Tensor`): int64 of shape `(members, batch)`.
-
-        Returns:
-            `torch.Tensor`: `(members, batch, dimension)`, valid until the next call.
-        """
+        """What each network makes of its points, `(members, batch, dimension)` like these; valid until the next call."""
         flat = self.models[0].embed(points.flatten(0, 1), timesteps.flatten())
         self._embedding = flat.to(self.weights[0].dtype).view(len(points), self.batch, -1)
         hidden, active = self._hidden, self._active
@@ -113,11 +89,7 @@ class StackedMLP:
         """
         Clips the gradient of each network to its own norm, as `torch.nn.utils.clip_grad_norm_` does.
 
-        Args:
-            max_norms (`torch.Tensor`): `(members,)`; infinite for those that are not clipped.
-
-        Returns:
-            `torch.Tensor`: the norms before, `(members,)`.
+        From the largest norms `(members,)`, infinite for networks that are not clipped, to the norms before.
         """
         each = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in self.gradients])
         # One after another: torch adds up the norms of a single member in another order, and rounds otherwise.
@@ -129,6 +101,16 @@ class StackedMLP:
         for grad in self.gradients:
             grad.mul_(factors.view(-1, *(1 for _ in grad.shape[1:])))
         return norms
+
+
+def _stacked(parameters: list[list[torch.nn.Parameter]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Common tensors of the values of each list, and of their gradients; the parameters become views of them."""
+    values = [torch.stack([parameter.detach() for parameter in some]) for some in parameters]
+    grads = [torch.zeros_like(value) for value in values]
+    for some, value, grad in zip(parameters, values, grads, strict=True):
+        for parameter, its_value, its_grad in zip(some, value, grad, strict=True):
+            parameter.data, parameter.grad = its_value, its_grad
+    return values, grads
 
 
 def take_out(model: Any) -> None:

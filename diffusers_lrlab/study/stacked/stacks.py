@@ -17,9 +17,9 @@ from ...core.files import atomic_file
 from ...core.signals import interrupts_raised
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
+from ..runs.context import StudyContext
 from ..runs.measure import record_run
 from ..runs.stops import StudyInterrupted
-from ..runs.study_data import StudyData
 from ..spec.spec import RunSpec
 from .fastest_backends import backends_of_study
 from .member import Member
@@ -28,7 +28,7 @@ from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
 _SAVE_SECONDS = 60.0
 
 
-def not_stackable(spec: RunSpec, study: StudyData) -> str | None:
+def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
     """Why a run cannot be part of a stack; `None` if it can."""
     if reason := kind_of(spec.config).not_stackable:
         return reason
@@ -37,14 +37,14 @@ def not_stackable(spec: RunSpec, study: StudyData) -> str | None:
     return "its points are not in memory" if study.data(spec).in_memory is None else None
 
 
-def check_stackable(specs: Iterable[RunSpec], study: StudyData) -> None:
+def check_stackable(specs: Iterable[RunSpec], study: StudyContext) -> None:
     """Raises a `LabError` for the first run that cannot be part of a stack, with the reason."""
     for spec in specs:
         if reason := not_stackable(spec, study):
             raise LabError(f"{spec.arm!r} on {spec.dataset!r} cannot be part of a stack: {reason}. Use --executor local.")
 
 
-def split_into_stacks(specs: list[RunSpec], study: StudyData) -> Iterator[list[RunSpec]]:
+def split_into_stacks(specs: list[RunSpec], study: StudyContext) -> Iterator[list[RunSpec]]:
     """
     Stacks of runs that can be computed together.
 
@@ -68,25 +68,29 @@ def split_into_stacks(specs: list[RunSpec], study: StudyData) -> Iterator[list[R
         yield from (some[start : start + size] for start in range(0, len(some), size))
 
 
-def run_stack(specs: list[RunSpec], study: StudyData) -> None:
+def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
+    """Trains runs side by side, in stacks of `study.stack_size`; a stack that was interrupted goes on."""
+    check_stackable(specs, study)
+    for stack in split_into_stacks(specs, study):
+        while study.folder.missing(stack):
+            with worker_threads(study.device, len(stack)) as threads:
+                _run_stack(stack, study, threads)
+
+
+def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads) -> None:
     """Trains and measures runs of a stack that have no result yet: all of them, or those that were saved together."""
-    with worker_threads(study.device, len(specs)) as threads:
-        _run_stack(specs, study, threads)
-
-
-def _run_stack(specs: list[RunSpec], study: StudyData, threads: WorkerThreads) -> None:
-    saved = _Saved(study, specs)
-    wanted, started = saved.together, saved.started
-    members = {spec.id: Member(*study.plan(spec), study.device) for spec in wanted}
-    for run_id, state in saved.states.items():
+    together, states, backends, started = _find_saved(study, specs)
+    members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
+    for run_id, state in states.items():
         members[run_id].update, members[run_id].error = state["update"], state["error"]
     first = next(iter(members.values()))
-    backends = saved.backends or backends_of_study(study, first.model, first.plan.layout.global_batch)
+    backends = backends or backends_of_study(study, first.model, first.plan.layout.global_batch)
     # All of them once, also those that are done: it makes their optimizers and averages.
     stacks = ParallelStacks(list(members.values()), study.device, backends, threads)
-    stacks.load({members[run_id]: state for run_id, state in saved.states.items()})
+    stacks.load({members[run_id]: state for run_id, state in states.items()})
     study.progress.advance(sum(member.update for member in members.values()))
-    file = study.folder.stacks / f"{_stack_id(wanted)}.pt"
+    ids = " ".join(members).encode()
+    file = study.folder.stacks / f"{hashlib.blake2b(ids, digest_size=8).hexdigest()}.pt"
 
     def save() -> None:
         state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
@@ -100,11 +104,11 @@ def _run_stack(specs: list[RunSpec], study: StudyData, threads: WorkerThreads) -
     _train(stacks, save, study)
     save()
     with interrupts_raised(lambda number: StudyInterrupted(number, study.folder.path)):
-        threads.map(finish, wanted)
+        threads.map(finish, together)
     file.unlink()
 
 
-def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyData) -> None:
+def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext) -> None:
     last_save = time.monotonic()
     with InterruptGuard() as guard:
         for num_advanced in stacks.updates():
@@ -117,33 +121,31 @@ def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyData) -
                 last_save = time.monotonic()
 
 
-class _Saved:
+# Runs that are at one update, their states there, the backends that computed them, and when they were started.
+_Saved = tuple[list[RunSpec], dict[str, dict[str, Any]], dict[str, str] | None, str]
+
+
+def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
     """
-    The saved states of runs, whichever stacks they were in: stacks depend on the number of cores and on --stack_size.
+    The runs that are furthest, whichever stack they were in: stacks depend on the number of cores and on --stack_size.
 
-    `together` are the runs that are furthest, and at one update; the others are computed after them.
+    The others are computed after them.
     """
-
-    def __init__(self, study: StudyData, specs: list[RunSpec]):
-        self.together = specs = study.folder.missing(specs)
-        self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.states: dict[str, dict[str, Any]] = {}
-        self.backends: dict[str, str] | None = None
-        wanted, furthest = {spec.id: study.data(spec).fingerprint for spec in specs}, -1
-        for file in sorted(study.folder.stacks.glob("*.pt")):
-            try:
-                saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
-            except (RuntimeError, EOFError, pickle.UnpicklingError):  # how torch meets a truncated or empty file
-                study.progress.log(f"{str(file)!r} is damaged: its runs start again.")
-                file.unlink()
-                continue
-            members = saved["members"].items()
-            states = {run_id: state for run_id, state in members if wanted.get(run_id) == state.get("data_fingerprint", "")}
-            update = max((state["update"] for state in states.values()), default=-1)
-            if update > furthest:  # those of one file are at one update, or done
-                furthest, self.states, self.backends, self.started = update, states, saved["ways"], saved["started"]
-                self.together = [spec for spec in specs if spec.id in states]
-
-
-def _stack_id(specs: list[RunSpec]) -> str:
-    return hashlib.blake2b(" ".join(spec.id for spec in specs).encode(), digest_size=8).hexdigest()
+    specs = study.folder.missing(specs)
+    furthest = -1
+    found: _Saved = (specs, {}, None, datetime.now(UTC).isoformat(timespec="seconds"))
+    wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
+    for file in sorted(study.folder.stacks.glob("*.pt")):
+        try:
+            saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError):  # how torch meets a truncated or empty file
+            study.progress.log(f"{str(file)!r} is damaged: its runs start again.")
+            file.unlink()
+            continue
+        members = saved["members"].items()
+        states = {run_id: state for run_id, state in members if wanted.get(run_id) == state.get("data_fingerprint", "")}
+        update = max((state["update"] for state in states.values()), default=-1)
+        if update > furthest:  # those of one file are at one update, or done
+            together = [spec for spec in specs if spec.id in states]
+            furthest, found = update, (together, states, saved["ways"], saved["started"])
+    return found

@@ -14,15 +14,7 @@ from .stack import Stack
 
 
 class ParallelStacks:
-    """
-    Members in as many stacks as there are worker threads.
-
-    Args:
-        members (`list` of [`Member`]): See [`Stack`].
-        device (`torch.device`): Where.
-        backends (`dict`, *optional*): See [`StackedMLP`].
-        threads (`WorkerThreads`, *optional*): Compute the stacks; one stack in the caller's thread if not given.
-    """
+    """Members in as many stacks as there are worker threads; in one stack in the caller's thread without any."""
 
     def __init__(
         self,
@@ -38,8 +30,8 @@ class ParallelStacks:
         self.stacks = [Stack(share, device, backends) for share in self._shares]
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
-        for stack, share in zip(self.stacks, self._shares, strict=True):
-            stack.load({member: states[member] for member in share if member in states})
+        for stack in self.stacks:
+            stack.load(states)
 
     def sums_of(self, member: Member) -> torch.Tensor:
         """What was summed since the last logging point; zeros for members that are done."""
@@ -54,13 +46,7 @@ class ParallelStacks:
 
 
 class WorkerThreads:
-    """
-    Calls that are computed at the same time, each on one core.
-
-    Args:
-        pool (`ThreadPoolExecutor` or `None`): Without one, calls follow each other in the caller's thread.
-        num_threads (`int`): How many calls at a time.
-    """
+    """As many calls at a time as there are threads, each on one core; one after the other if there is no pool."""
 
     def __init__(self, pool: ThreadPoolExecutor | None, num_threads: int):
         self._pool, self.num_threads = pool, num_threads
@@ -72,11 +58,7 @@ class WorkerThreads:
 
 @contextmanager
 def worker_threads(device: torch.device, num_members: int) -> Iterator[WorkerThreads]:
-    """
-    As many workers as this process has threads for computing; inside this block each of them computes with one.
-
-    A single member has all threads for itself, and a GPU has one worker.
-    """
+    """A worker for each thread that this process computes with; a single member has them all, and a GPU has one worker."""
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1 or num_members == 1:
         yield WorkerThreads(None, 1)

@@ -22,24 +22,18 @@ from .results import StudyFolder
 _STACK_SIZES = {"cpu": 20, "cuda": 256}  # that of a GPU is a guess, not a measurement
 
 
-class StudyData:
+class StudyContext:
     """
-    The folder of a study, its data, and where it is computed.
+    Where a study writes, computes and reports its progress, and the data of its runs.
 
-    Args:
-        folder ([`StudyFolder`]): Where results go.
-        stack_size (`int`, *optional*): Runs side by side at most.
-        quiet (`bool`, *optional*): Print nothing.
-        precision (`str`, *optional*): Of matrix products, a name in `PRECISIONS`.
-
-    Raises:
-        LabError: for a precision that this machine does not have.
+    `stack_size` is how many runs are computed side by side at most; `precision` is a name in `PRECISIONS`. Raises a
+    `LabError` for a precision that this machine does not have.
     """
 
     def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False, precision: str = "fp32"):
         self.folder, self.precision, self.progress = folder, precision, StudyProgress(quiet)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.stack_size = stack_size or _STACK_SIZES.get(self.device.type, 20)
+        self.stack_size = stack_size or _STACK_SIZES[self.device.type]
         check_precision(precision, self.device)
         self.meta = describe_environment()
         self._loaded: dict[Any, TrainingData] = {}
@@ -64,12 +58,7 @@ class StudyData:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
 
     def drop_outdated(self, specs: list[RunSpec]) -> None:
-        """
-        Removes results that must be computed again, and says so.
-
-        Either their data have changed since (a folder keeps its name when its points change), or their weights cannot be
-        read.
-        """
+        """Removes and logs results whose data have changed since, under the same name, or whose weights cannot be read."""
         from safetensors import SafetensorError, safe_open
 
         outdated, damaged = [], []
