@@ -24,7 +24,7 @@ from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.kinds.base import KINDS, DataKind
-from diffusers_lrlab.training.results.base import RESULTS, Results
+from diffusers_lrlab.training.results.base import Results
 
 DIMENSION = 5
 
@@ -47,6 +47,7 @@ class LinearDenoiser(ModelMixin, ConfigMixin):
 
 class Vectors(DataKind):
     name = "vectors"
+    results = f"{__name__}:VectorResults"
     form = "vectors"
     component = "denoiser"
     pipeline_name = "PointDDPMPipeline"
@@ -102,7 +103,6 @@ class VectorResults(Results):
 def register():
     """What a package with a kind of its own does when it is imported."""
     KINDS.register("vectors", description="vectors, by a linear map", source="this test")(Vectors)
-    RESULTS.register("vectors", description="their mean", source="this test")(VectorResults)
 
     @register_metric("mean_error", "Distance of the means", form="vectors", needs=("samples",), on_hub=True)
     def mean_error(real, generated):
@@ -113,8 +113,7 @@ def register():
 def registered():
     register()
     yield
-    for registry in (KINDS, RESULTS):
-        del registry._entries["vectors"]
+    del KINDS._entries["vectors"]
     del METRICS["mean_error"]
 
 

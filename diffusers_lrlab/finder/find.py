@@ -136,7 +136,7 @@ def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
 
 
 def _about(trainer: Trainer) -> dict[str, Any]:
-    config, plan, meta = trainer.config, trainer.plan, describe_environment()
+    config, plan = trainer.config, trainer.plan
     return {
         "data": trainer.data.name,
         "model": plan.model_config,
@@ -148,5 +148,5 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "seed": config.seed,
         "at_update": trainer.update,
         "command": launch_command() or "find_lr(TrainingConfig(...))",
-        "meta": meta,
+        "meta": describe_environment(),
     }

@@ -20,22 +20,13 @@ from .suggestions import Suggestion, disagreement
 
 @dataclass(frozen=True)
 class FinderResult:
-    """
-    What the finder found.
+    """What the finder found."""
 
-    Args:
-        settings ([`FinderConfig`]): With both rates.
-        sweeps (`tuple` of [`Sweep`]): One for each test.
-        suggestions (`dict`): From the names of rules to their [`Suggestion`] over all tests.
-        seconds (`float`): The time it took.
-        about (`dict`): What was tested: data, model, optimizer, batch, and on what machine.
-    """
-
-    settings: FinderConfig
-    sweeps: tuple[Sweep, ...]
-    suggestions: dict[str, Suggestion]
-    seconds: float
-    about: dict[str, Any]
+    settings: FinderConfig  # with both rates
+    sweeps: tuple[Sweep, ...]  # one for each test
+    suggestions: dict[str, Suggestion]  # of each rule, over all tests
+    seconds: float  # that it took
+    about: dict[str, Any]  # what was tested: data, model, optimizer, batch, and on what machine
 
     @property
     def suggestion(self) -> Suggestion:
@@ -44,12 +35,7 @@ class FinderResult:
 
     @property
     def lr(self) -> float:
-        """
-        The suggested learning rate, with two significant digits.
-
-        Raises:
-            LabError: if the rule suggests none.
-        """
+        """The suggested learning rate, with two significant digits; a `LabError` if the rule suggests none."""
         if self.suggestion.lr is None:
             raise LabError(
                 f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give --learning_rate "

@@ -71,7 +71,6 @@ def random_states() -> tuple[Any, ...]:
 
 
 def restore_random_states(states: tuple[Any, ...]) -> None:
-
     python, numpy, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(numpy)

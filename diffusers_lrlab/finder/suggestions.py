@@ -17,18 +17,11 @@ _ABOVE_NOISE = 3.0  # a fall counts if it is this many times the noise of the re
 
 
 class Suggestion(NamedTuple):
-    """
-    The result of a rule.
-
-    Args:
-        lr (`float` or `None`): The learning rate; `None` if the rule has none.
-        reason (`str`): Why this one, or why none.
-        interval (`tuple` of two `float` or `None`): Rates that the rule could have named just as well.
-    """
+    """The learning rate that a rule names, if it has one."""
 
     lr: float | None
-    reason: str
-    interval: tuple[float, float] | None = None
+    reason: str  # why this one, or why none
+    interval: tuple[float, float] | None = None  # rates that the rule could have named just as well
 
 
 class _Curve(NamedTuple):

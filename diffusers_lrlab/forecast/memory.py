@@ -20,28 +20,18 @@ _ACTIVATIONS = ("ACT", "TEMP", "OTH", "BUFFER")
 
 
 class MemoryForecast(NamedTuple):
-    """
-    Bytes on the device of one process when an update takes the most.
-
-    Args:
-        parameters, optimizer, ema (`int`): Weights, the optimizer's state, and the average of the weights.
-        gradients (`int`): Those that exist at that moment, and the copy that several processes exchange.
-        activations (`int`): What the backward pass needs at that moment, inputs, and temporary results.
-        held_out (`int`): Held-out data and their noise.
-        copies (`int`): The inputs and outputs of the largest convolution, which a CPU's library copies into its own layout.
-    """
+    """Bytes on the device of one process when an update takes the most."""
 
     parameters: int
-    gradients: int
+    gradients: int  # those that exist at that moment, and the copy that several processes exchange
     optimizer: int
     ema: int
-    activations: int
-    held_out: int
-    copies: int = 0
+    activations: int  # what the backward pass needs at that moment, inputs, and temporary results
+    held_out: int  # data and their noise
+    copies: int = 0  # inputs and outputs of the largest convolution, which a CPU's library copies into its own layout
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self)
 
 

@@ -59,27 +59,16 @@ class ObjectiveSpec:
 
 @dataclass(eq=False)
 class Objective:
-    """
-    Timesteps, weights and noise of the updates of a run.
-
-    Args:
-        spec ([`ObjectiveSpec`]): What it is.
-        layout ([`BatchLayout`]): How the images of an update are shared out.
-        device (`torch.device`): Where everything is drawn.
-        gather (`Callable`): From a tensor of this process to those of all of them, along the first dimension.
-        sampler ([`TimestepSampler`]), weighting ([`LossWeighting`]): Their state, if they follow the losses.
-        table (`torch.Tensor` or `None`): Weights of all timesteps, if they are fixed and not all 1.
-        factors (`torch.Tensor` or `None`): Factors on them, of a learning rate per timestep.
-    """
+    """Timesteps, weights and noise of the updates of a run."""
 
     spec: ObjectiveSpec
     layout: BatchLayout
-    device: torch.device
-    gather: Callable[[torch.Tensor], torch.Tensor]
+    device: torch.device  # where everything is drawn
+    gather: Callable[[torch.Tensor], torch.Tensor]  # from this process's to those of all, along the first dimension
     sampler: TimestepSampler
     weighting: LossWeighting
-    table: torch.Tensor | None
-    factors: torch.Tensor | None
+    table: torch.Tensor | None  # weights of all timesteps, if they are fixed and not all 1
+    factors: torch.Tensor | None  # on these weights, of a learning rate per timestep
 
     @classmethod
     def of(
@@ -137,13 +126,7 @@ class Objective:
         return None if table is None else table[timesteps]
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """
-        The noise of each micro-batch of this process.
-
-        Args:
-            update (`int`): The update it is for.
-            images (`torch.Tensor`): This process's share of the images of the update, micro-batch after micro-batch.
-        """
+        """The noise of each micro-batch of this process, whose images of the update are given in the same order."""
         seed, shape, positions = self.spec.seed, tuple(images.shape[1:]), self.layout.positions()
         if self.spec.noise == "gaussian":
             for part in positions:
@@ -167,11 +150,8 @@ class Objective:
 
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """
-        Shows samplers and weightings that follow the losses those of an update; the same everywhere.
-
-        Args:
-            timesteps (`torch.Tensor`): Of the whole global batch.
-            losses (`torch.Tensor`): float32, unweighted, of this process's images, micro-batch after micro-batch.
+        Shows samplers and weightings that follow the losses those of an update, the same everywhere: timesteps of the whole
+        global batch, unweighted losses of this process's images, micro-batch after micro-batch.
         """
         if not self.follows_losses:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.environment import peak_memory_mb
-from ..training.results.select import results_of
+from ..training.results.base import results_of
 from ..training.samples import draw_samples
 from ..training.trainer import Trainer
 

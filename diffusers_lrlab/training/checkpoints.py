@@ -31,10 +31,8 @@ _OWNERS = ("objective", "observer")  # of what is in there
 
 def register_model_format(accelerator: Accelerator, component: str) -> list[Any]:
     """
-    Makes `accelerator.save_state` write the model as a diffusers folder `component` instead of a bare state dict.
-
-    Returns:
-        `list`: of handles whose `remove()` undoes it.
+    Makes `accelerator.save_state` write the model as a diffusers folder `component` instead of a bare state dict, until
+    `remove()` of what is returned.
     """
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
@@ -66,14 +64,7 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
 
 
 def save_checkpoint(accelerator: Accelerator, run: RunState, folder: RunFolder) -> Path:
-    """
-    Writes `checkpoint-<update>` atomically and removes the oldest ones. All processes call this.
-
-    Args:
-        accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
-        run ([`RunState`]): Its state, between two updates.
-        folder ([`RunFolder`]): Of the run.
-    """
+    """Writes `checkpoint-<update>` atomically, between two updates, and removes the oldest ones. All processes call this."""
     state, keep = run.state_dict(), run.config.checkpoints_total_limit or 0
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     path = folder.path / f"checkpoint-{run.update}"
@@ -100,12 +91,7 @@ def save_checkpoint(accelerator: Accelerator, run: RunState, folder: RunFolder) 
 
 
 def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path) -> None:
-    """
-    Puts a run back to where a checkpoint was written.
-
-    Raises:
-        LabError: if the checkpoint is of another run.
-    """
+    """Puts a run back to where a checkpoint was written; raises a `LabError` if that is of another run."""
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
     if run.average is not None:

@@ -31,20 +31,17 @@ def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
     spec, given = getattr(config, option), given_kwargs(config, option)
     if spec is None and given:
         raise LabError(f"--{option}_kwargs {given} without --{option}. Give its name too.")
-    resolved: dict[str, Any] = {}
-    if spec is not None:
-        registry = registry_of(option)
-        spec, given = merge_spec(spec, given, registry)
-        resolved = registry[spec].resolve(given)
-    return {option: spec, f"{option}_kwargs": resolved}
+    if spec is None:
+        return {option: None, f"{option}_kwargs": {}}
+    registry = registry_of(option)
+    name, given = merge_spec(spec, given, registry)
+    return {option: name, f"{option}_kwargs": registry[name].resolve(given)}
 
 
 def describe_choices(config: ResolvedConfig | dict[str, Any]) -> list[tuple[str, str]]:
     """
-    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default).
-
-    Args:
-        config ([`ResolvedConfig`] or `dict`): Or the fields of one, from a record that may be older than some of them.
+    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default). Fields may come
+    from a record that is older than some of them.
     """
     fields = config if isinstance(config, dict) else config.__dict__
     described = []

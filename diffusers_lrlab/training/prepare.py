@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
-    """
-    A configuration with nothing left open, held against everything but data and model.
-
-    Raises:
-        LabError: for the first thing that cannot be done as asked.
-    """
+    """A configuration with nothing left open, held against everything but data and model."""
     if not isinstance(config, TrainingConfig):
         raise LabError(
             f"train() takes a TrainingConfig, not {type(config).__name__}. Write TrainingConfig(**options), or "

@@ -26,13 +26,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     """
     Fills in what is left open, and checks everything that can be checked without data, model or network.
 
-    Args:
-        config ([`TrainingConfig`]): What is asked for.
-        find_columns (`bool`, *optional*): Whether to find out the kind of data by the columns of the data set, which may be
-            on the network.
-
-    Raises:
-        LabError: for the first thing that cannot be done as asked.
+    To `find_columns` is to find out the kind of data by the columns of the data set, which may be on the network.
     """
     load_plugins(config.plugins)
     check_types(config)
@@ -95,7 +89,9 @@ def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
     factor = scale.get("learning_rate_factor", 1)
     defaults = {**defaults, "learning_rate": scale.get("learning_rate", defaults["learning_rate"] * factor)}
     filled = {name: value for name, value in defaults.items() if getattr(config, name) is None}
-    return found | filled | kind.check(config)
+    resolved = found | filled | kind.check(config)
+    check_ranges(dataclasses.replace(config, **resolved), TrainingConfig)
+    return resolved
 
 
 def _check_rate(config: TrainingConfig) -> None:
@@ -114,11 +110,6 @@ def _check_rate(config: TrainingConfig) -> None:
         raise LabError(f"{config.optimizer!r} finds its learning rate by itself. Leave --learning_rate out.")
     if config.scale_lr != "none" and finds_its_own:
         raise LabError(f"{config.optimizer!r} finds its learning rate by itself: leave --scale_lr {config.scale_lr} out.")
-
-
-def _checked_ranges(config: TrainingConfig) -> dict[str, Any]:
-    check_ranges(config, TrainingConfig)
-    return {}
 
 
 def _resolve_learned_from(config: TrainingConfig) -> dict[str, Any]:
@@ -146,7 +137,6 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
 _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
     _resolve_optimizer,
     _resolve_data,
-    _checked_ranges,
     resolve_lr_schedule,
     resolve_momentum,
     _resolve_learned_from,

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
 from ..core.errors import Diverged, Interrupted
-from ..data.batches import iterate_batches, to_device
+from ..data.batches import to_device
 from ..data.loading import TrainingData
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
@@ -26,7 +26,7 @@ from .diagnostics.lr_warnings import find_lr_warnings
 from .diagnostics.observer import TimestepObserver
 from .interrupts import InterruptGuard
 from .plan import Plan
-from .results.select import results_of
+from .results.base import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
 from .samples import draw_samples, save_pipeline, save_preview
@@ -38,16 +38,7 @@ _LOOKS = 50  # for learning-rate warnings, over a run
 
 
 class Trainer(RunState):
-    """
-    A run: its model, optimizer, schedules and average, and the loop over its updates.
-
-    Args:
-        plan ([`Plan`]): What to do.
-        data ([`TrainingData`]): What to train on.
-        accelerator (`Accelerator`): Device, precision and processes.
-        folder ([`RunFolder`]): Where results go.
-        on_saved (`Callable`, *optional*): Called with the update when the pipeline was saved in the middle of the run.
-    """
+    """A run, and the loop over its updates; `on_saved` is called when the pipeline was saved in the middle of it."""
 
     def __init__(
         self,
@@ -68,7 +59,11 @@ class Trainer(RunState):
         self.objective = Objective.of(
             self.objective_spec, self.process, layout, plan.num_updates, device, accelerator.gather
         )
-        self.observer = self._make_observer() if config.log_timestep_bins else None
+        self.observer: TimestepObserver | None = None
+        if config.log_timestep_bins:
+            probes = data.held_out if config.timestep_grad_every else None
+            path = folder.lab / "timesteps.parquet"
+            self.observer = TimestepObserver(config.log_timestep_bins, self.objective, self.process, probes, path)
         # Where this process's images are in the global batch.
         self._local = torch.cat([torch.arange(part.start, part.stop) for part in layout.positions()]).to(device)
         # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
@@ -82,16 +77,6 @@ class Trainer(RunState):
         for hook in self._hooks:
             hook.remove()
         self.accelerator.free_memory(self.model, self.optimizer)
-
-    def _make_observer(self) -> TimestepObserver:
-        config = self.config
-        return TimestepObserver(
-            config.log_timestep_bins,
-            self.objective,
-            self.process,
-            self.data.held_out if config.timestep_grad_every else None,
-            self.folder.lab / "timesteps.parquet",
-        )
 
     @property
     def bare_model(self) -> Any:
@@ -109,7 +94,8 @@ class Trainer(RunState):
         loss, unweighted = torch.zeros((), device=device), []
         for step, noise in enumerate(self.objective.noise(self.update, images)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
-            with self._accumulating():
+            # Gradients are exchanged between processes after the last micro-batch only.
+            with self.accelerator.accumulate(self.model) if layout.accumulation > 1 else nullcontext():
                 losses = self.process.losses(self.model, images[part], noise, local[part])
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
@@ -123,10 +109,6 @@ class Trainer(RunState):
             self.observer.add(local, losses)
         self.objective.observe(timesteps, losses)
         return True
-
-    def _accumulating(self) -> AbstractContextManager[None]:
-        """Around a micro-batch: gradients are exchanged between processes after the last one only."""
-        return self.accelerator.accumulate(self.model) if self.plan.layout.accumulation > 1 else nullcontext()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -148,8 +130,7 @@ class Trainer(RunState):
             disable=not (show_progress and self.accelerator.is_main_process),
             mininterval=0.2 if sys.stderr.isatty() else 10,
         )
-        workers, skip = config.dataloader_num_workers, config.skip_corrupt_images
-        batches = iterate_batches(self.data, plan.layout, config.seed, range(self.update, plan.num_updates), workers, skip)
+        batches = self.batches(config.seed, range(self.update, plan.num_updates))
         self.set_training()
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
@@ -196,9 +177,8 @@ class Trainer(RunState):
             row["ema_decay"] = self.average.decay
         if not math.isfinite(row["loss"] + row["grad_norm"]):
             raise self._diverged()
-        if self.observer is not None:
-            if spikes := self.observer.read_sums(self.update - round(count), self.update - 1):
-                row["loss_spike_bins"] = spikes
+        if self.observer is not None and (spikes := self.observer.read_sums(self.update - round(count), self.update - 1)):
+            row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
         scalars = {key: value for key, value in row.items() if key not in ("update", "loss_spike_bins")}
         self.accelerator.log(scalars, step=self.update)
@@ -237,10 +217,10 @@ class Trainer(RunState):
         """What the log says of the learning rate; each warning is shown once."""
         if not self.accelerator.is_main_process:
             return
-        plan = self.plan
+        plan, rows = self.plan, self.folder.read_metrics()
         still = not (self.objective.sampler.moves or self.objective.follows_losses)
-        rows, max_grad_norm = self.folder.read_metrics(), self.config.max_grad_norm
-        for name, message in find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, max_grad_norm, still).items():
+        warnings = find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, self.config.max_grad_norm, still)
+        for name, message in warnings.items():
             if name not in self.lr_warnings:
                 self.lr_warnings[name] = message
                 if self._shows:

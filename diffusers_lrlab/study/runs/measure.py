@@ -13,7 +13,7 @@ from diffusers import DDIMScheduler
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
-from ...training.results.select import results_of
+from ...training.results.base import results_of
 from ...training.run_state import RunState
 from ...training.samples import draw_samples
 from ..spec.spec import RunSpec

@@ -21,14 +21,8 @@ NUM_PROBES = _NUM_GROUPS * _GROUP_IMAGES
 class GradientProbes:
     """
     Gradients of the unweighted loss at fixed probes: a function of the model alone, that leaves it and its gradients as
-    they are.
-
-    Args:
-        images (`torch.Tensor`): `(num_images, channels, height, width)` in [-1, 1]; used in turn if they are fewer than
-            `NUM_PROBES`, and then without a noise scale.
-        process ([`NoiseProcess`]): Whose loss it is.
-        starts (`np.ndarray`): The first timestep of each bin, and T.
-        device (`torch.device`): Of the model.
+    they are. `starts` are the first timesteps of the bins, and T. Images are used in turn if they are fewer than
+    `NUM_PROBES`, and then there is no noise scale.
     """
 
     def __init__(self, images: torch.Tensor, process: NoiseProcess, starts: np.ndarray, device: torch.device):

@@ -42,9 +42,10 @@ _DIGITS = {
 
 @KINDS.register("images", description="images, by a UNet2DModel", source="diffusers")
 class Images(DataKind):
-    """See [`DataKind`]."""
+    """Images of one size, and the UNet of diffusers' example for them."""
 
     name = "images"
+    results = "diffusers_lrlab.training.results.images:ImageResults"
     component = "unet"
     pipeline_name = "DDPMPipeline"
     sampling_batch = 250

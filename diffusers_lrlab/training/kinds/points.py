@@ -32,9 +32,10 @@ _LOSS_BATCH = 10_000  # a pass takes little memory, and small ones take long
 
 @KINDS.register("points", description="points of any dimension, by an MLPDenoiser", source="own")
 class Points(DataKind):
-    """See [`DataKind`]."""
+    """Points, whose values mean what they are: they are not scaled."""
 
     name = "points"
+    results = "diffusers_lrlab.training.results.points:PointResults"
     component = "denoiser"
     pipeline_name = "PointDDPMPipeline"
     sampling_batch = 1_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
@@ -9,27 +10,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...core.registry import Registry
 from ...evaluation.evaluate import evaluate
 from ..config import ResolvedConfig
+from ..kinds.base import DataKind
 from ..run_state import RunState
 from ..samples import draw_samples
 
-RESULTS = Registry("kind of results")
-"""Entries are subclasses of [`Results`], under the names of `KINDS`."""
-
 
 class Results(ABC):
-    """
-    Samples, figures and pictures of runs on one kind of data.
+    """Samples, figures and pictures of runs on one kind of data, which names its subclass."""
 
-    Attributes:
-        num_recorded (`int`): Samples in the record of a study's run at most.
-        stream (`str`): The name of the random stream of the samples to evaluate.
-    """
-
-    num_recorded: ClassVar[int] = 16
-    stream: ClassVar[str] = "samples to evaluate"
+    num_recorded: ClassVar[int] = 16  # samples in the record of a study's run, at most
+    stream: ClassVar[str] = "samples to evaluate"  # of random numbers
 
     @abstractmethod
     def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
@@ -49,12 +41,8 @@ class Results(ABC):
 
     def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """
-        Results of a finished run besides the losses in its log.
-
-        Args:
-            run ([`RunState`]): The run.
-            samples (`np.ndarray` or `None`): Of [`samples_to_evaluate`].
-            metrics (`Collection[str]`, *optional*): Names of metrics to compute; those of every run if not given.
+        Results of a finished run, from [`samples_to_evaluate`], besides the losses in its log: these metrics, or those of
+        every run if none are named.
         """
         return evaluate(run, samples, metrics)
 
@@ -65,3 +53,8 @@ class Results(ABC):
     @abstractmethod
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
         """Pictures of samples, and of samples over training, into the folder `lab`."""
+
+
+def results_of(kind: DataKind) -> Results:
+    """What samples of this kind are shown by."""
+    return pkgutil.resolve_name(kind.results)()

@@ -14,12 +14,11 @@ from ..config import ResolvedConfig
 from ..kinds.images import to_uint8
 from ..run_state import RunState
 from ..samples import load_previews
-from .base import RESULTS, Results
+from .base import Results
 
 
-@RESULTS.register("images", description="grids, and the Fréchet distance on digits", source="own")
 class ImageResults(Results):
-    """See [`Results`]."""
+    """Grids of images."""
 
     stream = "frechet"
 

@@ -13,14 +13,13 @@ from ...data.loading import TrainingData
 from ..config import ResolvedConfig
 from ..run_state import RunState
 from ..samples import load_previews
-from .base import RESULTS, Results
+from .base import Results
 
 _FRAMES = 41
 
 
-@RESULTS.register("points", description="distances to the training points, and pictures of the plane", source="own")
 class PointResults(Results):
-    """See [`Results`]."""
+    """Pictures of the plane."""
 
     num_recorded = 1000
     stream = "distances"
