@@ -15,7 +15,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from runs import read_metrics, read_record
 
-from diffusers_lrlab import PointDDPMPipeline, TrainingConfig
+from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.data.loading import TrainingData, split_rows
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import open_dataset
@@ -49,8 +49,9 @@ class Vectors(DataKind):
     name = "vectors"
     results = f"{__name__}:VectorResults"
     form = "vectors"
+    model = f"{__name__}:LinearDenoiser"
+    pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
-    pipeline_name = "PointDDPMPipeline"
     sampling_batch = 1000
     is_bounded = False
     has_neighbours = False
@@ -69,12 +70,6 @@ class Vectors(DataKind):
 
     def describe_data(self, config, data):
         return f"vectors of {data.image_shape[0]}"
-
-    def model_class(self):
-        return LinearDenoiser
-
-    def make_pipeline(self, model, scheduler):
-        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
 
     def load_model_config(self, config):
         return None

@@ -26,15 +26,10 @@ def without_config_warnings() -> Iterator[None]:
 
 class EMA:
     """
-    The exponential moving average of diffusers, stepped by the clock.
+    The exponential moving average of diffusers, stepped by the clock; the model's parameters must stay where they are.
 
-    Args:
-        model: Of diffusers; its parameters must stay where they are.
-        device (`torch.device`): Of the average.
-        max_decay, inv_gamma, power (`float`): The decay n updates after the start is 1 - (1 + n / inv_gamma)^-power,
-            max_decay at most.
-        start_update (`int`): Until then it is a copy of the weights.
-        update_every (`int`): Updates between two steps.
+    It is a copy of the weights until `start_update`, and n updates later its decay is 1 - (1 + n / inv_gamma)^-power,
+    `max_decay` at most.
     """
 
     def __init__(

@@ -55,19 +55,19 @@ DRAWS = Role(decides_result=True, may_change_on_resume=False, finder="compares",
 # What one update does with a gradient.
 UPDATE = Role(decides_result=True, may_change_on_resume=False, finder="compares")
 # How updates differ over the run, and what is made of them: schedules, length, averages of the weights.
-COURSE = Role(decides_result=True, may_change_on_resume=False, finder="ignores")
+WHOLE_RUN = Role(decides_result=True, may_change_on_resume=False, finder="ignores")
 # What is measured at the end.
 EVALUATION = Role(decides_result=True, may_change_on_resume=True, finder="ignores")
 # How fast, and with how much memory.
-MACHINE = Role(decides_result=False, may_change_on_resume=True, finder="uses")
-# What is noted of each noise level, in a file that a resumed run goes on with.
-LOG = Role(decides_result=False, may_change_on_resume=False, finder="ignores", study="no")
+SPEED = Role(decides_result=False, may_change_on_resume=True, finder="uses")
+# What is logged of each bin of noise levels, in a file that a resumed run goes on with.
+BIN_LOG = Role(decides_result=False, may_change_on_resume=False, finder="ignores", study="no")
 # What is written during the run.
 OUTPUT = Role(decides_result=False, may_change_on_resume=True, finder="ignores", study="no")
 # Where it goes, and who is shown it.
 DESTINATION = dataclasses.replace(OUTPUT, is_repeated=False)
-# What to do with this start.
-START = dataclasses.replace(DESTINATION, finder="refuses")
+# What this start of the run is to do.
+THIS_START = dataclasses.replace(DESTINATION, finder="refuses")
 
 
 @dataclass(frozen=True)

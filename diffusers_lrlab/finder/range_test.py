@@ -12,10 +12,11 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
-from ..core.options import START, check_ranges, option
+from ..core.options import THIS_START, check_ranges, option
 from ..core.streams import stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
+from ..training.stepping import do_one_update
 from .snapshot import as_it_was
 from .still_objective import StillObjective
 
@@ -27,7 +28,6 @@ _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
 _NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
-_MOST_OVERFLOWS = 30
 _RISEN = 0.1  # of the fall: then the minimum has been passed
 
 
@@ -38,25 +38,29 @@ class FinderConfig:
     _argument_group_name = "learning-rate finder"
 
     start_lr: float = option(
-        None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.", START, above=0
+        None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.", THIS_START, above=0
     )
-    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", START, above=0)
-    num_updates: int = option(200, "Updates from the lowest rate to the highest.", START, at_least=10)
+    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", THIS_START, above=0)
+    num_updates: int = option(200, "Updates from the lowest rate to the highest.", THIS_START, at_least=10)
     extend: bool = option(
         True,
         "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
-        START,
+        THIS_START,
     )
     mode: Literal["probe", "classic"] = option(
         "probe",
         "probe: evenly spread timesteps, antithetic noise, and the loss of fixed images, timesteps and noise; classic: the "
         "training loss of each batch, as drawn.",
-        START,
+        THIS_START,
     )
-    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", START, at_least=1)
-    stop_factor: float = option(10.0, "A test ends where the smoothed loss is this many times its minimum so far.", START)
-    probe_size: int = option(None, "Fixed images of the probe; two batches.", START, at_least=8)
-    rule: Literal["minimum_tenth", "steepest", "valley"] = option("minimum_tenth", "The rule whose rate is taken.", START)
+    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", THIS_START, at_least=1)
+    stop_factor: float = option(
+        10.0, "A test ends where the smoothed loss is this many times its minimum so far.", THIS_START
+    )
+    probe_size: int = option(None, "Fixed images of the probe; two batches.", THIS_START, at_least=8)
+    rule: Literal["minimum_tenth", "steepest", "valley"] = option(
+        "minimum_tenth", "The rule whose rate is taken.", THIS_START
+    )
 
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
@@ -99,12 +103,8 @@ def range_test(
     """
     One test, from the state that a trainer is in; afterwards it is in this state again, to the bit, errors or not.
 
-    Args:
-        trainer ([`Trainer`]): At any update.
-        settings ([`FinderConfig`]): With both rates.
-        repeat (`int`): The number of the test; each has other batches, timesteps and noise.
-        batches (`Iterable[torch.Tensor]`, *optional*): To train on instead of the trainer's data: this process's share of an
-            update each, `(micro_batch * accumulation, ...)`.
+    The tests of a number of repeats have batches, timesteps and noise of their own. `batches` replace the trainer's data:
+    this process's share of an update each, `(micro_batch * accumulation, ...)`.
     """
     if not any(parameter.requires_grad for parameter in trainer.bare_model.parameters()):
         raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
@@ -165,11 +165,6 @@ def _sweep(
     losses = np.array([loss for loss, _ in readings], np.float64)
     bins = np.array([parts for _, parts in readings], np.float64).reshape(len(losses), reader.num_bins)
     return Sweep(np.array(at, np.float64), losses, bins, done, ended)
-
-
-def do_one_update(trainer: Trainer, images: torch.Tensor) -> bool:
-    """An update, repeated with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
-    return any(trainer.do_update(images) for _ in range(_MOST_OVERFLOWS))
 
 
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:

@@ -44,7 +44,6 @@ class FinderResult:
         return float(f"{self.suggestion.lr:.1e}")
 
     def describe(self) -> str:
-        """In words, a line for each rule."""
         settings, losses = self.settings, self.sweeps[0].losses
         reached = max((float(sweep.lrs[-1]) for sweep in self.sweeps if len(sweep.lrs)), default=0.0)
         start = f"; loss {losses[0]:.3g} at the start" if len(losses) else ""
@@ -84,7 +83,6 @@ class FinderResult:
         }
 
     def save(self, folder: Path) -> None:
-        """Writes `lr_finder.json` and `lr_finder.png`."""
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
         plot_finder(self.settings, self.sweeps, self.suggestions, folder / FINDER_FILES[1])

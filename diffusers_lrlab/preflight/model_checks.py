@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from ..core.errors import LabError
-from ..finder.range_test import do_one_update
 from ..finder.snapshot import as_it_was
 from ..finder.still_objective import StillObjective
+from ..training.stepping import do_one_update
 from .subject import Subject
 
 _SANITY_UPDATES, _SANITY_FALL = 150, 0.5
@@ -75,11 +75,9 @@ class _OneBatch(StillObjective):
 
 def overfit_one_batch(subject: Subject) -> str:
     """
-    Trains on a single batch, with the same timesteps and noise each time, and says how the loss changed; afterwards the
-    trainer is as it was. All processes call this.
-
-    Raises:
-        LabError: if the loss did not fall to half: then something is wrong that more data cannot fix.
+    Trains on a single batch, with the same timesteps and noise each time, and says how the loss changed. If it did not fall
+    to half, something is wrong that more data cannot fix: that is a `LabError`. Afterwards the trainer is as it was. All
+    processes call this.
     """
     trainer, plan = subject.trainer, subject.plan
     images = next(trainer.batches(trainer.config.seed, range(1)))

@@ -51,7 +51,10 @@ def train(config: TrainingConfig) -> Path | None:
         plan, found = _with_found_rate(plan, data, accelerator)
     accelerator.print(plan.describe())
     if resolved.dry_run:
-        _print_forecast(plan, data, accelerator)
+        from ..forecast.describe import describe_forecast
+
+        for text in describe_forecast(plan, data, accelerator):
+            accelerator.print(text, flush=True)
         return None
     folder = _open_folder(plan.config, checkpoint, found, accelerator)
     uploads = _uploads(folder, plan.config) if resolved.push_to_hub and accelerator.is_main_process else None
@@ -90,13 +93,6 @@ def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -
     config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
     layout = plan.layout
     return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
-
-
-def _print_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> None:
-    from ..forecast.describe import describe_forecast
-
-    for text in describe_forecast(plan, data, accelerator):
-        accelerator.print(text, flush=True)
 
 
 def _open_folder(
@@ -192,7 +188,7 @@ def _check_run(trainer: Trainer) -> dict[str, str]:
 def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
     """What the checks said when the run began that now goes on; its warnings are not repeated."""
     before = previous.get("train", {})
-    trainer.lr_warnings = before.get("signs", {})
+    trainer.lr_warnings = before.get("warnings", before.get("signs", {}))  # as earlier versions called them
     if trainer.config.sanity:
         trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
     return before.get("preflight", {})

@@ -103,13 +103,7 @@ def parse_options(options: dict[str, Any], source: str) -> TrainingConfig:
 
 
 def parse_arguments(arguments: Sequence[str], description: str, prog: str | None = None) -> TrainingConfig:
-    """
-    A configuration from command-line arguments, without the program's name; `--config FILE.yaml` is read first and
-    overridden.
-
-    Raises:
-        LabError: for flags that do not exist, values of the wrong type, and files that cannot be read.
-    """
+    """A configuration from command-line arguments, which override those of `--config FILE.yaml`."""
     return parse_with(arguments, description, prog=prog)[0]
 
 

@@ -86,7 +86,6 @@ class Plan:
 
     @property
     def validation_updates(self) -> int:
-        """Updates between validations."""
         return self.config.validation_steps or max(1, self.num_updates // 20)
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
@@ -108,7 +107,6 @@ class Plan:
             return sum(parameter.numel() for parameter in self.kind.model_class()(**self.model_config).parameters())
 
     def describe(self) -> str:
-        """The plan in words."""
         config, layout = self.config, self.layout
         last = self.num_updates - 1
         marks = [(share, min(round(share / 100 * self.num_updates), last)) for share in range(0, 101, 25)]
@@ -193,12 +191,7 @@ def _timestep_warnings(plan: Plan) -> list[str | None]:
 def make_plan(
     config: ResolvedConfig, data: TrainingData, model_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
 ) -> Plan:
-    """
-    The plan of a run, from its configuration and its data.
-
-    Raises:
-        LabError: for a batch larger than the data, and for a schedule that does not fit the length of the run.
-    """
+    """The plan of a run; a `LabError` for a batch larger than the data, and for a schedule that does not fit the length."""
     layout = config.layout(num_processes, rank)
     num_images, num_held_out = data.num_images, len(data.held_out)
     if num_images is not None:

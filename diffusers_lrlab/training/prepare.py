@@ -40,12 +40,7 @@ def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
 
 
 def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
-    """
-    Plan, data and accelerator of a run.
-
-    Raises:
-        LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
-    """
+    """Plan, data and accelerator of a run; what cannot be done is an error before data are read, where that is possible."""
     return prepare_resolved(resolve_and_check(config))
 
 
@@ -101,9 +96,8 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         # `accelerate launch` leaves a CPU process one thread unless told otherwise.
-        cores = available_cores()
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(config.cpu_threads or max(1, cores // processes))
+        torch.set_num_threads(config.cpu_threads or max(1, available_cores() // processes))
         keep_freed_memory()
     folder = config.output_dir
     return Accelerator(

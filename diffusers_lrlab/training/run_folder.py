@@ -113,12 +113,7 @@ def checkpoint_update(path: Path) -> int:
 
 
 def find_checkpoint(config: ResolvedConfig) -> Path | None:
-    """
-    The checkpoint to resume from, and the state of the output folder checked; `None` for a fresh start.
-
-    Raises:
-        LabError: if the folder holds another run or other files, or there is no such checkpoint.
-    """
+    """The checkpoint to resume from, `None` for a fresh start; a `LabError` if the folder suits neither."""
     folder = RunFolder(Path(config.output_dir))
     if config.resume_from_checkpoint is None:
         check_fresh(folder, config.overwrite_output_dir)

@@ -30,10 +30,8 @@ from .results.base import results_of
 from .run_folder import RunFolder
 from .run_state import RunState
 from .samples import draw_samples, save_pipeline, save_preview
-from .stepping import Stepper
+from .stepping import Stepper, do_one_update
 
-# An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
-_MAX_OVERFLOWS = 30
 _LOOKS = 50  # for learning-rate warnings, over a run
 
 
@@ -137,11 +135,8 @@ class Trainer(RunState):
             for images in batches:
                 with scaled_lr(self.optimizer, self.lr_factor):
                     self.check_schedules()
-                    overflows = 0
-                    while not self.do_update(images):
-                        overflows += 1
-                        if overflows == _MAX_OVERFLOWS:
-                            raise self._diverged()
+                    if not do_one_update(self, images):
+                        raise self._diverged()
                     lr, momentum = self.current_lr, self.current_momentum
                 self.advance()
                 bar.update()
@@ -159,30 +154,29 @@ class Trainer(RunState):
 
     def _log(self, lr: float, momentum: float | None, bar: tqdm) -> None:
         """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
-        loss_sum, unweighted_sum, norm_sum, count = self.accelerator.reduce(self.sums, "mean").tolist()
+        *sums, count = self.accelerator.reduce(self.sums, "mean").tolist()
         self.sums.zero_()
+        loss, unweighted, norm = (total / count for total in sums)
+        if not math.isfinite(loss + norm):
+            raise self._diverged()
         row = {
             "update": self.update - 1,
-            "loss": loss_sum / count,
+            "loss": loss,
             "lr": lr,
             "beta1": momentum,
-            "grad_norm": norm_sum / count,
+            "grad_norm": norm,
             "images_seen": self.update * self.plan.layout.global_batch,
             "largest_lr_deviation": self.audit.largest_lr_deviation,
+            "unweighted_loss": unweighted if self.objective.is_weighted else None,
+            "ema_decay": None if self.average is None else self.average.decay,
         }
-        if self.objective.is_weighted:
-            row["unweighted_loss"] = unweighted_sum / count
         row = {key: value for key, value in row.items() if value is not None}
-        if self.average is not None:
-            row["ema_decay"] = self.average.decay
-        if not math.isfinite(row["loss"] + row["grad_norm"]):
-            raise self._diverged()
         if self.observer is not None and (spikes := self.observer.read_sums(self.update - round(count), self.update - 1)):
             row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
         scalars = {key: value for key, value in row.items() if key not in ("update", "loss_spike_bins")}
         self.accelerator.log(scalars, step=self.update)
-        bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}", refresh=False)
+        bar.set_postfix(loss=f"{loss:.4f}", lr=f"{lr:.3g}", refresh=False)
 
     def _diverged(self) -> Diverged:
         last = self.folder.checkpoints()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,8 +26,9 @@ class DataKind(ABC):
 
     name: ClassVar[str]  # in KINDS, and what people call the items
     results: ClassVar[str]  # "module:class" of a Results, which is heavy to import: what samples are shown by
+    model: ClassVar[str]  # likewise, with diffusers' ModelMixin and ConfigMixin
+    pipeline: ClassVar[str]  # likewise: it samples, and is saved
     component: ClassVar[str]  # what the pipeline calls the model, and so the folder of its weights
-    pipeline_name: ClassVar[str]
     sampling_batch: ClassVar[int]  # samples per pass of the pipeline
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
@@ -63,7 +65,6 @@ class DataKind(ABC):
         """The shape of an item, in words."""
 
     def data_warnings(self, data: TrainingData) -> list[str]:
-        """What is odd about the data."""
         return []
 
     def evaluation_batch(self, layout: BatchLayout) -> int:
@@ -72,13 +73,15 @@ class DataKind(ABC):
 
     # --- model -------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def model_class(self) -> Any:
-        """The class of the model, with diffusers' `ModelMixin` and `ConfigMixin`."""
+        return pkgutil.resolve_name(self.model)
 
-    @abstractmethod
+    @property
+    def pipeline_name(self) -> str:
+        return self.pipeline.rpartition(":")[2]
+
     def make_pipeline(self, model: Any, scheduler: Any) -> Any:
-        """The pipeline that samples, and that is saved."""
+        return pkgutil.resolve_name(self.pipeline)(**{self.component: model, "scheduler": scheduler})
 
     @abstractmethod
     def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
@@ -91,8 +94,7 @@ class DataKind(ABC):
         """Arguments of the model: those given, checked against the data, or a default that fits them."""
 
     @abstractmethod
-    def describe_model(self, model_config: dict[str, Any]) -> str:
-        """The model, in words."""
+    def describe_model(self, model_config: dict[str, Any]) -> str: ...
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
@@ -131,6 +133,6 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
     card_pictures: ClassVar[str] = ""  # Markdown: pictures that only this kind has
     preflight_checks: ClassVar[tuple[str, ...]] = ()  # names of the checks that only some kinds have
 
-    def thumbnails(self, data: torch.Tensor) -> torch.Tensor | None:
-        """What near duplicates are found by, `(num, size)`; `None` if only equal items are duplicates."""
-        return None
+    def thumbnails(self, data: torch.Tensor) -> torch.Tensor:
+        """What near duplicates are found by, if values have neighbours: `(num, size)`."""
+        return data.flatten(1)

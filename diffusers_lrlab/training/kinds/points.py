@@ -36,8 +36,9 @@ class Points(DataKind):
 
     name = "points"
     results = "diffusers_lrlab.training.results.points:PointResults"
+    model = "diffusers_lrlab.models.mlp_denoiser:MLPDenoiser"
+    pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
-    pipeline_name = "PointDDPMPipeline"
     sampling_batch = 1_000_000
     is_bounded = False
     has_neighbours = False
@@ -88,16 +89,6 @@ class Points(DataKind):
 
     def evaluation_batch(self, layout: BatchLayout) -> int:
         return _LOSS_BATCH
-
-    def model_class(self) -> Any:
-        from ...models.mlp_denoiser import MLPDenoiser
-
-        return MLPDenoiser
-
-    def make_pipeline(self, model: Any, scheduler: Any) -> Any:
-        from ...pipelines.point_ddpm import PointDDPMPipeline
-
-        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
 
     def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
         if config.model_config_name_or_path is None:

@@ -56,5 +56,4 @@ class Results(ABC):
 
 
 def results_of(kind: DataKind) -> Results:
-    """What samples of this kind are shown by."""
     return pkgutil.resolve_name(kind.results)()
