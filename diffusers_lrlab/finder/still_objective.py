@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -31,9 +32,11 @@ class StillObjective(Objective):
 
     @classmethod
     def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
-        """What a trainer learns from now, for one of several tests."""
+        """What a trainer learns from now, samplers and their state included, for one of several tests."""
         seed = stream_seed(trainer.config.seed, "finder", repeat)
-        return trainer.objective.variant(cls, seed, at=trainer.update, evenly=evenly)
+        parts = {part.name: getattr(trainer.objective, part.name) for part in dataclasses.fields(Objective)}
+        parts["spec"] = dataclasses.replace(trainer.objective.spec, seed=seed)
+        return cls(**parts, at=trainer.update, evenly=evenly)
 
     @property
     def _bands(self) -> TimestepLR | None:

@@ -36,25 +36,16 @@ class MemoryForecast(NamedTuple):
 
 
 def forecast_memory(
-    plan: Plan,
-    micro_batch: int | None = None,
-    accumulation: int | None = None,
-    gradient_checkpointing: bool | None = None,
-    mixed_precision: str | None = None,
-    device: str = "cpu",
+    plan: Plan, micro_batch: int | None = None, accumulation: int | None = None, device: str = "cpu", **options: Any
 ) -> MemoryForecast:
     """
-    The memory of a run, or of one that differs from it in the options that are given.
+    The memory of a run, or of one that differs from it in its batch and in the options that are given.
 
     Forward and backward passes run on fake tensors under torch's `MemTracker`, which computes nothing and counts which
     tensors are alive when, for any model and size. `benchmarks/memory_forecast.py` compares it with real processes.
     `device` is the type of the device, which decides what mixed precision keeps in float32.
     """
-    config = plan.config
-    if gradient_checkpointing is not None:
-        config = dataclasses.replace(config, gradient_checkpointing=gradient_checkpointing)
-    if mixed_precision is not None:
-        config = dataclasses.replace(config, mixed_precision=mixed_precision)  # type: ignore[arg-type]  # one of them
+    config = dataclasses.replace(plan.config, **options)
     layout = dataclasses.replace(
         plan.layout,
         micro_batch=micro_batch or plan.layout.micro_batch,

@@ -5,10 +5,9 @@ Pure functions of seed and clock, but for samplers and weightings that follow th
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -20,8 +19,6 @@ from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler
 from .noise import NOISES
 from .process import NoiseProcess, make_process
-
-_Variant = TypeVar("_Variant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +87,6 @@ class Objective:
             table = None if (table == 1).all() else table.float().to(device)
         scales = None if factors is None else torch.from_numpy(factors).float().to(device)
         return Objective(spec, layout, device, gather, sampler, weighting, table, scales)
-
-    def variant(self, cls: Callable[..., _Variant], seed: int, **more: Any) -> _Variant:
-        """An objective of a subclass, which needs `more`: with draws of its own, and all else this one's, state included."""
-        parts = {part.name: getattr(self, part.name) for part in dataclasses.fields(Objective)}
-        return cls(**parts | {"spec": dataclasses.replace(self.spec, seed=seed)}, **more)
 
     @property
     def is_weighted(self) -> bool:

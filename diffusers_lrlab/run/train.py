@@ -57,7 +57,11 @@ def train(config: TrainingConfig) -> Path | None:
             accelerator.print(text, flush=True)
         return None
     folder = _open_folder(plan.config, checkpoint, found, accelerator)
-    uploads = _uploads(folder, plan.config) if resolved.push_to_hub and accelerator.is_main_process else None
+    uploads = None
+    if resolved.push_to_hub and accelerator.is_main_process:
+        from ..hub.background import BackgroundUploads
+
+        uploads = BackgroundUploads(folder.path, plan.config)
     _train_and_record(config, plan, data, accelerator, folder, checkpoint, uploads)
     if uploads is not None:
         _upload(folder, plan, uploads, accelerator)
@@ -192,12 +196,6 @@ def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str
     if trainer.config.sanity:
         trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
     return before.get("preflight", {})
-
-
-def _uploads(folder: RunFolder, config: ResolvedConfig) -> BackgroundUploads:
-    from ..hub.background import BackgroundUploads
-
-    return BackgroundUploads(folder.path, config)
 
 
 def _upload(folder: RunFolder, plan: Plan, uploads: BackgroundUploads, accelerator: Accelerator) -> None:

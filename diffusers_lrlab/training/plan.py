@@ -61,11 +61,6 @@ class Plan:
         return self.config.peak_learning_rate(self.layout.global_batch)
 
     @property
-    def expected_lrs(self) -> np.ndarray:
-        """The learning rate that each update is expected to have: the schedule's, times the factor of its band."""
-        return self.lrs if self.lr_factors is None else self.lrs * self.lr_factors
-
-    @property
     def warmup_updates(self) -> int:
         return resolve_warmup_updates(self.config.lr_warmup_steps, self.num_updates)
 

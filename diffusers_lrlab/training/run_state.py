@@ -99,7 +99,9 @@ class RunState:
 
     def check_schedules(self) -> None:
         """Compares what the optimizer has at this update with what is expected."""
-        expected_lr = None if self.plan.follows_metric else float(self.plan.expected_lrs[self.update])
+        expected_lr = None
+        if not self.plan.follows_metric:
+            expected_lr = float(self.plan.lrs[self.update]) * (1.0 if self.lr_factor is None else self.lr_factor)
         expected_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
         self.audit.check(
             self.update,
