@@ -127,7 +127,8 @@ def _train_and_record(
     from .record import recorded, start_record
 
     previous = folder.read_record() if checkpoint is not None else {}
-    trainer = Trainer(plan, data, accelerator, folder, on_saved=uploads)
+    trainer = Trainer(plan, data, accelerator, folder)
+    trainer.on_saved = uploads
     if checkpoint is not None:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")

@@ -9,7 +9,7 @@ from ..core.options import options_of
 from ..core.registry import Registry
 from ..core.spec import format_spec, parse_json_kwargs
 from ..schedules.resolve import merge_spec
-from .config import ResolvedConfig, TrainingConfig
+from .config import TrainingConfig
 
 # Of timesteps, loss and noise: resolved by nothing but their registries.
 LEARNED_FROM = ("timestep_sampler", "loss_weighting", "timestep_lr", "noise")
@@ -38,12 +38,11 @@ def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
     return {option: name, f"{option}_kwargs": registry[name].resolve(given)}
 
 
-def describe_choices(config: ResolvedConfig | dict[str, Any]) -> list[tuple[str, str]]:
+def describe_choices(fields: dict[str, Any]) -> list[tuple[str, str]]:
     """
-    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default). Fields may come
-    from a record that is older than some of them.
+    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default). The fields may be
+    those of a record that is older than some of them.
     """
-    fields = config if isinstance(config, dict) else config.__dict__
     described = []
     for option in LEARNED_FROM:
         name = fields.get(option, TrainingConfig.__dataclass_fields__[option].default)

@@ -122,7 +122,7 @@ class Plan:
             "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
             + lrs
             + self._scaling_in_words(),
-            "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(config)),
+            "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
             "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + self._momentum_in_words(marks),
             "warning": "\n               ".join(self._warnings()),
             "output": f"{config.output_dir}/: model_index.json, {self.kind.component}/, scheduler/, README.md, "

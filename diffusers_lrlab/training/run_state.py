@@ -75,8 +75,6 @@ class RunState:
         if averages_itself(self.optimizer):
             self.optimizer.train()
 
-    # --- the clock ---------------------------------------------------------------------------------------------------
-
     def advance(self) -> None:
         """Moves the clock by one update, and with it the schedules and the average."""
         self.update += 1
@@ -124,8 +122,6 @@ class RunState:
         """The momentum in the optimizer now, `None` if it has none."""
         return read_momentum(self.optimizer.param_groups[0])
 
-    # --- weights -----------------------------------------------------------------------------------------------------
-
     def averaged_weights(self) -> AbstractContextManager[None]:
         """The model carries the average, or the one that the optimizer makes, inside this block."""
         return self.raw_weights() if self.average is None else self.average.weights()
@@ -147,8 +143,6 @@ class RunState:
             with self.average.weights():
                 losses["validation_loss_ema"] = self.validation(self.bare_model)
         return losses
-
-    # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The clock and what follows it, without weights and optimizer: tensors by name as `objective`, else plain data."""

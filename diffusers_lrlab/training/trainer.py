@@ -36,36 +36,27 @@ _LOOKS = 50  # for learning-rate warnings, over a run
 
 
 class Trainer(RunState):
-    """A run, and the loop over its updates; `on_saved` is called when the pipeline was saved in the middle of it."""
+    """A run, and the loop over its updates."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        data: TrainingData,
-        accelerator: Accelerator,
-        folder: RunFolder,
-        on_saved: Callable[[int], None] | None = None,
-    ):
+    on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved in the middle
+
+    def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
         super().__init__(plan, data, accelerator.process_index)
-        self.accelerator, self.folder, self.on_saved = accelerator, folder, on_saved
-        config = self.config
-        self.make_parts(accelerator.device)
+        self.accelerator, self.folder = accelerator, folder
+        config, device = plan.config, accelerator.device
+        self.make_parts(device)
         self._hooks = register_model_format(accelerator, self.kind.component)
         self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
-        layout, device = plan.layout, accelerator.device
         self.objective = Objective.of(
-            self.objective_spec, self.process, layout, plan.num_updates, device, accelerator.gather
+            self.objective_spec, self.process, plan.layout, plan.num_updates, device, accelerator.gather
         )
         self.observer: TimestepObserver | None = None
         if config.log_timestep_bins:
             probes = data.held_out if config.timestep_grad_every else None
             path = folder.lab / "timesteps.parquet"
             self.observer = TimestepObserver(config.log_timestep_bins, self.objective, self.process, probes, path)
-        # Where this process's images are in the global batch.
-        self._local = torch.cat([torch.arange(part.start, part.stop) for part in layout.positions()]).to(device)
-        # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
-        # points only.
+        # Since the last logged row, and read only there: loss, unweighted loss, gradient norm, updates.
         self.sums = torch.zeros(4, device=device)
         self.lr_warnings: dict[str, str] = {}  # those that were shown
         self._shows = True
@@ -80,13 +71,11 @@ class Trainer(RunState):
     def bare_model(self) -> Any:
         return self.accelerator.unwrap_model(self.model)
 
-    # --- one update --------------------------------------------------------------------------------------------------
-
     def do_update(self, images: torch.Tensor) -> bool:
         """One optimizer update on this process's share of images; `False` if fp16 overflowed and it was skipped."""
         layout, device = self.plan.layout, self.accelerator.device
         timesteps = self.objective.draw(self.update)
-        local = timesteps[self._local]
+        local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
         weights = self.objective.weights(local, self.update)
         images = to_device(images, device)
         loss, unweighted = torch.zeros((), device=device), []
@@ -108,26 +97,15 @@ class Trainer(RunState):
         self.objective.observe(timesteps, losses)
         return True
 
-    # --- the loop ----------------------------------------------------------------------------------------------------
-
     def updates(self, show_progress: bool = True) -> Iterator[int]:
         """
-        Trains from the current update to the end, and yields the number of updates done after each of them.
-
-        Raises:
-            Interrupted: after SIGINT or SIGTERM, with everything saved.
-            Diverged: if the loss is no longer finite.
+        Trains from the current update to the end, and yields the number of updates done after each of them. It may end in
+        `Interrupted`, after SIGINT or SIGTERM and with everything saved, and in `Diverged`.
         """
         config, plan = self.config, self.plan
-        self._shows = show_progress
-        bar = tqdm(
-            total=plan.num_updates,
-            initial=self.update,
-            desc="train",
-            unit="update",
-            disable=not (show_progress and self.accelerator.is_main_process),
-            mininterval=0.2 if sys.stderr.isatty() else 10,
-        )
+        self._shows = show_progress and self.accelerator.is_main_process
+        pace, hide = 0.2 if sys.stderr.isatty() else 10, not self._shows
+        bar = tqdm(total=plan.num_updates, initial=self.update, desc="train", unit="update", disable=hide, mininterval=pace)
         batches = self.batches(config.seed, range(self.update, plan.num_updates))
         self.set_training()
         with InterruptGuard() as guard, bar:
@@ -193,7 +171,7 @@ class Trainer(RunState):
             self.observer.measure_gradients(self.update, self.bare_model)
         if self.validation and self.at_interval(plan.validation_updates):
             self.validate()
-        if self.at_interval(max(1, plan.num_updates // _LOOKS)):
+        if self.accelerator.is_main_process and self.at_interval(max(1, plan.num_updates // _LOOKS)):
             self._warn_of_lr()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
@@ -209,8 +187,6 @@ class Trainer(RunState):
 
     def _warn_of_lr(self) -> None:
         """What the log says of the learning rate; each warning is shown once."""
-        if not self.accelerator.is_main_process:
-            return
         plan, rows = self.plan, self.folder.read_metrics()
         still = not (self.objective.sampler.moves or self.objective.follows_losses)
         warnings = find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, self.config.max_grad_norm, still)
@@ -242,8 +218,6 @@ class Trainer(RunState):
         self.accelerator.log(losses, step=self.update)
         self.follow_loss(losses["validation_loss"])
         return losses
-
-    # --- checkpoints, results ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """See [`RunState`]; the sums and `observer` are those of all processes, which all call this."""

@@ -54,9 +54,8 @@ class GradientProbes:
         norms, noise_scales = [], []
         for timesteps in self.timesteps:
             small, large = self._squared_norms(model, timesteps)
-            num, group = NUM_PROBES, _GROUP_IMAGES
-            squared_norm = (num * large - group * small) / (num - group)
-            trace = (small - large) / (1 / group - 1 / num)
+            squared_norm = (NUM_PROBES * large - _GROUP_IMAGES * small) / (NUM_PROBES - _GROUP_IMAGES)
+            trace = (small - large) / (1 / _GROUP_IMAGES - 1 / NUM_PROBES)
             norms.append(math.sqrt(large))
             known = self.has_noise_scale and squared_norm > 0
             noise_scales.append(max(trace, 0.0) / squared_norm if known else math.nan)

@@ -141,8 +141,6 @@ class Images(DataKind):
             return None
         return "needs features that suit the data, which exist for digits, and frechet_samples above 0"
 
-    # --- cards and checks --------------------------------------------------------------------------------------------
-
     card_task = "unconditional-image-generation"
     card_tags = (card_task,)
     card_example = """```python

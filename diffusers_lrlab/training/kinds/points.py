@@ -123,8 +123,6 @@ class Points(DataKind):
     def num_compared_samples(self, config: ResolvedConfig) -> int | None:
         return config.distance_samples or config.num_validation_images
 
-    # --- cards -------------------------------------------------------------------------------------------------------
-
     card_tags = ("points",)
     card_example = """```python
 import diffusers_lrlab
