@@ -12,10 +12,10 @@ from tqdm.auto import tqdm
 
 from ..core.files import atomic_file, full_disk_explained
 from ..core.streams import stream_generator
-from .run_state import RunState
+from .base_run import BaseRun
 
 
-def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
+def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
     """
     Samples of the model as it is, see [`DataKind.sample`]; always from the same starting noise, whose stream is named after
     the purpose.
@@ -36,7 +36,7 @@ def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progres
     return np.concatenate(parts)
 
 
-def sampling_pipeline(run: RunState) -> Any:
+def sampling_pipeline(run: BaseRun) -> Any:
     """A pipeline around the model as it is, with a scheduler of its own."""
     scheduler = run.process.scheduler
     return run.kind.make_pipeline(run.bare_model, type(scheduler).from_config(scheduler.config))
@@ -53,7 +53,7 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
     return {int(path.stem.split("-")[1]): np.load(path) for path in sorted(folder.glob("update-*.npy"))}
 
 
-def save_pipeline(run: RunState, folder: Path) -> None:
+def save_pipeline(run: BaseRun, folder: Path) -> None:
     """Writes the pipeline into the folder of a run; each part appears whole, the index last."""
     temporary = folder / f".tmp-{os.getpid()}-pipeline"
     try:

@@ -21,6 +21,7 @@ from ..data.batches import to_device
 from ..data.loading import TrainingData
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
+from .base_run import BaseRun
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
 from .diagnostics.lr_warnings import find_lr_warnings
 from .diagnostics.observer import TimestepObserver
@@ -28,14 +29,13 @@ from .interrupts import InterruptGuard
 from .plan import Plan
 from .results.base import results_of
 from .run_folder import RunFolder
-from .run_state import RunState
 from .samples import draw_samples, save_pipeline, save_preview
 from .stepping import Stepper, do_one_update
 
 _LOOKS = 50  # for learning-rate warnings, over a run
 
 
-class Trainer(RunState):
+class Trainer(BaseRun):
     """A run, and the loop over its updates."""
 
     on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved in the middle
@@ -220,7 +220,7 @@ class Trainer(RunState):
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """See [`RunState`]; the sums and `observer` are those of all processes, which all call this."""
+        """See [`BaseRun`]; the sums and `observer` are those of all processes, which all call this."""
         own = {"sums": self.accelerator.gather(self.sums[None]).tolist()}
         if self.observer is not None:
             own["observer"] = self.observer.state_dict()

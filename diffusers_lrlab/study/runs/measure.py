@@ -13,8 +13,8 @@ from diffusers import DDIMScheduler
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
+from ...training.base_run import BaseRun
 from ...training.results.base import results_of
-from ...training.run_state import RunState
 from ...training.samples import draw_samples
 from ..spec.spec import RunSpec
 from .curves import Curves
@@ -24,7 +24,7 @@ _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
 
 
 def record_run(
-    study: StudyData, spec: RunSpec, run: RunState, curves: Curves, error: str | None, executor: dict[str, Any], started: str
+    study: StudyData, spec: RunSpec, run: BaseRun, curves: Curves, error: str | None, executor: dict[str, Any], started: str
 ) -> None:
     """Measures a run and writes its record. `error` says why training ended early, `executor` how the run was computed."""
     sections, error = finish(run, spec, curves, error)
@@ -49,7 +49,7 @@ def record_run(
     study.progress.finished(spec)
 
 
-def finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
+def finish(run: BaseRun, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
     """The sections of a run's record, and why it diverged if it did: in training (`error`), or by what it ended as."""
     if error is None:
         try:
@@ -59,7 +59,7 @@ def finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> t
     return {"train": {**_course(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
-def measure(run: RunState, spec: RunSpec, curves: Curves) -> dict[str, Any]:
+def measure(run: BaseRun, spec: RunSpec, curves: Curves) -> dict[str, Any]:
     """
     The sections `train`, `curves`, `samples` and `fixed_start` of a run that was trained to its end.
 
@@ -86,7 +86,7 @@ def measure(run: RunState, spec: RunSpec, curves: Curves) -> dict[str, Any]:
     return {"train": {**_course(run), "results": results}, **sections}
 
 
-def from_fixed_start(run: RunState) -> np.ndarray:
+def from_fixed_start(run: BaseRun) -> np.ndarray:
     """Samples that the averaged weights make by DDIM from noise that is the same for all runs: `(500, ...)`."""
     with run.averaged_weights(), torch.no_grad():
         pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.process.scheduler.config))
@@ -102,7 +102,7 @@ def _finite(samples: Any) -> Any:
     return samples
 
 
-def _course(run: RunState) -> dict[str, Any]:
+def _course(run: BaseRun) -> dict[str, Any]:
     return {
         "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,

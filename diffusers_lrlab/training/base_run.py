@@ -25,7 +25,7 @@ from .objective_spec import objective_spec
 from .plan import Plan
 
 
-class RunState:
+class BaseRun:
     """Model, optimizer, schedules, average and clock of a run; dropout depends on the index of the process."""
 
     objective: Objective
