@@ -15,7 +15,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from runs import read_metrics, read_record
 
-from diffusers_lrlab import PointDDPMPipeline, TrainingConfig
+from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.data.loading import TrainingData, split_rows
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import open_dataset
@@ -24,7 +24,7 @@ from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.kinds.base import KINDS, DataKind
-from diffusers_lrlab.training.results.base import RESULTS, Results
+from diffusers_lrlab.training.results.base import Results
 
 DIMENSION = 5
 
@@ -47,9 +47,11 @@ class LinearDenoiser(ModelMixin, ConfigMixin):
 
 class Vectors(DataKind):
     name = "vectors"
+    results = f"{__name__}:VectorResults"
     form = "vectors"
+    model = f"{__name__}:LinearDenoiser"
+    pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
-    pipeline_name = "PointDDPMPipeline"
     sampling_batch = 1000
     is_bounded = False
     has_neighbours = False
@@ -68,12 +70,6 @@ class Vectors(DataKind):
 
     def describe_data(self, config, data):
         return f"vectors of {data.image_shape[0]}"
-
-    def model_class(self):
-        return LinearDenoiser
-
-    def make_pipeline(self, model, scheduler):
-        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
 
     def load_model_config(self, config):
         return None
@@ -102,7 +98,6 @@ class VectorResults(Results):
 def register():
     """What a package with a kind of its own does when it is imported."""
     KINDS.register("vectors", description="vectors, by a linear map", source="this test")(Vectors)
-    RESULTS.register("vectors", description="their mean", source="this test")(VectorResults)
 
     facts = {"form": "vectors", "needs": ("samples",)}
 
@@ -115,8 +110,7 @@ def register():
 def registered():
     register()
     yield
-    for registry in (KINDS, RESULTS):
-        del registry._entries["vectors"]
+    del KINDS._entries["vectors"]
     del METRICS["mean_error"]
 
 

@@ -1,43 +1,16 @@
-"""Averages of the weights: by name, and the one that a schedule-free optimizer makes by itself."""
+"""Averages of the weights: the exponential moving average, and what a schedule-free optimizer makes by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from diffusers.training_utils import EMAModel
 from diffusers.utils import logging
-
-from ..core.registry import Registry
-
-AVERAGES = Registry("average of the weights")
-"""Entries are classes with the methods of [`WeightAverage`], called as `Class(model, device, **parameters)`."""
-
-
-class WeightAverage(Protocol):
-    """A running average of a model's parameters."""
-
-    @property
-    def decay(self) -> float:
-        """What the last step kept of the average."""
-
-    def step(self, update: int) -> None:
-        """Takes the weights in, after `update` updates."""
-
-    def weights(self) -> AbstractContextManager[None]:
-        """The model carries the average inside this block."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    def save(self, folder: Path) -> None:
-        """Writes weights and state as diffusers does; `load` reads them."""
-
-    def load(self, folder: Path) -> None: ...
 
 
 @contextmanager
@@ -51,21 +24,12 @@ def without_config_warnings() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-@AVERAGES.register(
-    "ema",
-    description="the decay n updates after the start is 1 - (1 + n / inv_gamma)^-power, max_decay at most",
-    source="diffusers.training_utils.EMAModel",
-)
 class EMA:
     """
-    The exponential moving average of diffusers, stepped by the clock.
+    The exponential moving average of diffusers, stepped by the clock; the model's parameters must stay where they are.
 
-    Args:
-        model: Of diffusers; its parameters must stay where they are.
-        device (`torch.device`): Of the average.
-        max_decay, inv_gamma, power (`float`): The decay rises to `max_decay`, see `AVERAGES`.
-        start_update (`int`): Until then it is a copy of the weights.
-        update_every (`int`): Updates between two steps.
+    It is a copy of the weights until `start_update`, and n updates later its decay is 1 - (1 + n / inv_gamma)^-power,
+    `max_decay` at most.
     """
 
     def __init__(
@@ -121,6 +85,17 @@ class EMA:
         with torch.random.fork_rng(devices=[]), without_config_warnings():
             saved = EMAModel.from_pretrained(str(folder), self.model_class, foreach=self.ema.foreach)
         self.load_state_dict(saved.state_dict())
+
+
+def ema_decays(
+    num_updates: int, max_decay: float, inv_gamma: float, power: float, start_update: int, update_every: int
+) -> np.ndarray:
+    """The decay of an [`EMA`] at each update of a run, 1 where it is not updated: float64 `(num_updates,)`."""
+    update = np.arange(num_updates)
+    since = np.maximum(update - start_update, 0)
+    decays = 1 - (1 + since / inv_gamma) ** -power
+    decays = np.where(since == 0, 0.0, np.clip(decays, 0.0, max_decay))
+    return np.where((update + 1) % update_every == 0, decays, 1.0)
 
 
 def averages_itself(optimizer: Any) -> bool:

@@ -27,7 +27,7 @@ class DiskFull(LabError):
 
 
 class Diverged(LabError):
-    """A run whose loss is no longer finite."""
+    """What a run computes is no longer finite."""
 
 
 class Interrupted(Exception):

@@ -40,14 +40,14 @@ OBJECTIVE = _decisive(finder="compares", defines_loss=True)  # what is predicted
 DRAWS = _decisive(finder="compares", decides_draws=True)  # timesteps, weights and noise
 UPDATE = _decisive(finder="compares")  # what one update does with a gradient
 # How updates differ over the run, and what is made of them: schedules, length, averages of the weights.
-COURSE = _decisive(finder="ignores")
-EVALUATION = replace(COURSE, may_change_on_resume=True)  # what is measured at the end
-MACHINE = Role(decides_result=False, may_change_on_resume=True, finder="uses")  # how fast, and with how much memory
-# What is noted of each noise level, in a file that a resumed run goes on with.
-LOG = Role(decides_result=False, may_change_on_resume=False, finder="ignores", study="no")
-OUTPUT = replace(LOG, may_change_on_resume=True)  # what is written during the run
+WHOLE_RUN = _decisive(finder="ignores")
+EVALUATION = replace(WHOLE_RUN, may_change_on_resume=True)  # what is measured at the end
+SPEED = Role(decides_result=False, may_change_on_resume=True, finder="uses")  # how fast, and with how much memory
+# What is logged of each bin of noise levels, in a file that a resumed run goes on with.
+BIN_LOG = Role(decides_result=False, may_change_on_resume=False, finder="ignores", study="no")
+OUTPUT = replace(BIN_LOG, may_change_on_resume=True)  # what is written during the run
 DESTINATION = replace(OUTPUT, is_repeated=False)  # where it goes, and who is shown it
-START = replace(DESTINATION, finder="refuses")  # what to do with this start
+THIS_START = replace(DESTINATION, finder="refuses")  # what this start of the run is to do
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import DATA, MACHINE, SOURCE, Need, option
+from ..core.options import DATA, SOURCE, SPEED, Need, option
 from .toy2d_entries import TOY_DATASETS
 
 EMBEDDED_DATASETS = ("digits", *TOY_DATASETS)
@@ -36,9 +36,7 @@ class DataConfig:
     train_data_dir: str | None = option(
         None, "Folder of images (png, jpg, ..., also in subfolders); excludes --dataset_name.", SOURCE, is_path=True
     )
-    cache_dir: str | None = option(
-        None, "Where datasets and models that are downloaded are kept.", MACHINE, is_repeated=False
-    )
+    cache_dir: str | None = option(None, "Where datasets and models that are downloaded are kept.", SPEED, is_repeated=False)
     streaming: bool = option(
         False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.", SOURCE, finder="uses"
     )
@@ -100,7 +98,7 @@ class DataConfig:
     in_memory_limit_mb: int = option(
         1024,
         "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read.",
-        MACHINE,
+        SPEED,
         at_least=0,
         needs=(NOT_STREAMING, NOT_TOY),
     )
@@ -110,7 +108,7 @@ class DataConfig:
     dataloader_num_workers: int = option(
         0,
         "Worker processes that decode images which are not in memory; 0 decodes in the main process.",
-        MACHINE,
+        SPEED,
         at_least=0,
         needs=(NOT_STREAMING, NOT_TOY),
     )

@@ -56,12 +56,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
 
 
 def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = None) -> tuple[FinderResult, Path]:
-    """
-    [`find_lr`] that saves its result in `lrlab/` of the run's folder, where the run and its card find it.
-
-    Raises:
-        LabError: also if that folder holds something else.
-    """
+    """[`find_lr`] that saves its result in `lrlab/` of the run's folder, where the run and its card find it."""
     from ..training.prepare import prepare_resolved, resolve_and_check
 
     settings = resolve_settings(settings or FinderConfig(), config.optimizer)
@@ -117,12 +112,7 @@ def find_lr_of(
 
 
 def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
-    """
-    Settings with both rates, which depend on the optimizer.
-
-    Raises:
-        LabError: for settings that are not allowed, and for an optimizer that finds its rate by itself.
-    """
+    """Settings, checked, with both rates; a `LabError` for an optimizer that finds its rate by itself."""
     settings.check()
     name = optimizer.partition(":")[0]
     facts = OPTIMIZERS[name].facts if name in OPTIMIZERS else {}
@@ -136,7 +126,7 @@ def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
 
 
 def _about(trainer: Trainer) -> dict[str, Any]:
-    config, plan, meta = trainer.config, trainer.plan, describe_environment()
+    config, plan = trainer.config, trainer.plan
     return {
         "data": trainer.data.name,
         "model": plan.model_config,
@@ -148,5 +138,5 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "seed": config.seed,
         "at_update": trainer.update,
         "command": launch_command() or "find_lr(TrainingConfig(...))",
-        "meta": meta,
+        "meta": describe_environment(),
     }

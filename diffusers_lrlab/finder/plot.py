@@ -15,8 +15,7 @@ from .suggestions import Suggestion, smooth
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = {"steepest": BLUE, "minimum_tenth": ORANGE, "valley": GREEN}
-_LABELS = {"steepest": "steepest", "minimum_tenth": "a tenth of the least", "valley": "valley"}
+_LOOKS = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the least"), "valley": (GREEN, "valley")}
 
 
 def plot_finder(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion], path: Path) -> None:
@@ -33,13 +32,14 @@ def plot_finder(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: di
     losses = np.median([sweep.losses[:shortest] for sweep in sweeps], axis=0)
     upper.plot(lrs, smooth(losses), color="black", linewidth=1.8, label="median of the tests, smoothed")
     for name, suggestion in suggestions.items():
+        color, label = _LOOKS[name]
         if suggestion.lr is None:
-            upper.plot([], [], color=_COLORS[name], linestyle=":", label=f"{_LABELS[name]}: none")
+            upper.plot([], [], color=color, linestyle=":", label=f"{label}: none")
             continue
         taken = ", taken" if name == settings.rule else ""
-        upper.axvline(suggestion.lr, color=_COLORS[name], label=f"{_LABELS[name]}: {suggestion.lr:.2g}{taken}")
+        upper.axvline(suggestion.lr, color=color, label=f"{label}: {suggestion.lr:.2g}{taken}")
         if suggestion.interval is not None:
-            upper.axvspan(*suggestion.interval, color=_COLORS[name], alpha=0.1, linewidth=0)
+            upper.axvspan(*suggestion.interval, color=color, alpha=0.1, linewidth=0)
     _style(upper, "loss of the probe" if settings.mode == "probe" else "training loss of a batch")
     upper.set_ylim(*_limits(losses))
     upper.legend(frameon=False, fontsize=8)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
-from ..core.options import START, check_ranges, option
-from ..core.streams import block_randn, stream_generator, stream_seed
-from ..data.batches import iterate_batches
+from ..core.options import THIS_START, check_ranges, option
+from ..core.streams import stream_seed
 from ..evaluation.validation_loss import ValidationLoss
-from ..objective.objective import Objective
-from ..timesteps.bands import TimestepLR, scaled_lr
+from ..timesteps.bands import scaled_lr
+from ..training.stepping import do_one_update
 from .snapshot import as_it_was
+from .still_objective import StillObjective
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
@@ -28,7 +28,6 @@ _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
 _NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
-_MOST_OVERFLOWS = 30
 _RISEN = 0.1  # of the fall: then the minimum has been passed
 
 
@@ -39,25 +38,29 @@ class FinderConfig:
     _argument_group_name = "learning-rate finder"
 
     start_lr: float = option(
-        None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.", START, above=0
+        None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.", THIS_START, above=0
     )
-    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", START, above=0)
-    num_updates: int = option(200, "Updates from the lowest rate to the highest.", START, at_least=10)
+    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", THIS_START, above=0)
+    num_updates: int = option(200, "Updates from the lowest rate to the highest.", THIS_START, at_least=10)
     extend: bool = option(
         True,
         "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
-        START,
+        THIS_START,
     )
     mode: Literal["probe", "classic"] = option(
         "probe",
         "probe: evenly spread timesteps, antithetic noise, and the loss of fixed images, timesteps and noise; classic: the "
         "training loss of each batch, as drawn.",
-        START,
+        THIS_START,
     )
-    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", START, at_least=1)
-    stop_factor: float = option(10.0, "A test ends where the smoothed loss is this many times its minimum so far.", START)
-    probe_size: int = option(None, "Fixed images of the probe; two batches.", START, at_least=8)
-    rule: Literal["minimum_tenth", "steepest", "valley"] = option("minimum_tenth", "The rule whose rate is taken.", START)
+    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", THIS_START, at_least=1)
+    stop_factor: float = option(
+        10.0, "A test ends where the smoothed loss is this many times its minimum so far.", THIS_START
+    )
+    probe_size: int = option(None, "Fixed images of the probe; two batches.", THIS_START, at_least=8)
+    rule: Literal["minimum_tenth", "steepest", "valley"] = option(
+        "minimum_tenth", "The rule whose rate is taken.", THIS_START
+    )
 
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
@@ -85,85 +88,13 @@ class FinderConfig:
 
 
 class Sweep(NamedTuple):
-    """
-    What one test measured.
+    """What one test measured."""
 
-    Args:
-        lrs (`np.ndarray`): The rate of the last update before each reading, float64 `(num_readings,)`.
-        losses (`np.ndarray`): The loss there, float64 of the same shape.
-        bins (`np.ndarray`): The same by noise level, `(num_readings, num_bins)`, low noise first; without columns in the
-            mode "classic".
-        num_updates (`int`): Updates that were done.
-        ended (`str` or `None`): Why it ended before the highest rate, if it did.
-    """
-
-    lrs: np.ndarray
-    losses: np.ndarray
-    bins: np.ndarray
-    num_updates: int
-    ended: str | None = None
-
-
-@dataclass(eq=False, kw_only=True)
-class StillObjective(Objective):
-    """
-    The objective of a run at one moment, with random draws of its own.
-
-    The density of timesteps and the weights of losses stay as they are at this moment, except for bands, which take turns;
-    nothing here learns from losses.
-
-    Args:
-        at (`int`): The moment, in updates.
-        evenly (`bool`): Timesteps evenly spread over their density, and antithetic noise.
-    """
-
-    at: int
-    evenly: bool
-
-    @classmethod
-    def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
-        """What a trainer learns from now, for one of several tests."""
-        seed = stream_seed(trainer.config.seed, "finder", repeat)
-        return trainer.objective.variant(cls, seed, at=trainer.update, evenly=evenly)
-
-    @property
-    def _bands(self) -> TimestepLR | None:
-        return self.spec.timestep_lr if self.sampler.name == "banded" else None
-
-    def _moment(self, update: int) -> int:
-        return self.at if self._bands is None else self.at + update
-
-    def lr_factor(self, update: int) -> float | None:
-        """The factor that the band of an update puts on its learning rate."""
-        if self._bands is None:
-            return None
-        factors = self._bands.lr_factors(np.array([self._moment(update)]), self.sampler.num_train_timesteps)
-        return None if factors is None else float(factors[0])
-
-    def draw(self, update: int) -> torch.Tensor:
-        sampler, generator = self.sampler, stream_generator(self.spec.seed, "timesteps", update, device=self.device)
-        asked, sampler.draw = sampler.draw, "stratified" if self.evenly else sampler.draw
-        try:
-            return sampler.sample(self.layout.global_batch, self._moment(update), generator)
-        finally:
-            sampler.draw = asked
-
-    def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
-        return super().weights(timesteps, self._moment(update))
-
-    def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The second half of a batch has the noise of the first with the opposite sign."""
-        if not self.evenly or self.spec.noise != "gaussian":
-            yield from super().noise(update, images)
-            return
-        batch = self.layout.global_batch
-        half = block_randn(self.spec.seed, "noise", update, range(batch - batch // 2), tuple(images.shape[1:]), self.device)
-        whole = torch.cat([half, -half[: batch // 2]])
-        for part in self.layout.positions():
-            yield whole[part.start : part.stop]
-
-    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        """Nothing."""
+    lrs: np.ndarray  # of the last update before each reading, float64 (num_readings,)
+    losses: np.ndarray  # there, float64 of the same shape
+    bins: np.ndarray  # the same by noise level, (num_readings, num_bins), low noise first; without columns if "classic"
+    num_updates: int  # that were done
+    ended: str | None = None  # why it ended before the highest rate, if it did
 
 
 def range_test(
@@ -172,22 +103,16 @@ def range_test(
     """
     One test, from the state that a trainer is in; afterwards it is in this state again, to the bit, errors or not.
 
-    Args:
-        trainer ([`Trainer`]): The trainer.
-        settings ([`FinderConfig`]): With both rates.
-        repeat (`int`): The number of the test; each has other batches, timesteps and noise.
-        batches (`Iterable[torch.Tensor]`, *optional*): To train on instead of the trainer's data: this process's share of an
-            update each, `(micro_batch * accumulation, ...)`.
+    The tests of a number of repeats have batches, timesteps and noise of their own. `batches` replace the trainer's data:
+    this process's share of an update each, `(micro_batch * accumulation, ...)`.
     """
     if not any(parameter.requires_grad for parameter in trainer.bare_model.parameters()):
         raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
-    plan = trainer.plan
     if batches is None:
-        seed = stream_seed(trainer.config.seed, "finder", repeat)
-        workers, skip = trainer.config.dataloader_num_workers, trainer.config.skip_corrupt_images
         # A stream has one order, whatever the seed: each test begins where the one before it should have ended.
-        first = repeat * settings.num_updates if plan.num_images is None else 0
-        batches = iterate_batches(trainer.data, plan.layout, seed, range(first, first + len(settings.lrs())), workers, skip)
+        first = repeat * settings.num_updates if trainer.plan.num_images is None else 0
+        seed = stream_seed(trainer.config.seed, "finder", repeat)
+        batches = trainer.batches(seed, range(first, first + len(settings.lrs())))
     with as_it_was(trainer):
         # More often in a short test: rules need some readings.
         every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
@@ -242,11 +167,6 @@ def _sweep(
     return Sweep(np.array(at, np.float64), losses, bins, done, ended)
 
 
-def do_one_update(trainer: Trainer, images: torch.Tensor) -> bool:
-    """An update, repeated with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
-    return any(trainer.do_update(images) for _ in range(_MOST_OVERFLOWS))
-
-
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
     """The main process's reading: all processes must stop at the same update."""
     broadcast_object_list(values := [reading])
@@ -288,7 +208,6 @@ class _Classic:
         trainer.sums = torch.zeros_like(trainer.sums)
 
     def read(self) -> tuple[float, np.ndarray]:
-
         total = self.trainer.accelerator.gather(self.trainer.sums[None, :1].double()).mean().item()
         loss, self._before = total - self._before, total
         return loss, np.empty(0)

@@ -20,22 +20,13 @@ from .suggestions import Suggestion, disagreement
 
 @dataclass(frozen=True)
 class FinderResult:
-    """
-    What the finder found.
+    """What the finder found."""
 
-    Args:
-        settings ([`FinderConfig`]): With both rates.
-        sweeps (`tuple` of [`Sweep`]): One for each test.
-        suggestions (`dict`): From the names of rules to their [`Suggestion`] over all tests.
-        seconds (`float`): The time it took.
-        about (`dict`): What was tested: data, model, optimizer, batch, and on what machine.
-    """
-
-    settings: FinderConfig
-    sweeps: tuple[Sweep, ...]
-    suggestions: dict[str, Suggestion]
-    seconds: float
-    about: dict[str, Any]
+    settings: FinderConfig  # with both rates
+    sweeps: tuple[Sweep, ...]  # one for each test
+    suggestions: dict[str, Suggestion]  # of each rule, over all tests
+    seconds: float  # that it took
+    about: dict[str, Any]  # what was tested: data, model, optimizer, batch, and on what machine
 
     @property
     def suggestion(self) -> Suggestion:
@@ -44,12 +35,7 @@ class FinderResult:
 
     @property
     def lr(self) -> float:
-        """
-        The suggested learning rate, with two significant digits.
-
-        Raises:
-            LabError: if the rule suggests none.
-        """
+        """The suggested learning rate, with two significant digits; a `LabError` if the rule suggests none."""
         if self.suggestion.lr is None:
             raise LabError(
                 f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give --learning_rate "
@@ -58,7 +44,6 @@ class FinderResult:
         return float(f"{self.suggestion.lr:.1e}")
 
     def describe(self) -> str:
-        """In words, a line for each rule."""
         settings, losses = self.settings, self.sweeps[0].losses
         reached = max((float(sweep.lrs[-1]) for sweep in self.sweeps if len(sweep.lrs)), default=0.0)
         start = f"; loss {losses[0]:.3g} at the start" if len(losses) else ""
@@ -98,7 +83,6 @@ class FinderResult:
         }
 
     def save(self, folder: Path) -> None:
-        """Writes `lr_finder.json` and `lr_finder.png`."""
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
         plot_finder(self.settings, self.sweeps, self.suggestions, folder / FINDER_FILES[1])

@@ -23,11 +23,8 @@ def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> 
 
 def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
     """
-    The finder's result as data; `None` if there is none, if it is damaged, and if another run was tested.
-
-    Args:
-        folder (`Path`): Of the run.
-        run ([`Plan`] or `dict`): Its plan, or its record.
+    The finder's result in the folder of a run, of which there is a [`Plan`] or a record; `None` if there is none, if it is
+    damaged, and if another run was tested.
     """
     try:
         found = json.loads((folder / "lrlab" / FINDER_FILES[0]).read_text(encoding="utf-8"))

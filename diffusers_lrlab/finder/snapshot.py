@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.utils import recursively_apply
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
@@ -25,9 +26,8 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
     `range_test` takes care of that.
     """
     model, optimizer, scaler = trainer.bare_model, trainer.optimizer.optimizer, trainer.accelerator.scaler
-    weights = {name: _on_cpu(value) for name, value in model.state_dict().items()}
     saved = optimizer.state_dict()
-    groups, state = copy.deepcopy(saved["param_groups"]), _on_cpu(saved["state"])
+    groups, state, weights = copy.deepcopy(saved["param_groups"]), _on_cpu(saved["state"]), _on_cpu(model.state_dict())
     scale = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
     numbers = random_states()
     own = {name: copy.deepcopy(getattr(trainer, name)) for name in ("update", "training_seconds", "sums")}
@@ -53,15 +53,9 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
         restore_random_states(numbers)
 
 
-def _on_cpu(value: Any) -> Any:
-    """A copy, with tensors on the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _on_cpu(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_on_cpu, value))
-    return copy.deepcopy(value)
+def _on_cpu(tensors: Any) -> Any:
+    """A copy of nested containers, with tensors on the CPU."""
+    return recursively_apply(lambda tensor: tensor.detach().to("cpu", copy=True), tensors)
 
 
 def random_states() -> tuple[Any, ...]:
@@ -71,7 +65,6 @@ def random_states() -> tuple[Any, ...]:
 
 
 def restore_random_states(states: tuple[Any, ...]) -> None:
-
     python, numpy, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(numpy)

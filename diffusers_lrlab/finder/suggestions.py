@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.ndimage import gaussian_filter1d, median_filter
+from scipy.ndimage import find_objects, gaussian_filter1d, label, median_filter
 
 FEWEST = 5  # readings that a suggestion needs
 _SMALLEST_FALL = 0.02  # of the loss at the start: less is not learning
@@ -17,18 +17,11 @@ _ABOVE_NOISE = 3.0  # a fall counts if it is this many times the noise of the re
 
 
 class Suggestion(NamedTuple):
-    """
-    The result of a rule.
-
-    Args:
-        lr (`float` or `None`): The learning rate; `None` if the rule has none.
-        reason (`str`): Why this one, or why none.
-        interval (`tuple` of two `float` or `None`): Rates that the rule could have named just as well.
-    """
+    """The learning rate that a rule names, if it has one."""
 
     lr: float | None
-    reason: str
-    interval: tuple[float, float] | None = None
+    reason: str  # why this one, or why none
+    interval: tuple[float, float] | None = None  # rates that the rule could have named just as well
 
 
 class _Curve(NamedTuple):
@@ -107,9 +100,7 @@ def valley(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
 
 
 RULES: dict[str, Callable[[ArrayLike, ArrayLike], Suggestion]] = {
-    "steepest": steepest,
-    "minimum_tenth": minimum_tenth,
-    "valley": valley,
+    rule.__name__: rule for rule in (steepest, minimum_tenth, valley)
 }
 
 
@@ -190,17 +181,13 @@ def _rate(log10: float) -> float:
 
 def _around(where: np.ndarray, place: int) -> tuple[int, int]:
     """First and last index of the run of true values around one of them."""
-    low = high = place
-    while low > 0 and where[low - 1]:
-        low -= 1
-    while high < len(where) - 1 and where[high + 1]:
-        high += 1
-    return low, high
+    runs, _ = label(where)
+    inside = np.flatnonzero(runs == runs[place])
+    return int(inside[0]), int(inside[-1])
 
 
 def _longest(where: np.ndarray) -> tuple[int, int]:
     """First and last index of the longest run of true values; the first one of several."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], where.astype(np.int8), [0]])))
-    starts, ends = edges[::2], edges[1::2]
-    longest = int(np.argmax(ends - starts))
-    return int(starts[longest]), int(ends[longest]) - 1
+    runs = [run for (run,) in find_objects(label(where)[0])]
+    longest = max(runs, key=lambda run: run.stop - run.start)
+    return longest.start, longest.stop - 1

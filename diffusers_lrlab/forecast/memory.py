@@ -20,51 +20,32 @@ _ACTIVATIONS = ("ACT", "TEMP", "OTH", "BUFFER")
 
 
 class MemoryForecast(NamedTuple):
-    """
-    Bytes on the device of one process when an update takes the most.
-
-    Args:
-        parameters, optimizer, ema (`int`): Weights, the optimizer's state, and the average of the weights.
-        gradients (`int`): Those that exist at that moment, and the copy that several processes exchange.
-        activations (`int`): What the backward pass needs at that moment, inputs, and temporary results.
-        held_out (`int`): Held-out data and their noise.
-        copies (`int`): The inputs and outputs of the largest convolution, which a CPU's library copies into its own layout.
-    """
+    """Bytes on the device of one process when an update takes the most."""
 
     parameters: int
-    gradients: int
+    gradients: int  # those that exist at that moment, and the copy that several processes exchange
     optimizer: int
     ema: int
-    activations: int
-    held_out: int
-    copies: int = 0
+    activations: int  # what the backward pass needs at that moment, inputs, and temporary results
+    held_out: int  # data and their noise
+    copies: int = 0  # inputs and outputs of the largest convolution, which a CPU's library copies into its own layout
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self)
 
 
 def forecast_memory(
-    plan: Plan,
-    micro_batch: int | None = None,
-    accumulation: int | None = None,
-    gradient_checkpointing: bool | None = None,
-    mixed_precision: str | None = None,
-    device: str = "cpu",
+    plan: Plan, micro_batch: int | None = None, accumulation: int | None = None, device: str = "cpu", **options: Any
 ) -> MemoryForecast:
     """
-    The memory of a run, or of one that differs from it in the options that are given.
+    The memory of a run, or of one that differs from it in its batch and in the options that are given.
 
     Forward and backward passes run on fake tensors under torch's `MemTracker`, which computes nothing and counts which
     tensors are alive when, for any model and size. `benchmarks/memory_forecast.py` compares it with real processes.
     `device` is the type of the device, which decides what mixed precision keeps in float32.
     """
-    config = plan.config
-    if gradient_checkpointing is not None:
-        config = dataclasses.replace(config, gradient_checkpointing=gradient_checkpointing)
-    if mixed_precision is not None:
-        config = dataclasses.replace(config, mixed_precision=mixed_precision)  # type: ignore[arg-type]  # one of them
+    config = dataclasses.replace(plan.config, **options)
     layout = dataclasses.replace(
         plan.layout,
         micro_batch=micro_batch or plan.layout.micro_batch,

@@ -15,7 +15,8 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 
 from ..core.streams import stream_generator
-from ..training.results.select import results_of
+from ..training.results.base import results_of
+from ..training.samples import sampling_pipeline
 
 if TYPE_CHECKING:
     from ..training.plan import Plan
@@ -27,27 +28,17 @@ _SECONDS = 20.0  # a probe ends here, if it has a few updates
 
 
 class TimeForecast(NamedTuple):
-    """
-    Seconds.
+    """Seconds."""
 
-    Args:
-        update (`float`): Median of an update, with logging, EMA and diagnostics.
-        update_low, update_high (`float`): A tenth of the updates was faster, and a tenth slower.
-        training, low, high (`float`): All updates, by each of these.
-        validation (`float`): All validations.
-        sampling (`float`): All pictures during training, and the samples at the end.
-        evaluation (`float`): Results computed from these samples.
-    """
-
-    update: float
-    update_low: float
-    update_high: float
-    training: float
+    update: float  # the median, with logging, EMA and diagnostics
+    update_low: float  # a tenth of the updates was faster
+    update_high: float  # a tenth was slower
+    training: float  # all updates, by each of these
     low: float
     high: float
-    validation: float
-    sampling: float
-    evaluation: float
+    validation: float  # all of them
+    sampling: float  # all pictures during training, and the samples at the end
+    evaluation: float  # of the results computed from these samples
 
     @property
     def total(self) -> float:
@@ -125,9 +116,8 @@ def _median_seconds(call: Callable[[], Any]) -> float:
 
 def _seconds_of_samples(trainer: Trainer, most: int) -> Callable[[int], float]:
     """A function from a number of samples, up to `most`, to seconds: a line through times of few samples and of many."""
-    config, kind, scheduler = trainer.config, trainer.kind, trainer.process.scheduler
-    model = trainer.bare_model.eval()
-    pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
+    config, kind, model = trainer.config, trainer.kind, trainer.bare_model.eval()
+    pipeline = sampling_pipeline(trainer)
     pipeline.set_progress_bar_config(disable=True)
     steps = min(_STEPS, config.ddpm_num_inference_steps)
 

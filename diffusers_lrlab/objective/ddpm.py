@@ -16,15 +16,7 @@ from .process import NoiseProcess
 
 
 class DDPM(NoiseProcess):
-    """
-    The process of a diffusers scheduler of the DDPM family.
-
-    Args:
-        scheduler: With `alphas_cumprod`; its `prediction_type` says what the model predicts.
-
-    Raises:
-        LabError: for an unknown one.
-    """
+    """The process of a diffusers scheduler of the DDPM family, whose `prediction_type` says what the model predicts."""
 
     def __init__(self, scheduler: Any):
         self.scheduler, self.prediction_type = scheduler, scheduler.config.prediction_type

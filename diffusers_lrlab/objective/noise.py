@@ -74,11 +74,7 @@ def offset(
     traits=("spatial",),
 )
 def pyramid(
-    noise: torch.Tensor,
-    images: torch.Tensor | None,
-    generator: torch.Generator | None,
-    discount: float,
-    num_levels: int,
+    noise: torch.Tensor, images: torch.Tensor | None, generator: torch.Generator | None, discount: float, num_levels: int
 ) -> torch.Tensor:
     """Noise at 1, 1/2, 1/4, ... of the resolution, enlarged bilinearly; the batch is divided by its root mean square."""
     import torch

@@ -5,10 +5,9 @@ Pure functions of seed and clock, but for samplers and weightings that follow th
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -20,8 +19,6 @@ from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler
 from .noise import NOISES
 from .process import NoiseProcess, make_process
-
-_Variant = TypeVar("_Variant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,27 +56,16 @@ class ObjectiveSpec:
 
 @dataclass(eq=False)
 class Objective:
-    """
-    Timesteps, weights and noise of the updates of a run.
-
-    Args:
-        spec ([`ObjectiveSpec`]): What it is.
-        layout ([`BatchLayout`]): How the images of an update are shared out.
-        device (`torch.device`): Where everything is drawn.
-        gather (`Callable`): From a tensor of this process to those of all of them, along the first dimension.
-        sampler ([`TimestepSampler`]), weighting ([`LossWeighting`]): Their state, if they follow the losses.
-        table (`torch.Tensor` or `None`): Weights of all timesteps, if they are fixed and not all 1.
-        factors (`torch.Tensor` or `None`): Factors on them, of a learning rate per timestep.
-    """
+    """Timesteps, weights and noise of the updates of a run."""
 
     spec: ObjectiveSpec
     layout: BatchLayout
-    device: torch.device
-    gather: Callable[[torch.Tensor], torch.Tensor]
+    device: torch.device  # where everything is drawn
+    gather: Callable[[torch.Tensor], torch.Tensor]  # from this process's to those of all, along the first dimension
     sampler: TimestepSampler
     weighting: LossWeighting
-    table: torch.Tensor | None
-    factors: torch.Tensor | None
+    table: torch.Tensor | None  # weights of all timesteps, if they are fixed and not all 1
+    factors: torch.Tensor | None  # on these weights, of a learning rate per timestep
 
     @classmethod
     def of(
@@ -101,11 +87,6 @@ class Objective:
             table = None if (table == 1).all() else table.float().to(device)
         scales = None if factors is None else torch.from_numpy(factors).float().to(device)
         return Objective(spec, layout, device, gather, sampler, weighting, table, scales)
-
-    def variant(self, cls: Callable[..., _Variant], seed: int, **more: Any) -> _Variant:
-        """An objective of a subclass, which needs `more`: with draws of its own, and all else this one's, state included."""
-        parts = {part.name: getattr(self, part.name) for part in dataclasses.fields(Objective)}
-        return cls(**parts | {"spec": dataclasses.replace(self.spec, seed=seed)}, **more)
 
     @property
     def is_weighted(self) -> bool:
@@ -137,13 +118,7 @@ class Objective:
         return None if table is None else table[timesteps]
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
-        """
-        The noise of each micro-batch of this process.
-
-        Args:
-            update (`int`): The update it is for.
-            images (`torch.Tensor`): This process's share of the images of the update, micro-batch after micro-batch.
-        """
+        """The noise of each micro-batch of this process, whose images of the update are given in the same order."""
         seed, shape, positions = self.spec.seed, tuple(images.shape[1:]), self.layout.positions()
         if self.spec.noise == "gaussian":
             for part in positions:
@@ -167,11 +142,8 @@ class Objective:
 
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """
-        Shows samplers and weightings that follow the losses those of an update; the same everywhere.
-
-        Args:
-            timesteps (`torch.Tensor`): Of the whole global batch.
-            losses (`torch.Tensor`): float32, unweighted, of this process's images, micro-batch after micro-batch.
+        Shows samplers and weightings that follow the losses those of an update, the same everywhere: timesteps of the whole
+        global batch, unweighted losses of this process's images, micro-batch after micro-batch.
         """
         if not self.follows_losses:
             return

@@ -34,22 +34,14 @@ def make_process(objective: str, **arguments: Any) -> NoiseProcess:
 
 
 class NoiseProcess(ABC):
-    """
-    Data with noise at timesteps `0 ... T - 1`, which grow with the noise, and the loss of a prediction.
+    """Data with noise at timesteps `0 ... T - 1`, which grow with the noise, and the loss of a prediction."""
 
-    Attributes:
-        levels ([`NoiseLevels`]): The noise of each timestep.
-        prediction_type (`str`): What the model predicts.
-        scheduler: The diffusers scheduler that samples; it is saved with the pipeline.
-    """
-
-    levels: NoiseLevels
+    levels: NoiseLevels  # of each timestep
     prediction_type: str
-    scheduler: Any
+    scheduler: Any  # of diffusers; it samples, and is saved with the pipeline
 
     @property
     def num_train_timesteps(self) -> int:
-        """T."""
         return self.levels.num_train_timesteps
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .subject import Subject
@@ -55,8 +57,7 @@ def near_duplicates(subject: Subject) -> str | None:
     if len(subject.sample) < 10:
         return None
     kind = subject.plan.kind
-    thumbnails = kind.thumbnails(subject.sample)
-    alike, looked_at = _equal(subject) if thumbnails is None else (_alike(subject, thumbnails), len(thumbnails))
+    alike, looked_at = _alike(subject, kind.thumbnails) if kind.has_neighbours else _equal(subject)
     if alike < 0.1 * looked_at:
         return None
     return (
@@ -73,9 +74,9 @@ def _equal(subject: Subject) -> tuple[int, int]:
     return int(counts[counts > 1].sum()), len(data)
 
 
-def _alike(subject: Subject, sample: torch.Tensor) -> int:
-    """How many of the sample look like another one in it or, if they are in memory, of all the data."""
-    data = subject.data
+def _alike(subject: Subject, thumbnails: Callable[[torch.Tensor], torch.Tensor]) -> tuple[int, int]:
+    """How many of the sample look like another one in it or, if they are in memory, of all the data; and its size."""
+    data, sample = subject.data, thumbnails(subject.sample)
     distances = torch.cdist(sample, sample, compute_mode=_EXACT)
     usual = distances[~torch.eye(len(sample), dtype=torch.bool)].median()
     if data.in_memory is None or data.num_images is None:
@@ -83,12 +84,11 @@ def _alike(subject: Subject, sample: torch.Tensor) -> int:
     else:
         nearest = torch.full((len(sample),), torch.inf)
         for start in range(0, data.num_images, _AT_ONCE):
-            others = subject.plan.kind.thumbnails(data.transform.fixed(data.in_memory[start : start + _AT_ONCE]))
-            assert others is not None
+            others = thumbnails(data.transform.fixed(data.in_memory[start : start + _AT_ONCE]))
             distances = torch.cdist(sample, others, compute_mode=_EXACT)
             own = torch.arange(start, start + len(others)) == subject.rows[:, None]
             nearest = torch.minimum(nearest, distances.masked_fill(own, torch.inf).amin(dim=1))
-    return int((nearest <= _ALIKE * usual).sum())
+    return int((nearest <= _ALIKE * usual).sum()), len(sample)
 
 
 def image_sizes(subject: Subject) -> str | None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from ..core.errors import LabError
-from ..data.batches import iterate_batches
-from ..finder.range_test import StillObjective, do_one_update
 from ..finder.snapshot import as_it_was
+from ..finder.still_objective import StillObjective
+from ..training.stepping import do_one_update
 from .subject import Subject
 
 _SANITY_UPDATES, _SANITY_FALL = 150, 0.5
@@ -75,15 +75,12 @@ class _OneBatch(StillObjective):
 
 def overfit_one_batch(subject: Subject) -> str:
     """
-    Trains on a single batch, with the same timesteps and noise each time, and says how the loss changed; afterwards the
-    trainer is as it was. All processes call this.
-
-    Raises:
-        LabError: if the loss did not fall to half: then something is wrong that more data cannot fix.
+    Trains on a single batch, with the same timesteps and noise each time, and says how the loss changed. If it did not fall
+    to half, something is wrong that more data cannot fix: that is a `LabError`. Afterwards the trainer is as it was. All
+    processes call this.
     """
-    trainer, plan, config = subject.trainer, subject.plan, subject.config
-    workers, skip = config.dataloader_num_workers, config.skip_corrupt_images
-    images = next(iterate_batches(subject.data, plan.layout, config.seed, range(1), workers, skip))
+    trainer, plan = subject.trainer, subject.plan
+    images = next(trainer.batches(trainer.config.seed, range(1)))
     losses = []
     with as_it_was(trainer):
         trainer.objective, trainer.observer = _OneBatch.now(trainer, 0, evenly=True), None

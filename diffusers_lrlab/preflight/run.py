@@ -34,7 +34,6 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
 
 
 def checks_for(kind: DataKind) -> dict[str, Callable[[Subject], str | None]]:
-    """The checks that suit a kind of data."""
     special = {name for entry in KINDS.values() for name in entry.factory.preflight_checks}
     unsuitable = special.difference(kind.preflight_checks)
     return {name: check for name, check in CHECKS.items() if name not in unsuitable}

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..averaging.averages import ema_decays
 from ..core.streams import stream_generator
 from ..finder.saved_result import read_saved_result
 from ..optimizers.entries import OPTIMIZERS
-from ..training.config import TrainingConfig
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
@@ -79,7 +79,7 @@ def ema_memory(subject: Subject) -> str | None:
     if not config.use_ema or num_updates < 20:
         return None
     early = num_updates // 10
-    weight = float(np.prod(ema_decays(config, num_updates)[early:]))
+    weight = float(np.prod(ema_decays(num_updates, **config.ema_parameters)[early:]))
     if weight < 0.2:
         return None
     if config.ema_update_every > num_updates / 20:
@@ -93,15 +93,6 @@ def ema_memory(subject: Subject) -> str | None:
         f"updates: the EMA's memory is longer than the run. Use --ema_max_decay {proposed:.4g}, or the usual --ema_power "
         "and --ema_inv_gamma."
     )
-
-
-def ema_decays(config: TrainingConfig, num_updates: int) -> np.ndarray:
-    """The decay of diffusers' EMAModel after each update, 1 where it is not updated: float64 `(num_updates,)`."""
-    update = np.arange(num_updates)
-    since = np.maximum(update - config.ema_start_update, 0)
-    decays = 1 - (1 + since / config.ema_inv_gamma) ** -config.ema_power
-    decays = np.where(since == 0, 0.0, np.clip(decays, 0.0, config.ema_max_decay))
-    return np.where((update + 1) % config.ema_update_every == 0, decays, 1.0)
 
 
 def warmup_share(subject: Subject) -> str | None:

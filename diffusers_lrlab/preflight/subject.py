@@ -35,13 +35,13 @@ class Subject:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The rows of the sample; not for streams."""
-        assert self.data.num_images is not None
+        """The rows of the sample; none of a stream."""
+        num = self.data.num_images or 0
         if self.data.in_memory is not None:
-            return torch.randperm(self.data.num_images, generator=stream_generator(0, "preflight"))[:_MOST]
+            return torch.randperm(num, generator=stream_generator(0, "preflight"))[:_MOST]
         # Fewer if they must be decoded: evenly spaced, each with its neighbour, which may be the next frame of a film.
-        evenly = torch.linspace(0, self.data.num_images - 1, min(_MOST // 8, self.data.num_images)).long()
-        return torch.cat([evenly, evenly + 1]).clamp(max=self.data.num_images - 1).unique()
+        evenly = torch.linspace(0, num - 1, min(_MOST // 8, num)).long()
+        return torch.cat([evenly, evenly + 1]).clamp(max=num - 1).unique()
 
     def _read(self, row: int) -> torch.Tensor | None:
         """One image; `None` if it cannot be decoded, which training skips or reports."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.environment import peak_memory_mb
-from ..training.results.select import results_of
+from ..training.results.base import results_of
 from ..training.samples import draw_samples
 from ..training.trainer import Trainer
+from .record import training_figures
 
 _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 
@@ -21,14 +21,11 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         rows = folder.read_metrics()
         results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
         record["train"]["results"] = results
-        record["train"]["signs"] = trainer.lr_warnings
         with trainer.averaged_weights():
             samples = draw_samples(trainer, config.eval_batch_size)
         results.update(shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer)))
         trainer.keep_samples(samples)
-        record["train"]["training_seconds"] = trainer.training_seconds
-        record["train"]["schedule_audit"] = trainer.audit.state_dict()
-        record["train"]["peak_memory_mb"] = peak_memory_mb()
+        record["train"] |= training_figures(trainer)
 
         from ..hub.card import write_model_card
         from ..training.plots.run import plot_losses, plot_lr

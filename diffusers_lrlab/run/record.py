@@ -53,6 +53,18 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
     }
 
 
+def training_figures(trainer: Trainer) -> dict[str, Any]:
+    """What is known of the training at any time."""
+    return {
+        "updates_done": trainer.update,
+        "training_seconds": trainer.training_seconds,
+        "peak_memory_mb": peak_memory_mb(),
+        "schedule_audit": trainer.audit.state_dict(),
+        "skipped_corrupt_images": trainer.data.skipped,
+        "warnings": trainer.lr_warnings,
+    }
+
+
 @contextmanager
 def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
     """Whatever becomes of the run inside this block, the record says so and is written."""
@@ -70,14 +82,7 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
     finally:
         record["run"]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
         record["run"]["seconds"] += time.perf_counter() - started
-        record["train"] |= {
-            "updates_done": trainer.update,
-            "training_seconds": trainer.training_seconds,
-            "peak_memory_mb": peak_memory_mb(),
-            "schedule_audit": trainer.audit.state_dict(),
-            "skipped_corrupt_images": trainer.data.skipped,
-            "signs": trainer.lr_warnings,
-        }
+        record["train"] |= training_figures(trainer)
         try:
             if trainer.observer is not None:
                 trainer.observer.write()

@@ -51,10 +51,17 @@ def train(config: TrainingConfig) -> Path | None:
         plan, found = _with_found_rate(plan, data, accelerator)
     accelerator.print(plan.describe())
     if resolved.dry_run:
-        _print_forecast(plan, data, accelerator)
+        from ..forecast.describe import describe_forecast
+
+        for text in describe_forecast(plan, data, accelerator):
+            accelerator.print(text, flush=True)
         return None
     folder = _open_folder(plan.config, checkpoint, found, accelerator)
-    uploads = _uploads(folder, plan.config) if resolved.push_to_hub and accelerator.is_main_process else None
+    uploads = None
+    if resolved.push_to_hub and accelerator.is_main_process:
+        from ..hub.background import BackgroundUploads
+
+        uploads = BackgroundUploads(folder.path, plan.config)
     _train_and_record(config, plan, data, accelerator, folder, checkpoint, uploads)
     if uploads is not None:
         _upload(folder, plan, uploads, accelerator)
@@ -92,13 +99,6 @@ def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -
     return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
 
 
-def _print_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> None:
-    from ..forecast.describe import describe_forecast
-
-    for text in describe_forecast(plan, data, accelerator):
-        accelerator.print(text, flush=True)
-
-
 def _open_folder(
     config: ResolvedConfig, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator
 ) -> RunFolder:
@@ -127,7 +127,8 @@ def _train_and_record(
     from .record import recorded, start_record
 
     previous = folder.read_record() if checkpoint is not None else {}
-    trainer = Trainer(plan, data, accelerator, folder, on_saved=uploads)
+    trainer = Trainer(plan, data, accelerator, folder)
+    trainer.on_saved = uploads
     if checkpoint is not None:
         trainer.resume(checkpoint)
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
@@ -192,16 +193,10 @@ def _check_run(trainer: Trainer) -> dict[str, str]:
 def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
     """What the checks said when the run began that now goes on; its warnings are not repeated."""
     before = previous.get("train", {})
-    trainer.lr_warnings = before.get("signs", {})
+    trainer.lr_warnings = before.get("warnings", before.get("signs", {}))  # as earlier versions called them
     if trainer.config.sanity:
         trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
     return before.get("preflight", {})
-
-
-def _uploads(folder: RunFolder, config: ResolvedConfig) -> BackgroundUploads:
-    from ..hub.background import BackgroundUploads
-
-    return BackgroundUploads(folder.path, config)
 
 
 def _upload(folder: RunFolder, plan: Plan, uploads: BackgroundUploads, accelerator: Accelerator) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 from ..data.batches import iterate_batches
 from ..forecast.memory import forecast_memory
 from ..optimizers.entries import optimizer_state_bytes
+from ..training.base_run import BaseRun
 from ..training.plan import Plan
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
-from ..training.run_state import RunState
 from ..training.trainer import Trainer
 from .analysis.summary import chosen_rates
 from .executors import share_out
@@ -137,7 +137,7 @@ def _num_validations(plan: Plan) -> int:
     return plan.num_updates // plan.validation_updates if plan.config.num_validation_images else 0
 
 
-def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
+def _validation_and_measurement_seconds(run: BaseRun, spec: RunSpec) -> tuple[float, float]:
     """One validation, and the evaluation at the end, with samples drawn in two steps instead of all."""
     validation, started = 0.0, time.perf_counter()
     if run.validation is not None:

@@ -66,16 +66,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: str, option: str) -> dict[str, Any]:
-    """
-    The mapping in a YAML file.
-
-    Args:
-        path (`str`): Of the file.
-        option (`str`): How the user gave it, for messages.
-
-    Raises:
-        LabError: if it cannot be read, is not valid, has a key twice, or is no mapping.
-    """
+    """The mapping in the YAML file that the user gave by `option`; anything else is a `LabError`."""
     try:
         with open(path, encoding="utf-8") as file:
             options = yaml.load(file, _UniqueKeyLoader) or {}  # a SafeLoader
@@ -107,41 +98,22 @@ def _as_arguments(options: dict[str, Any], source: str) -> list[str]:
 
 
 def parse_options(options: dict[str, Any], source: str) -> TrainingConfig:
-    """
-    A configuration from options as data, such as those of a study.
-
-    Args:
-        options (`dict`): From names of fields to values.
-        source (`str`): Where they are from, for messages.
-
-    Raises:
-        LabError: as [`parse_arguments`].
-    """
+    """A configuration from options as data, such as those of a study; errors name their source."""
     return TrainingConfig(**_parse(_make_parser(""), [(source, _as_arguments(options, source))]))
 
 
 def parse_arguments(arguments: Sequence[str], description: str, prog: str | None = None) -> TrainingConfig:
-    """
-    A configuration from command-line arguments.
-
-    Args:
-        arguments (`Sequence[str]`): Without the program's name; `--config FILE.yaml` is read first and overridden.
-        description (`str`): Shown by `--help`.
-        prog (`str`, *optional*): The command that is shown by `--help`, if it is not the script.
-
-    Raises:
-        LabError: for flags that do not exist, values of the wrong type, and files that cannot be read.
-    """
+    """A configuration from command-line arguments, which override those of `--config FILE.yaml`."""
     return parse_with(arguments, description, prog=prog)[0]
 
 
 def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, prog: str | None = None) -> tuple[Any, ...]:
     """The same with dataclasses of further options: the training configuration, and one of each of these."""
     parser = _make_parser(description, more_groups, prog)
-    path = parser.parse_known_args(arguments)[0].config
-    from_file = _as_arguments(read_yaml(path, "--config"), f"--config {path!r}") if path else []
-    sources = [(f"--config {path}", from_file)] if path else []
-    options = _parse(parser, [*sources, ("the command line", list(arguments))])
+    sources = [("the command line", list(arguments))]
+    if path := parser.parse_known_args(arguments)[0].config:
+        sources.insert(0, (f"--config {path}", _as_arguments(read_yaml(path, "--config"), f"--config {path!r}")))
+    options = _parse(parser, sources)
     # Launchers pass the rank as a flag or in the environment; accelerate reads only the latter.
     if options["local_rank"] == -1:
         options["local_rank"] = int(os.environ.get("LOCAL_RANK", -1))

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import without_config_warnings
 from ..core.files import atomic_folder, full_disk_explained, write_text
+from .base_run import BaseRun
 from .run_folder import RunFolder, check_same_run, read_state
-from .run_state import RunState
 
 _TENSORS = "timesteps.safetensors"
 _OWNERS = ("objective", "observer")  # of what is in there
@@ -31,10 +31,8 @@ _OWNERS = ("objective", "observer")  # of what is in there
 
 def register_model_format(accelerator: Accelerator, component: str) -> list[Any]:
     """
-    Makes `accelerator.save_state` write the model as a diffusers folder `component` instead of a bare state dict.
-
-    Returns:
-        `list`: of handles whose `remove()` undoes it.
+    Makes `accelerator.save_state` write the model as a diffusers folder `component` instead of a bare state dict, until
+    `remove()` of what is returned.
     """
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
@@ -52,7 +50,7 @@ def register_model_format(accelerator: Accelerator, component: str) -> list[Any]
     return [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
 
 
-def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
+def _facts(accelerator: Accelerator, run: BaseRun) -> dict[str, Any]:
     """What a start must have in common with the checkpoint that it goes on from, besides its configuration."""
     plan, data = run.plan, run.data
     return {
@@ -65,15 +63,8 @@ def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     }
 
 
-def save_checkpoint(accelerator: Accelerator, run: RunState, folder: RunFolder) -> Path:
-    """
-    Writes `checkpoint-<update>` atomically and removes the oldest ones. All processes call this.
-
-    Args:
-        accelerator (`Accelerator`): Holds model, optimizer and gradient scaler.
-        run ([`RunState`]): Its state, between two updates.
-        folder ([`RunFolder`]): Of the run.
-    """
+def save_checkpoint(accelerator: Accelerator, run: BaseRun, folder: RunFolder) -> Path:
+    """Writes `checkpoint-<update>` atomically, between two updates, and removes the oldest ones. All processes call this."""
     state, keep = run.state_dict(), run.config.checkpoints_total_limit or 0
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     path = folder.path / f"checkpoint-{run.update}"
@@ -99,13 +90,8 @@ def save_checkpoint(accelerator: Accelerator, run: RunState, folder: RunFolder) 
     return path
 
 
-def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path) -> None:
-    """
-    Puts a run back to where a checkpoint was written.
-
-    Raises:
-        LabError: if the checkpoint is of another run.
-    """
+def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path) -> None:
+    """Puts a run back to where a checkpoint was written; raises a `LabError` if that is of another run."""
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
     if run.average is not None:

@@ -53,17 +53,12 @@ def check_combinations(config: ResolvedConfig) -> None:
         raise LabError(
             f"--logging_dir {config.logging_dir!r} must be a name for a folder of its own inside --output_dir, such as logs."
         )
-    for package, wanted, remedy in (
-        ("tensorboard", config.logger == "tensorboard", "pip install tensorboard, or leave --logger out"),
-        ("wandb", config.logger == "wandb", "pip install wandb, or leave --logger out"),
-        (
-            "xformers",
-            config.enable_xformers_memory_efficient_attention,
-            "pip install xformers, or leave the flag out: torch's own attention is as good",
-        ),
-    ):
-        if wanted and importlib.util.find_spec(package) is None:
-            raise LabError(f"The package {package!r} is asked for but not installed: {remedy}.")
+    packages: dict[str, str] = {} if config.logger == "none" else {config.logger: "leave --logger out"}
+    if config.enable_xformers_memory_efficient_attention:
+        packages["xformers"] = "leave the flag out: torch's own attention is as good"
+    for package, remedy in packages.items():
+        if importlib.util.find_spec(package) is None:
+            raise LabError(f"The package {package!r} is asked for but not installed: pip install {package}, or {remedy}.")
     if config.local_rank >= 0 and "LOCAL_RANK" not in os.environ:
         raise LabError(
             f"--local_rank {config.local_rank} without a launcher has no effect. Start several processes with "

@@ -9,7 +9,7 @@ from ..core.options import options_of
 from ..core.registry import Registry
 from ..core.spec import format_spec, parse_json_kwargs
 from ..schedules.resolve import merge_spec
-from .config import ResolvedConfig, TrainingConfig
+from .config import TrainingConfig
 
 # Of timesteps, loss and noise: resolved by nothing but their registries.
 LEARNED_FROM = ("timestep_sampler", "loss_weighting", "timestep_lr", "noise")
@@ -31,22 +31,18 @@ def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
     spec, given = getattr(config, option), given_kwargs(config, option)
     if spec is None and given:
         raise LabError(f"--{option}_kwargs {given} without --{option}. Give its name too.")
-    resolved: dict[str, Any] = {}
-    if spec is not None:
-        registry = registry_of(option)
-        spec, given = merge_spec(spec, given, registry)
-        resolved = registry[spec].resolve(given)
-    return {option: spec, f"{option}_kwargs": resolved}
+    if spec is None:
+        return {option: None, f"{option}_kwargs": {}}
+    registry = registry_of(option)
+    name, given = merge_spec(spec, given, registry)
+    return {option: name, f"{option}_kwargs": registry[name].resolve(given)}
 
 
-def describe_choices(config: ResolvedConfig | dict[str, Any]) -> list[tuple[str, str]]:
+def describe_choices(fields: dict[str, Any]) -> list[tuple[str, str]]:
     """
-    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default).
-
-    Args:
-        config ([`ResolvedConfig`] or `dict`): Or the fields of one, from a record that may be older than some of them.
+    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default). The fields may be
+    those of a record that is older than some of them.
     """
-    fields = config if isinstance(config, dict) else config.__dict__
     described = []
     for option in LEARNED_FROM:
         name = fields.get(option, TrainingConfig.__dataclass_fields__[option].default)

@@ -11,6 +11,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
+from ..optimizers.scaling import scaled_learning_rate
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
 from .learning_options import ModelConfig, OptimizerConfig, ScheduleConfig, TimestepConfig
@@ -87,18 +88,19 @@ class ResolvedConfig(TrainingConfig):
     def layout(self, num_processes: int = 1, rank: int = 0) -> BatchLayout:
         return BatchLayout(self.train_batch_size, self.gradient_accumulation_steps, num_processes, rank)
 
+    def peak_learning_rate(self, global_batch: int) -> float:
+        """What was asked for, scaled to the images of an update."""
+        return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch, self.base_batch_size)
+
+    @property
+    def ema_parameters(self) -> dict[str, Any]:
+        names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
+        return {name: getattr(self, f"ema_{name}") for name in names}
+
     @property
     def start_momentum(self) -> float | None:
         """The momentum that the optimizer is made with, `None` if it has none."""
         return self.optimizer_kwargs.get("momentum", self.optimizer_kwargs.get("beta1"))
 
 
-CONFIG_GROUPS: tuple[Any, ...] = (
-    DataConfig,
-    ModelConfig,
-    ScheduleConfig,
-    TimestepConfig,
-    OptimizerConfig,
-    LoopConfig,
-    OutputConfig,
-)
+CONFIG_GROUPS: tuple[Any, ...] = TrainingConfig.__bases__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.options import COURSE, DESTINATION, DRAWS, LOG, MACHINE, OBJECTIVE, START, UPDATE, Need, option
+from ..core.options import BIN_LOG, DESTINATION, DRAWS, OBJECTIVE, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
 from ..data.options import IMAGES
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
@@ -40,7 +40,7 @@ class ModelConfig:
     ddpm_num_inference_steps: int | None = option(
         None,
         "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost).",
-        COURSE,
+        WHOLE_RUN,
         at_least=1,
     )
     ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] | None = option(
@@ -49,7 +49,7 @@ class ModelConfig:
     gradient_checkpointing: bool = option(
         False,
         "Compute activations again in the backward pass instead of keeping them: less memory, more time.",
-        MACHINE,
+        SPEED,
         decides_result=True,
         omit_default=True,
         kinds=IMAGES,
@@ -73,22 +73,22 @@ class ScheduleConfig:
         None,
         "Peak learning rate; 1e-4, 1e-3 for digits and its small model, 3e-4 for points, with AdamW; other optimizers"
         " have others. auto lets the finder choose, by a test of about 600 updates before the run.",
-        COURSE,
+        WHOLE_RUN,
         above=0,
     )
-    auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", START)
+    auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
     scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
         "none",
         "How the learning rate grows with the images of an update, over all micro-batches and processes; `lrlab "
         "scale` shows the rules.",
-        COURSE,
+        WHOLE_RUN,
         finder="refuses",
         omit_default=True,
     )
     base_batch_size: int = option(
         64,
         "Images of an update that --learning_rate is meant for, with --scale_lr.",
-        COURSE,
+        WHOLE_RUN,
         omit_default=True,
         at_least=1,
         needs=(SCALING,),
@@ -97,7 +97,7 @@ class ScheduleConfig:
         "cosine",
         "Name of the schedule, or a spec string NAME:key=value,key=value, or hub:USER/NAME for one that somebody "
         "published. Names: {names}.",
-        COURSE,
+        WHOLE_RUN,
         registry="schedules.registries:SCHEDULERS",
     )
     lr_scheduler_source: str | None = option(
@@ -106,28 +106,28 @@ class ScheduleConfig:
         DESTINATION,
     )
     lr_scheduler_kwargs: dict[str, Any] | str | None = option(
-        None, """Its parameters as JSON, such as '{"step_size": 500}'.""", COURSE
+        None, """Its parameters as JSON, such as '{"step_size": 500}'.""", WHOLE_RUN
     )
     lr_warmup_steps: float | None = option(
         None,
         "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05, which suits runs of any length "
         "(upstream 500 updates), and 0 for schedules without warm-up or with a rise of their own.",
-        COURSE,
+        WHOLE_RUN,
         at_least=0,
     )
-    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", COURSE)
-    lr_power: float | None = option(None, "power of the schedules that take it.", COURSE)
+    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN)
+    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN)
     momentum_scheduler: str | None = option(
         None,
         "Name or spec string of a schedule for the momentum (beta1). Names: {names}.",
-        COURSE,
+        WHOLE_RUN,
         registry="schedules.registries:MOMENTUM_SCHEDULERS",
     )
-    momentum_scheduler_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", COURSE)
+    momentum_scheduler_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", WHOLE_RUN)
     strict_lr_audit: bool = option(
         False,
         "Stop at the first update whose learning rate or momentum is not the expected one, instead of reporting it.",
-        COURSE,
+        WHOLE_RUN,
     )
 
 
@@ -168,13 +168,13 @@ class TimestepConfig:
     log_timestep_bins: int | None = option(
         None,
         "Equal parts of the timesteps whose losses are logged apart, in lrlab/timesteps.parquet; 10, and 0 for none.",
-        LOG,
+        BIN_LOG,
     )
     timestep_grad_every: int | None = option(
         None,
         "Updates between measurements of gradient norm and gradient noise scale in each of these parts, on 32 held-"
         "out images for each; takes as long as 5 to 20 updates, and is off if not given.",
-        LOG,
+        BIN_LOG,
         at_least=1,
         needs=(BINS, HELD_OUT),
     )
@@ -190,9 +190,7 @@ class OptimizerConfig:
         "adamw", "Name of the optimizer, or a spec string. Names: {names}.", UPDATE, registry="optimizers.entries:OPTIMIZERS"
     )
     optimizer_kwargs: dict[str, Any] | str | None = option(
-        None,
-        """Its parameters as JSON, such as '{"momentum": 0.95}'; `lrlab list optimizers` shows them.""",
-        UPDATE,
+        None, """Its parameters as JSON, such as '{"momentum": 0.95}'; `lrlab list optimizers` shows them.""", UPDATE
     )
     adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, below=1)
     adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, below=1)
@@ -203,14 +201,14 @@ class OptimizerConfig:
         True,
         "Keep an exponential moving average of the weights, for samples and the saved model: raw weights sample worse"
         " (off upstream; here --no_use_ema turns it off).",
-        COURSE,
+        WHOLE_RUN,
     )
-    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", COURSE, above=0, at_most=1e9, needs=(EMA,))
-    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", COURSE, at_least=0, at_most=100, needs=(EMA,))
-    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", COURSE, below=1, needs=(EMA,))
+    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, above=0, at_most=1e9, needs=(EMA,))
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, at_least=0, at_most=100, needs=(EMA,))
+    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, below=1, needs=(EMA,))
     ema_update_every: int = option(
-        1, "Optimizer updates from one update of the EMA to the next.", COURSE, at_least=1, needs=(EMA,)
+        1, "Optimizer updates from one update of the EMA to the next.", WHOLE_RUN, at_least=1, needs=(EMA,)
     )
     ema_start_update: int = option(
-        0, "Optimizer updates during which the EMA is a copy of the weights.", COURSE, at_least=0, needs=(EMA,)
+        0, "Optimizer updates during which the EMA is a copy of the weights.", WHOLE_RUN, at_least=0, needs=(EMA,)
     )

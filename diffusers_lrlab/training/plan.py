@@ -14,7 +14,7 @@ from ..core.progress import resolve_warmup_updates
 from ..core.spec import format_spec
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
-from ..optimizers.scaling import scaled_learning_rate, scaling_warning
+from ..optimizers.scaling import scaling_warning
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, double_decay
@@ -28,58 +28,40 @@ from .kinds.base import DataKind
 from .kinds.select import kind_of
 from .resolve_schedules import check_floor, with_batch
 
+_TIMESTEP_WORDS = {
+    "timestep_sampler": "drawn",
+    "loss_weighting": "weighting",
+    "timestep_lr": "learning rate",
+    "noise": "noise",
+}
+
 
 @dataclass(frozen=True)
 class Plan:
-    """
-    The run, in numbers.
-
-    Args:
-        config ([`ResolvedConfig`]): Resolved.
-        model_config (`dict`): Arguments of the model.
-        kind ([`DataKind`]): Images, points, ...
-        data_shape (`str`): Of an image or point, in words.
-        item_shape (`tuple` of `int`): The same in numbers.
-        layout ([`BatchLayout`]): How the items of an update are shared out.
-        num_images (`int` or `None`): Training images; `None` for a stream.
-        num_held_out (`int`): Held-out images.
-        num_updates (`int`): Optimizer updates of the run.
-        schedule ([`Schedule`]): Learning rate and momentum as functions of the clock.
-        lrs (`np.ndarray`): The learning rate of each update, float64 of shape `(num_updates,)`.
-        momenta (`np.ndarray`): The momentum likewise; NaN for an optimizer without one.
-        lr_factors (`np.ndarray` or `None`): What the bands of timesteps that updates are from make of the learning rate.
-        data_warnings (`tuple` of `str`): What is odd about the data.
-    """
+    """The run, in numbers."""
 
     config: ResolvedConfig
     model_config: dict[str, Any]
     kind: DataKind
-    data_shape: str
+    data_shape: str  # of an image or point, in words
     item_shape: tuple[int, ...]
     layout: BatchLayout
-    num_images: int | None
+    num_images: int | None  # to train on; None for a stream
     num_held_out: int
     num_updates: int
     schedule: Schedule
-    lrs: np.ndarray
-    momenta: np.ndarray
-    lr_factors: np.ndarray | None = None
-    data_warnings: tuple[str, ...] = ()
+    lrs: np.ndarray  # of each update, float64
+    momenta: np.ndarray  # likewise; NaN for an optimizer without momentum
+    lr_factors: np.ndarray | None  # what the band of timesteps of each update makes of its learning rate
+    data_warnings: tuple[str, ...]
 
     @property
     def learning_rate(self) -> float:
-        """The peak: what was asked for, scaled to this batch."""
-        config = self.config
-        return scaled_learning_rate(config.learning_rate, config.scale_lr, self.layout.global_batch, config.base_batch_size)
-
-    @property
-    def expected_lrs(self) -> np.ndarray:
-        """The learning rate that each update is expected to have: the schedule's, times the factor of its band."""
-        return self.lrs if self.lr_factors is None else self.lrs * self.lr_factors
+        """The peak, for this batch."""
+        return self.config.peak_learning_rate(self.layout.global_batch)
 
     @property
     def warmup_updates(self) -> int:
-        """Updates of warm-up."""
         return resolve_warmup_updates(self.config.lr_warmup_steps, self.num_updates)
 
     @property
@@ -99,7 +81,6 @@ class Plan:
 
     @property
     def validation_updates(self) -> int:
-        """Updates between validations."""
         return self.config.validation_steps or max(1, self.num_updates // 20)
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
@@ -121,7 +102,6 @@ class Plan:
             return sum(parameter.numel() for parameter in self.kind.model_class()(**self.model_config).parameters())
 
     def describe(self) -> str:
-        """The plan in words."""
         config, layout = self.config, self.layout
         last = self.num_updates - 1
         marks = [(share, min(round(share / 100 * self.num_updates), last)) for share in range(0, 101, 25)]
@@ -142,34 +122,22 @@ class Plan:
             "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
             + lrs
             + self._scaling_in_words(),
-            "timesteps": self._timesteps_in_words(),
+            "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
             "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + self._momentum_in_words(marks),
-            **({"warning": "\n               ".join(warnings)} if (warnings := self._warnings()) else {}),
+            "warning": "\n               ".join(self._warnings()),
             "output": f"{config.output_dir}/: model_index.json, {self.kind.component}/, scheduler/, README.md, "
             f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
             f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
         }
-        return "\n".join(f"{name:>13}  {text}" for name, text in lines.items())
+        return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
 
     def _warnings(self) -> list[str]:
         config = self.config
-        warnings = [*self.data_warnings, *_timestep_warnings(self)]
-        if scaling := scaling_warning(config.scale_lr, config.optimizer):
-            warnings.append(scaling)
+        warnings = [*self.data_warnings, *_timestep_warnings(self), scaling_warning(config.scale_lr, config.optimizer)]
         if not self.follows_metric:
             start = config.start_momentum
-            decay = double_decay(self.schedule, self.learning_rate, start, self.warmup_updates, self.num_updates)
-            warnings += [decay] if decay else []
-        return warnings
-
-    def _timesteps_in_words(self) -> str:
-        labels = {
-            "timestep_sampler": "drawn",
-            "loss_weighting": "weighting",
-            "timestep_lr": "learning rate",
-            "noise": "noise",
-        }
-        return ", ".join(f"{labels[option]} {spec}" for option, spec in describe_choices(self.config))
+            warnings.append(double_decay(self.schedule, self.learning_rate, start, self.warmup_updates, self.num_updates))
+        return [warning for warning in warnings if warning]
 
     def _scaling_in_words(self) -> str:
         config = self.config
@@ -186,11 +154,11 @@ class Plan:
         return ", momentum " + ", ".join(f"{self.momenta[update]:.3g} ({share} %)" for share, update in marks)
 
 
-def _timestep_warnings(plan: Plan) -> list[str]:
+def _timestep_warnings(plan: Plan) -> list[str | None]:
     """What can be done as asked, and is likely not what is wanted."""
     config = plan.config
     sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
-    warnings = [contradiction(sampler, config.prediction_type)]
+    warnings: list[str | None] = [contradiction(sampler, config.prediction_type)]
     if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
         warnings.append(
             f"{sampler!r} draws more of the middle of the noise levels and {weighting!r} weighs it more: both at once leave "
@@ -212,28 +180,23 @@ def _timestep_warnings(plan: Plan) -> list[str]:
             f"Gradients are measured at {NUM_PROBES} images, and {plan.num_held_out} are held out: there will be norms, "
             "but no noise scales. Raise --num_validation_images."
         )
-    return [warning for warning in warnings if warning]
+    return warnings
 
 
 def make_plan(
     config: ResolvedConfig, data: TrainingData, model_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
 ) -> Plan:
-    """
-    The plan of a run, from its configuration and its data.
-
-    Raises:
-        LabError: for a batch larger than the data, and for a schedule that does not fit the length of the run.
-    """
+    """The plan of a run; a `LabError` for a batch larger than the data, and for a schedule that does not fit the length."""
     layout = config.layout(num_processes, rank)
-    num_images = data.num_images
+    num_images, num_held_out = data.num_images, len(data.held_out)
     if num_images is not None:
         layout.check_fits(num_images)
-    if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not len(data.held_out):
+    if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not num_held_out:
         raise LabError(
             f"{config.lr_scheduler!r} follows the validation loss, but a fifth of these images is none to hold out. Use "
             "another --lr_scheduler or more images."
         )
-    if config.timestep_grad_every and not len(data.held_out):
+    if config.timestep_grad_every and not num_held_out:
         raise LabError(
             f"--timestep_grad_every {config.timestep_grad_every} measures gradients at held-out images, but a fifth of "
             "these images is none to hold out. Leave it out, or use more images."
@@ -242,17 +205,24 @@ def make_plan(
     if not num_updates:
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are no stream.")
     schedule = with_batch(config.schedule, layout.global_batch)
-    peak = scaled_learning_rate(config.learning_rate, config.scale_lr, layout.global_batch, config.base_batch_size)
+    peak = config.peak_learning_rate(layout.global_batch)
     if not config.auto_learning_rate:
         check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
-    lr_form, lr_factors = config.timestep_lr_form, None
-    if lr_form is not None:
-        lr_factors = lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps)
-    kind = kind_of(config)
-    model_config = kind.resolve_model_config(config, model_config, data)
-    shape, num_held_out = kind.describe_data(config, data), len(data.held_out)
+    lr_form, kind = config.timestep_lr_form, kind_of(config)
     return Plan(
-        config, model_config, kind, shape, data.image_shape, layout, num_images, num_held_out, num_updates, schedule, lrs,
-        momenta, lr_factors, tuple(kind.data_warnings(data)),
-    )  # fmt: skip
+        config=config,
+        model_config=kind.resolve_model_config(config, model_config, data),
+        kind=kind,
+        data_shape=kind.describe_data(config, data),
+        item_shape=data.image_shape,
+        layout=layout,
+        num_images=num_images,
+        num_held_out=num_held_out,
+        num_updates=num_updates,
+        schedule=schedule,
+        lrs=lrs,
+        momenta=momenta,
+        lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps),
+        data_warnings=tuple(kind.data_warnings(data)),
+    )

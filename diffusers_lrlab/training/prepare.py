@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
-    """
-    A configuration with nothing left open, held against everything but data and model.
-
-    Raises:
-        LabError: for the first thing that cannot be done as asked.
-    """
+    """A configuration with nothing left open, held against everything but data and model."""
     if not isinstance(config, TrainingConfig):
         raise LabError(
             f"train() takes a TrainingConfig, not {type(config).__name__}. Write TrainingConfig(**options), or "
@@ -45,12 +40,7 @@ def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
 
 
 def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
-    """
-    Plan, data and accelerator of a run.
-
-    Raises:
-        LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
-    """
+    """Plan, data and accelerator of a run; what cannot be done is an error before data are read, where that is possible."""
     return prepare_resolved(resolve_and_check(config))
 
 
@@ -106,9 +96,8 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         # `accelerate launch` leaves a CPU process one thread unless told otherwise.
-        cores = available_cores()
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(config.cpu_threads or max(1, cores // processes))
+        torch.set_num_threads(config.cpu_threads or max(1, available_cores() // processes))
         keep_freed_memory()
     folder = config.output_dir
     return Accelerator(

@@ -26,13 +26,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     """
     Fills in what is left open, and checks everything that can be checked without data, model or network.
 
-    Args:
-        config ([`TrainingConfig`]): What is asked for.
-        find_columns (`bool`, *optional*): Whether to find out the kind of data by the columns of the data set, which may be
-            on the network.
-
-    Raises:
-        LabError: for the first thing that cannot be done as asked.
+    To `find_columns` is to find out the kind of data by the columns of the data set, which may be on the network.
     """
     load_plugins(config.plugins)
     check_types(config)
@@ -51,12 +45,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
 
 
 # The options of diffusers' script, and the parameters that they are of the optimizers that take them.
-_ADAM_OPTIONS = {
-    "adam_beta1": "beta1",
-    "adam_beta2": "beta2",
-    "adam_weight_decay": "weight_decay",
-    "adam_epsilon": "eps",
-}
+_ADAM_OPTIONS = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_weight_decay": "weight_decay", "adam_epsilon": "eps"}
 
 
 def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
@@ -116,19 +105,10 @@ def _check_rate(config: TrainingConfig) -> None:
         raise LabError(f"{config.optimizer!r} finds its learning rate by itself: leave --scale_lr {config.scale_lr} out.")
 
 
-def _checked_ranges(config: TrainingConfig) -> dict[str, Any]:
-    check_ranges(config, TrainingConfig)
-    return {}
-
-
-def _resolve_learned_from(config: TrainingConfig) -> dict[str, Any]:
-    return {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
-
-
 def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
-    """Length, steps of sampling, bins and the folder."""
+    """Timesteps, loss and noise; length, steps of sampling, bins and the folder."""
     kind, steps = kind_of(config), config.ddpm_num_steps or 0
-    resolved: dict[str, Any] = {}
+    resolved = {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
     if config.num_epochs is None and config.max_train_steps is None:
         resolved |= kind.default_length
     if config.ddpm_num_inference_steps is None:
@@ -146,9 +126,7 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
 _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
     _resolve_optimizer,
     _resolve_data,
-    _checked_ranges,
     resolve_lr_schedule,
     resolve_momentum,
-    _resolve_learned_from,
     _resolve_rest,
 )

@@ -9,7 +9,6 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
 from ..optimizers.entries import OPTIMIZERS
-from ..optimizers.scaling import scaled_learning_rate
 from ..schedules.published import PREFIX as HUB_PREFIX
 from ..schedules.published import hub_schedule
 from ..schedules.registries import SCHEDULERS
@@ -21,7 +20,7 @@ from .config import ResolvedConfig, TrainingConfig
 
 def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
     """The schedule with all its parameters, and its warm-up as far as the length of the run is known."""
-    published = _published(config) if config.lr_scheduler.startswith(HUB_PREFIX) else {}
+    published = _resolve_published(config) if config.lr_scheduler.startswith(HUB_PREFIX) else {}
     name, kwargs = merge_spec(config.lr_scheduler, given_kwargs(config, "lr_scheduler"))
     for key, value in (("num_cycles", config.lr_num_cycles), ("power", config.lr_power)):
         if value is None:
@@ -46,7 +45,7 @@ def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def _published(config: TrainingConfig) -> dict[str, Any]:
+def _resolve_published(config: TrainingConfig) -> dict[str, Any]:
     """What a schedule from the Hub decides besides the learning rate."""
     momentum, momentum_kwargs = published_momentum(
         config.lr_scheduler, config.momentum_scheduler, given_kwargs(config, "momentum_scheduler")
@@ -125,8 +124,7 @@ def check_schedule(config: ResolvedConfig) -> None:
     weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
     # A launcher has said by now how many processes there are.
     batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
-    peak = scaled_learning_rate(config.learning_rate, config.scale_lr, batch, config.base_batch_size)
-    optimizer = get_optimizer(config.optimizer, weights, peak, **config.optimizer_kwargs)
+    optimizer = get_optimizer(config.optimizer, weights, config.peak_learning_rate(batch), **config.optimizer_kwargs)
     length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
     build_all(with_batch(config.schedule, batch), optimizer, config.lr_warmup_steps, length)
 

@@ -44,7 +44,7 @@ def _check_timestep_lr(config: ResolvedConfig) -> None:
 
 def check_timesteps(config: ResolvedConfig) -> None:
     """Builds sampler and weighting once, for what only the densities themselves can refuse."""
-    from .objective_spec import objective_spec
+    from .objective_spec import objective_spec  # heavy
 
     spec = objective_spec(config)
     process = spec.make_process()

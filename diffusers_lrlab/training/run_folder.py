@@ -27,16 +27,10 @@ FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
 
 @dataclass
 class RunFolder:
-    """
-    Paths and records of one run.
+    """Paths and records of one run."""
 
-    Args:
-        path (`Path`): `--output_dir`.
-        is_writer (`bool`): Whether this process writes; the others read only.
-    """
-
-    path: Path
-    is_writer: bool = True
+    path: Path  # --output_dir
+    is_writer: bool = True  # of the processes, only one is
 
     @property
     def lab(self) -> Path:
@@ -49,12 +43,10 @@ class RunFolder:
         return self.lab / "metrics.jsonl"
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """Adds a row to `metrics.jsonl`."""
         if self.is_writer:
             append_line(self.metrics_file, json.dumps(row, allow_nan=False))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`."""
         if not self.metrics_file.exists():
             return []
         lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
@@ -79,7 +71,6 @@ class RunFolder:
             write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Writes `run.json`."""
         if self.is_writer:
             write_text(self.lab / "run.json", json.dumps(record, indent=2) + "\n")
 
@@ -122,12 +113,7 @@ def checkpoint_update(path: Path) -> int:
 
 
 def find_checkpoint(config: ResolvedConfig) -> Path | None:
-    """
-    The checkpoint to resume from, and the state of the output folder checked; `None` for a fresh start.
-
-    Raises:
-        LabError: if the folder holds another run or other files, or there is no such checkpoint.
-    """
+    """The checkpoint to resume from, `None` for a fresh start; a `LabError` if the folder suits neither."""
     folder = RunFolder(Path(config.output_dir))
     if config.resume_from_checkpoint is None:
         check_fresh(folder, config.overwrite_output_dir)
@@ -166,9 +152,7 @@ def check_fresh(folder: RunFolder, overwrite: bool) -> None:
         raise LabError(f"--output_dir {str(path)!r} cannot be written: {str(existing)!r} is no folder you may write to.")
     if not path.is_dir() or next(path.iterdir(), None) is None:
         return
-    if {entry.name for entry in path.iterdir()} == {"lrlab"} and {entry.name for entry in folder.lab.iterdir()} <= {
-        *FINDER_FILES
-    }:
+    if all(entry.parent == folder.lab and entry.name in FINDER_FILES for entry in path.rglob("*") if entry != folder.lab):
         return  # what the learning-rate finder found for the run that begins
     holds_run = bool(folder.read_record()) or bool(folder.checkpoints()) or (path / "model_index.json").exists()
     if not holds_run:
@@ -203,14 +187,7 @@ def check_same_config(config: ResolvedConfig, checkpoint: Path) -> None:
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
-    """
-    Raises a `LabError` that lists what differs.
-
-    Args:
-        saved (`dict`): Facts of the run that wrote the checkpoint.
-        now (`dict`): Those of this start that must be the same, as far as they are known by now.
-        checkpoint (`Path`): Named in the message.
-    """
+    """Raises a `LabError` that lists what is not the same now as it was in the run that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
     differing = [
         f"{name}: {saved.get(name)!r} then, {value!r} now" for name, value in now.items() if saved.get(name) != value

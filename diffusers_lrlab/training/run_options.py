@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import COURSE, DESTINATION, DRAWS, EVALUATION, MACHINE, OUTPUT, START, UPDATE, Need, option
+from ..core.options import DESTINATION, DRAWS, EVALUATION, OUTPUT, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
 from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
@@ -23,12 +23,12 @@ class LoopConfig:
     num_epochs: int | None = option(
         None,
         "Passes over the data; 100 unless --max_train_steps is given, and 10,000 updates for points.",
-        COURSE,
+        WHOLE_RUN,
         at_least=1,
         at_most=MOST_UPDATES,
     )
     max_train_steps: int | None = option(
-        None, "Optimizer updates of the run; excludes --num_epochs.", COURSE, at_least=1, at_most=MOST_UPDATES
+        None, "Optimizer updates of the run; excludes --num_epochs.", WHOLE_RUN, at_least=1, at_most=MOST_UPDATES
     )
     train_batch_size: int | None = option(
         None,
@@ -57,7 +57,7 @@ class LoopConfig:
     cpu_threads: int = option(
         0,
         "Threads per process, without a GPU; 0 shares the cores among the processes (accelerate launch leaves one thread).",
-        MACHINE,
+        SPEED,
         study="no",
         at_least=0,
         at_most=1024,
@@ -65,12 +65,12 @@ class LoopConfig:
     plugins: str | None = option(
         None,
         "Python files or modules, with commas, that register schedules, samplers, optimizers or metrics of your own.",
-        MACHINE,
+        SPEED,
         is_repeated=False,
         is_path=True,
         aliases=("--import",),
     )
-    local_rank: int = option(-1, "Set by launchers; not for use by hand.", MACHINE, study="no", is_repeated=False)
+    local_rank: int = option(-1, "Set by launchers; not for use by hand.", SPEED, study="no", is_repeated=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +86,11 @@ class OutputConfig:
         finder="uses",
     )
     overwrite_output_dir: bool = option(
-        False, "Replace the run that output_dir holds; other files there stay. Resuming goes first.", START
+        False, "Replace the run that output_dir holds; other files there stay. Resuming goes first.", THIS_START
     )
-    logging_steps: int = option(10, "Updates between rows of lrlab/metrics.jsonl.", COURSE, at_least=1)
+    logging_steps: int = option(10, "Updates between rows of lrlab/metrics.jsonl.", WHOLE_RUN, at_least=1)
     validation_steps: int | None = option(
-        None, "Updates between validations; 20 over the run.", COURSE, at_least=1, needs=(HELD_OUT,)
+        None, "Updates between validations; 20 over the run.", WHOLE_RUN, at_least=1, needs=(HELD_OUT,)
     )
     save_images_epochs: int | None = option(
         None,
@@ -127,14 +127,14 @@ class OutputConfig:
         OUTPUT,
         at_least=0,
     )
-    resume_from_checkpoint: str | None = option(None, "'latest', or the folder of a checkpoint.", START)
+    resume_from_checkpoint: str | None = option(None, "'latest', or the folder of a checkpoint.", THIS_START)
     logger: Literal["none", "tensorboard", "wandb"] = option(
         "none",
         "Tracker, besides lrlab/metrics.jsonl and the plots, which are always written (upstream tensorboard).",
         DESTINATION,
     )
     logging_dir: str = option("logs", "Folder of the tensorboard log, inside output_dir.", DESTINATION, needs=(LOGGER,))
-    push_to_hub: bool = option(False, "Upload the result to the Hub when the pipeline is saved.", START)
+    push_to_hub: bool = option(False, "Upload the result to the Hub when the pipeline is saved.", THIS_START)
     hub_token: str | None = option(
         None, "Token for the Hub; the one of `hf auth login` if not given.", DESTINATION, needs=(PUSH,), repr=False
     )
@@ -158,9 +158,9 @@ class OutputConfig:
     sanity: bool = option(
         False,
         "Before training, overfit one batch in 150 updates, and stop if the loss does not fall to half.",
-        START,
+        THIS_START,
         needs=(A_RUN,),
     )
     dry_run: bool = option(
-        False, "Print the plan of the run, with the memory, time and disk that it will take, and stop.", START
+        False, "Print the plan of the run, with the memory, time and disk that it will take, and stop.", THIS_START
     )

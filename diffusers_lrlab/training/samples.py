@@ -5,33 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from ..core.files import atomic_file, full_disk_explained
 from ..core.streams import stream_generator
-from .run_state import RunState
+from .base_run import BaseRun
 
 
-def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
+def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
     """
-    Samples of the model as it is, by its pipeline, always from the same starting noise.
-
-    Args:
-        run ([`RunState`]): Its model, whose mode is restored, noise schedule and configuration.
-        num (`int`): How many.
-        purpose (`str`): Names the stream of starting noise.
-        show_progress (`bool`): A progress bar.
-
-    Returns:
-        `np.ndarray`: see [`DataKind.sample`].
+    Samples of the model as it is, see [`DataKind.sample`]; always from the same starting noise, whose stream is named after
+    the purpose.
     """
     kind, config, model = run.kind, run.config, run.bare_model
     was_training = model.training
     model.eval()
-    scheduler = run.process.scheduler
-    pipeline = kind.make_pipeline(model, type(scheduler).from_config(scheduler.config))
+    pipeline = sampling_pipeline(run)
     # Over the passes if there are several, else over the steps of the one.
     several = num > kind.sampling_batch
     pipeline.set_progress_bar_config(disable=True if several or not show_progress else None, desc=purpose)
@@ -42,6 +34,12 @@ def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progres
         parts.append(kind.sample(pipeline, size, generator, config.ddpm_num_inference_steps))
     model.train(was_training)
     return np.concatenate(parts)
+
+
+def sampling_pipeline(run: BaseRun) -> Any:
+    """A pipeline around the model as it is, with a scheduler of its own."""
+    scheduler = run.process.scheduler
+    return run.kind.make_pipeline(run.bare_model, type(scheduler).from_config(scheduler.config))
 
 
 def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
@@ -55,7 +53,7 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
     return {int(path.stem.split("-")[1]): np.load(path) for path in sorted(folder.glob("update-*.npy"))}
 
 
-def save_pipeline(run: RunState, folder: Path) -> None:
+def save_pipeline(run: BaseRun, folder: Path) -> None:
     """Writes the pipeline into the folder of a run; each part appears whole, the index last."""
     temporary = folder / f".tmp-{os.getpid()}-pipeline"
     try:

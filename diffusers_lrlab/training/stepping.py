@@ -13,29 +13,24 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
+_MOST_OVERFLOWS = 30  # in a row
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
+def do_one_update(trainer: Any, images: torch.Tensor) -> bool:
+    """An update, repeated with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
+    return any(trainer.do_update(images) for _ in range(_MOST_OVERFLOWS))
+
+
 class Stepper:
-    """
-    What is done with a loss, inside `accelerator.accumulate`.
+    """What is done with a loss, inside `accelerator.accumulate`; model and optimizer are prepared by that accelerator."""
 
-    Args:
-        accelerator (`Accelerator`): Precision and processes.
-        model: Prepared by it.
-        optimizer: Likewise.
-        max_grad_norm (`float`): Gradients are clipped to this norm; 0 only measures it.
-
-    Attributes:
-        norm (`torch.Tensor`): Of the gradients of the last update, before clipping.
-    """
-
-    norm: torch.Tensor
+    norm: torch.Tensor  # of the gradients of the last update, before clipping
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
         self.accelerator, self.optimizer = accelerator, optimizer
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.max_norm = max_grad_norm or math.inf
+        self.max_norm = max_grad_norm or math.inf  # then it is only measured
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
 
     def __call__(self, loss: torch.Tensor) -> None:

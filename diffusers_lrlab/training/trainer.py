@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,62 +17,46 @@ from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
 from ..core.errors import Diverged, Interrupted
-from ..data.batches import iterate_batches, to_device
+from ..data.batches import to_device
 from ..data.loading import TrainingData
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
+from .base_run import BaseRun
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
 from .diagnostics.lr_warnings import find_lr_warnings
 from .diagnostics.observer import TimestepObserver
 from .interrupts import InterruptGuard
 from .plan import Plan
-from .results.select import results_of
+from .results.base import results_of
 from .run_folder import RunFolder
-from .run_state import RunState
 from .samples import draw_samples, save_pipeline, save_preview
-from .stepping import Stepper
+from .stepping import Stepper, do_one_update
 
-# An fp16 update whose gradients overflow is done again with a smaller loss scale; this often in a row means divergence.
-_MAX_OVERFLOWS = 30
 _LOOKS = 50  # for learning-rate warnings, over a run
 
 
-class Trainer(RunState):
-    """
-    A run: its model, optimizer, schedules and average, and the loop over its updates.
+class Trainer(BaseRun):
+    """A run, and the loop over its updates."""
 
-    Args:
-        plan ([`Plan`]): What to do.
-        data ([`TrainingData`]): What to train on.
-        accelerator (`Accelerator`): Device, precision and processes.
-        folder ([`RunFolder`]): Where results go.
-        on_saved (`Callable`, *optional*): Called with the update when the pipeline was saved in the middle of the run.
-    """
+    on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved in the middle
 
-    def __init__(
-        self,
-        plan: Plan,
-        data: TrainingData,
-        accelerator: Accelerator,
-        folder: RunFolder,
-        on_saved: Callable[[int], None] | None = None,
-    ):
+    def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
         super().__init__(plan, data, accelerator.process_index)
-        self.accelerator, self.folder, self.on_saved = accelerator, folder, on_saved
-        config = self.config
-        self.make_parts(accelerator.device)
+        self.accelerator, self.folder = accelerator, folder
+        config, device = plan.config, accelerator.device
+        self.make_parts(device)
         self._hooks = register_model_format(accelerator, self.kind.component)
         self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
-        layout, device = plan.layout, accelerator.device
         self.objective = Objective.of(
-            self.objective_spec, self.process, layout, plan.num_updates, device, accelerator.gather
+            self.objective_spec, self.process, plan.layout, plan.num_updates, device, accelerator.gather
         )
-        self.observer = self._make_observer() if config.log_timestep_bins else None
-        # Where this process's images are in the global batch.
-        self._local = torch.cat([torch.arange(part.start, part.stop) for part in layout.positions()]).to(device)
-        # Sums since the last logged row: loss, its unweighted twin, gradient norm, updates. On the device, read at logging
-        # points only.
+        self.observer: TimestepObserver | None = None
+        if config.log_timestep_bins:
+            probes = data.held_out if config.timestep_grad_every else None
+            path = folder.lab / "timesteps.parquet"
+            self.observer = TimestepObserver(config.log_timestep_bins, self.objective, self.process, probes, path)
+        # Since the last logged row, and read only there: loss, unweighted loss, gradient norm, updates.
         self.sums = torch.zeros(4, device=device)
         self.lr_warnings: dict[str, str] = {}  # those that were shown
         self._shows = True
@@ -83,33 +67,22 @@ class Trainer(RunState):
             hook.remove()
         self.accelerator.free_memory(self.model, self.optimizer)
 
-    def _make_observer(self) -> TimestepObserver:
-        config = self.config
-        return TimestepObserver(
-            config.log_timestep_bins,
-            self.objective,
-            self.process,
-            self.data.held_out if config.timestep_grad_every else None,
-            self.folder.lab / "timesteps.parquet",
-        )
-
     @property
     def bare_model(self) -> Any:
         return self.accelerator.unwrap_model(self.model)
-
-    # --- one update --------------------------------------------------------------------------------------------------
 
     def do_update(self, images: torch.Tensor) -> bool:
         """One optimizer update on this process's share of images; `False` if fp16 overflowed and it was skipped."""
         layout, device = self.plan.layout, self.accelerator.device
         timesteps = self.objective.draw(self.update)
-        local = timesteps[self._local]
+        local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
         weights = self.objective.weights(local, self.update)
         images = to_device(images, device)
         loss, unweighted = torch.zeros((), device=device), []
         for step, noise in enumerate(self.objective.noise(self.update, images)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
-            with self._accumulating():
+            # Gradients are exchanged between processes after the last micro-batch only.
+            with self.accelerator.accumulate(self.model) if layout.accumulation > 1 else nullcontext():
                 losses = self.process.losses(self.model, images[part], noise, local[part])
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
@@ -124,43 +97,24 @@ class Trainer(RunState):
         self.objective.observe(timesteps, losses)
         return True
 
-    def _accumulating(self) -> AbstractContextManager[None]:
-        """Around a micro-batch: gradients are exchanged between processes after the last one only."""
-        return self.accelerator.accumulate(self.model) if self.plan.layout.accumulation > 1 else nullcontext()
-
-    # --- the loop ----------------------------------------------------------------------------------------------------
-
     def updates(self, show_progress: bool = True) -> Iterator[int]:
         """
-        Trains from the current update to the end, and yields the number of updates done after each of them.
-
-        Raises:
-            Interrupted: after SIGINT or SIGTERM, with everything saved.
-            Diverged: if the loss is no longer finite.
+        Trains from the current update to the end, and yields the number of updates done after each of them. It may end in
+        `Interrupted`, after SIGINT or SIGTERM and with everything saved, and in `Diverged`.
         """
         config, plan = self.config, self.plan
-        self._shows = show_progress
-        bar = tqdm(
-            total=plan.num_updates,
-            initial=self.update,
-            desc="train",
-            unit="update",
-            disable=not (show_progress and self.accelerator.is_main_process),
-            mininterval=0.2 if sys.stderr.isatty() else 10,
-        )
-        workers, skip = config.dataloader_num_workers, config.skip_corrupt_images
-        batches = iterate_batches(self.data, plan.layout, config.seed, range(self.update, plan.num_updates), workers, skip)
+        self._shows = show_progress and self.accelerator.is_main_process
+        pace, hide = 0.2 if sys.stderr.isatty() else 10, not self._shows
+        bar = tqdm(total=plan.num_updates, initial=self.update, desc="train", unit="update", disable=hide, mininterval=pace)
+        batches = self.batches(config.seed, range(self.update, plan.num_updates))
         self.set_training()
         with InterruptGuard() as guard, bar:
             started = time.perf_counter()
             for images in batches:
                 with scaled_lr(self.optimizer, self.lr_factor):
                     self.check_schedules()
-                    overflows = 0
-                    while not self.do_update(images):
-                        overflows += 1
-                        if overflows == _MAX_OVERFLOWS:
-                            raise self._diverged()
+                    if not do_one_update(self, images):
+                        raise self._diverged()
                     lr, momentum = self.current_lr, self.current_momentum
                 self.advance()
                 bar.update()
@@ -178,31 +132,29 @@ class Trainer(RunState):
 
     def _log(self, lr: float, momentum: float | None, bar: tqdm) -> None:
         """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
-        loss_sum, unweighted_sum, norm_sum, count = self.accelerator.reduce(self.sums, "mean").tolist()
+        *sums, count = self.accelerator.reduce(self.sums, "mean").tolist()
         self.sums.zero_()
+        loss, unweighted, norm = (total / count for total in sums)
+        if not math.isfinite(loss + norm):
+            raise self._diverged()
         row = {
             "update": self.update - 1,
-            "loss": loss_sum / count,
+            "loss": loss,
             "lr": lr,
             "beta1": momentum,
-            "grad_norm": norm_sum / count,
+            "grad_norm": norm,
             "images_seen": self.update * self.plan.layout.global_batch,
             "largest_lr_deviation": self.audit.largest_lr_deviation,
+            "unweighted_loss": unweighted if self.objective.is_weighted else None,
+            "ema_decay": None if self.average is None else self.average.decay,
         }
-        if self.objective.is_weighted:
-            row["unweighted_loss"] = unweighted_sum / count
         row = {key: value for key, value in row.items() if value is not None}
-        if self.average is not None:
-            row["ema_decay"] = self.average.decay
-        if not math.isfinite(row["loss"] + row["grad_norm"]):
-            raise self._diverged()
-        if self.observer is not None:
-            if spikes := self.observer.read_sums(self.update - round(count), self.update - 1):
-                row["loss_spike_bins"] = spikes
+        if self.observer is not None and (spikes := self.observer.read_sums(self.update - round(count), self.update - 1)):
+            row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
         scalars = {key: value for key, value in row.items() if key not in ("update", "loss_spike_bins")}
         self.accelerator.log(scalars, step=self.update)
-        bar.set_postfix(loss=f"{row['loss']:.4f}", lr=f"{lr:.3g}", refresh=False)
+        bar.set_postfix(loss=f"{loss:.4f}", lr=f"{lr:.3g}", refresh=False)
 
     def _diverged(self) -> Diverged:
         last = self.folder.checkpoints()
@@ -219,7 +171,7 @@ class Trainer(RunState):
             self.observer.measure_gradients(self.update, self.bare_model)
         if self.validation and self.at_interval(plan.validation_updates):
             self.validate()
-        if self.at_interval(max(1, plan.num_updates // _LOOKS)):
+        if self.accelerator.is_main_process and self.at_interval(max(1, plan.num_updates // _LOOKS)):
             self._warn_of_lr()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
@@ -235,12 +187,10 @@ class Trainer(RunState):
 
     def _warn_of_lr(self) -> None:
         """What the log says of the learning rate; each warning is shown once."""
-        if not self.accelerator.is_main_process:
-            return
-        plan = self.plan
+        plan, rows = self.plan, self.folder.read_metrics()
         still = not (self.objective.sampler.moves or self.objective.follows_losses)
-        rows, max_grad_norm = self.folder.read_metrics(), self.config.max_grad_norm
-        for name, message in find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, max_grad_norm, still).items():
+        warnings = find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, self.config.max_grad_norm, still)
+        for name, message in warnings.items():
             if name not in self.lr_warnings:
                 self.lr_warnings[name] = message
                 if self._shows:
@@ -269,10 +219,8 @@ class Trainer(RunState):
         self.follow_loss(losses["validation_loss"])
         return losses
 
-    # --- checkpoints, results ----------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
-        """See [`RunState`]; the sums and `observer` are those of all processes, which all call this."""
+        """See [`BaseRun`]; the sums and `observer` are those of all processes, which all call this."""
         own = {"sums": self.accelerator.gather(self.sums[None]).tolist()}
         if self.observer is not None:
             own["observer"] = self.observer.state_dict()

@@ -9,8 +9,8 @@ import pytest
 
 from diffusers_lrlab.core.errors import LabError, report_error
 from diffusers_lrlab.core.options import (
-    COURSE,
-    MACHINE,
+    SPEED,
+    WHOLE_RUN,
     Need,
     Option,
     Role,
@@ -31,10 +31,10 @@ FAST = Need("--fast", lambda config: config.fast)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    fast: bool = option(False, "Fast.", MACHINE)
-    rate: float | None = option(None, "Rate.", COURSE, above=0)
-    steps: int = option(5, "Steps.", COURSE, at_least=1, needs=(FAST,))
-    beta: float = option(0.9, "Beta.", COURSE, below=1, kinds=("images",))
+    fast: bool = option(False, "Fast.", SPEED)
+    rate: float | None = option(None, "Rate.", WHOLE_RUN, above=0)
+    steps: int = option(5, "Steps.", WHOLE_RUN, at_least=1, needs=(FAST,))
+    beta: float = option(0.9, "Beta.", WHOLE_RUN, below=1, kinds=("images",))
 
 
 def test_every_option_of_a_run_is_classified():

@@ -24,7 +24,7 @@ from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder import range_test as range_tests
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
-from diffusers_lrlab.finder.range_test import do_one_update, range_test
+from diffusers_lrlab.finder.range_test import range_test
 from diffusers_lrlab.finder.saved_result import read_saved_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
@@ -32,6 +32,7 @@ from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.stepping import do_one_update
 from diffusers_lrlab.training.trainer import Trainer
 
 FIND_LR = runs.SCRIPT.with_name("find_lr.py")

@@ -15,11 +15,10 @@ from tables import cases
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
-from diffusers_lrlab.averaging.averages import EMA
+from diffusers_lrlab.averaging.averages import EMA, ema_decays
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
-from diffusers_lrlab.preflight.setting_checks import ema_decays
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -273,7 +272,7 @@ def test_decays_are_diffusers_own(power, every, start):
     own = {name: getattr(config, f"ema_{name}") for name in names}
     ema = EMA(model, torch.device("cpu"), **own).ema
     expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
-    np.testing.assert_allclose(ema_decays(config, 300), expected)
+    np.testing.assert_allclose(ema_decays(300, **own), expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}])

@@ -98,5 +98,5 @@ def test_a_run_tells_records_and_prints_them(tmp_path):
     status, _, told = started.run(runs.SCRIPT, *arguments, env=runs.environment())
     assert status == 0
     assert told.count("learning-rate warning: The loss has not fallen") == 1
-    assert "not_falling" in runs.read_record(tmp_path / "run")["train"]["signs"]
+    assert "not_falling" in runs.read_record(tmp_path / "run")["train"]["warnings"]
     assert "Learning-rate warning: The loss has not fallen" in (tmp_path / "run/README.md").read_text()

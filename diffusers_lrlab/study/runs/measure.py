@@ -13,8 +13,8 @@ from diffusers import DDIMScheduler
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
-from ...training.results.select import results_of
-from ...training.run_state import RunState
+from ...training.base_run import BaseRun
+from ...training.results.base import results_of
 from ...training.samples import draw_samples
 from ..spec.spec import RunSpec
 from .context import StudyContext
@@ -26,7 +26,7 @@ _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
 def record_run(
     study: StudyContext,
     spec: RunSpec,
-    run: RunState,
+    run: BaseRun,
     curves: Curves,
     error: str | None,
     executor: dict[str, Any],
@@ -51,7 +51,7 @@ def record_run(
     study.progress.finished(spec)
 
 
-def finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
+def finish(run: BaseRun, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
     """The sections of a run's record, and why it diverged if it did: in training (`error`), or by what it ended as."""
     if error is None:
         try:
@@ -61,7 +61,7 @@ def finish(run: RunState, spec: RunSpec, curves: Curves, error: str | None) -> t
     return {"train": {**_course(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
-def measure(run: RunState, spec: RunSpec, curves: Curves) -> dict[str, Any]:
+def measure(run: BaseRun, spec: RunSpec, curves: Curves) -> dict[str, Any]:
     """Sections of a run that was trained to its end; raises `Diverged` if samples are not finite."""
     started, kind_results = time.perf_counter(), results_of(run.kind)
     needs_samples = any("samples" in METRICS[name].needs for name in spec.metrics)
@@ -83,7 +83,7 @@ def measure(run: RunState, spec: RunSpec, curves: Curves) -> dict[str, Any]:
     return {"train": {**_course(run), "results": results}, **sections}
 
 
-def _from_fixed_start(run: RunState) -> np.ndarray:
+def _from_fixed_start(run: BaseRun) -> np.ndarray:
     """Samples that the averaged weights make by DDIM from noise that is the same for all runs: `(500, ...)`."""
     with run.averaged_weights(), torch.no_grad():
         pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.process.scheduler.config))
@@ -99,7 +99,7 @@ def _finite(samples: Any) -> Any:
     return samples
 
 
-def _course(run: RunState) -> dict[str, Any]:
+def _course(run: BaseRun) -> dict[str, Any]:
     return {
         "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,

@@ -10,12 +10,12 @@ import torch
 
 from ...data.loading import TrainingData
 from ...timesteps.bands import scaled_lr
+from ...training.base_run import BaseRun
 from ...training.plan import Plan
-from ...training.run_state import RunState
 from ..runs.curves import Curves
 
 
-class Member(RunState):
+class Member(BaseRun):
     """A run whose network is part of a stack; model, optimizer, schedules and average are the real ones."""
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):

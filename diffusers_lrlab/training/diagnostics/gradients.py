@@ -21,14 +21,8 @@ NUM_PROBES = _NUM_GROUPS * _GROUP_IMAGES
 class GradientProbes:
     """
     Gradients of the unweighted loss at fixed probes: a function of the model alone, that leaves it and its gradients as
-    they are.
-
-    Args:
-        images (`torch.Tensor`): `(num_images, channels, height, width)` in [-1, 1]; used in turn if they are fewer than
-            `NUM_PROBES`, and then without a noise scale.
-        process ([`NoiseProcess`]): Whose loss it is.
-        starts (`np.ndarray`): The first timestep of each bin, and T.
-        device (`torch.device`): Of the model.
+    they are. `starts` are the first timesteps of the bins, and T. Images are used in turn if they are fewer than
+    `NUM_PROBES`, and then there is no noise scale.
     """
 
     def __init__(self, images: torch.Tensor, process: NoiseProcess, starts: np.ndarray, device: torch.device):
@@ -60,9 +54,8 @@ class GradientProbes:
         norms, noise_scales = [], []
         for timesteps in self.timesteps:
             small, large = self._squared_norms(model, timesteps)
-            num, group = NUM_PROBES, _GROUP_IMAGES
-            squared_norm = (num * large - group * small) / (num - group)
-            trace = (small - large) / (1 / group - 1 / num)
+            squared_norm = (NUM_PROBES * large - _GROUP_IMAGES * small) / (NUM_PROBES - _GROUP_IMAGES)
+            trace = (small - large) / (1 / _GROUP_IMAGES - 1 / NUM_PROBES)
             norms.append(math.sqrt(large))
             known = self.has_noise_scale and squared_norm > 0
             noise_scales.append(max(trace, 0.0) / squared_norm if known else math.nan)

@@ -18,22 +18,11 @@ def find_lr_warnings(
     rows: Sequence[dict[str, Any]], warmup_updates: int, num_updates: int, max_grad_norm: float, still: bool = True
 ) -> dict[str, str]:
     """
-    What the rows so far say of the learning rate.
+    What the rows of `metrics.jsonl` so far say of the learning rate: from the names of warnings ("not_falling", "rising",
+    "swinging", "clipped", "spikes") to messages. Empty before 40 rows, and before a fifth of the run.
 
-    All of it is from medians and median deviations of rows, which single batches do not move.
-
-    Args:
-        rows (`Sequence[dict]`): Of `metrics.jsonl`, with `update`, `loss`, `lr`, `grad_norm` and perhaps `loss_spike_bins`;
-            others are passed over.
-        warmup_updates (`int`): Of the run.
-        num_updates (`int`): Of the run.
-        max_grad_norm (`float`): What gradients are clipped to; 0 for nothing.
-        still (`bool`, *optional*): Whether losses of different times are of the same timesteps and weights. A curriculum's
-            may rise because it moves to harder ones.
-
-    Returns:
-        `dict`: from the names of warnings ("not_falling", "rising", "swinging", "clipped", "spikes") to messages. Empty
-            before 40 rows, and before a fifth of the run.
+    All of it is from medians and median deviations of rows, which single batches do not move. Losses are `still` if those of
+    different times are of the same timesteps and weights: a curriculum's may rise because it moves to harder ones.
     """
     rows = [row for row in rows if "loss" in row]
     if len(rows) < 2 * _WINDOW or rows[-1]["update"] < max(num_updates / 5, 2 * warmup_updates):

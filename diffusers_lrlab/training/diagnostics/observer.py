@@ -16,23 +16,12 @@ from .timestep_log import TimestepLog, TimestepLosses, expected_probabilities, r
 
 class TimestepObserver:
     """
-    The diagnostics of a run by noise level. It draws no random numbers and changes nothing that training uses.
-
-    Args:
-        num_bins (`int`): Equal parts of the timesteps.
-        objective ([`Objective`]): Whose density is compared with what was drawn; it knows device and processes.
-        process ([`NoiseProcess`]): Whose loss gradients are of.
-        probe_images (`torch.Tensor` or `None`): Images for gradients, `None` if they are not asked for.
-        path (`Path`): `lrlab/timesteps.parquet`.
+    The diagnostics of a run by noise level, in equal parts of the timesteps. It draws no random numbers and changes nothing
+    that training uses. Gradients are measured if there are probe images.
     """
 
     def __init__(
-        self,
-        num_bins: int,
-        objective: Objective,
-        process: NoiseProcess,
-        probe_images: torch.Tensor | None,
-        path: Path,
+        self, num_bins: int, objective: Objective, process: NoiseProcess, probe_images: torch.Tensor | None, path: Path
     ):
         self.sampler, self.rank, self.path = objective.sampler, objective.layout.rank, path
         self._gather = objective.gather

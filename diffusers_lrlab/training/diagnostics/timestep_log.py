@@ -21,19 +21,11 @@ from ...timesteps.sampling import TimestepSampler
 SCHEMA = pa.schema(
     [
         ("update", pa.int64()),
-        ("bin", pa.int32()),
-        ("first_timestep", pa.int32()),
-        ("last_timestep", pa.int32()),
+        *((name, pa.int32()) for name in ("bin", "first_timestep", "last_timestep")),
         ("num_samples", pa.int64()),
-        ("share", pa.float64()),
-        ("asked_share", pa.float64()),
-        ("loss_mean", pa.float64()),
-        ("loss_variance", pa.float64()),
+        *((name, pa.float64()) for name in ("share", "asked_share", "loss_mean", "loss_variance")),
         ("loss_spike", pa.bool_()),
-        ("validation_loss", pa.float64()),
-        ("validation_loss_ema", pa.float64()),
-        ("grad_norm", pa.float64()),
-        ("grad_noise_scale", pa.float64()),
+        *((name, pa.float64()) for name in ("validation_loss", "validation_loss_ema", "grad_norm", "grad_noise_scale")),
     ]
 )
 
@@ -59,13 +51,7 @@ def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
 
 
 class TimestepLosses:
-    """
-    Number, sum and sum of squares of the losses in each bin, of this process.
-
-    Args:
-        starts (`np.ndarray`): Of [`bin_starts`].
-        device (`torch.device`): Of the losses.
-    """
+    """Number, sum and sum of squares of the losses in each bin of [`bin_starts`], of this process."""
 
     def __init__(self, starts: np.ndarray, device: torch.device):
         bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
@@ -88,12 +74,7 @@ class SpikeDetector:
         self._counts = np.zeros(num_bins, np.int64)
 
     def flag(self, losses: np.ndarray) -> np.ndarray:
-        """
-        Which mean losses are spikes; they are remembered either way.
-
-        Args:
-            losses (`np.ndarray`): One for each bin, `(num_bins,)`; NaN for bins without images, which keep what they have.
-        """
+        """Which mean losses `(num_bins,)`, NaN without images, are spikes; they are remembered either way."""
         found = ~np.isnan(losses)
         values = np.log(np.maximum(np.where(found, losses, 1.0), 1e-300))
         spikes = np.zeros(len(losses), bool)
@@ -111,13 +92,7 @@ class SpikeDetector:
 
 
 class TimestepLog:
-    """
-    The rows of `lrlab/timesteps.parquet`, kept as columns: a long run has a million of them.
-
-    Args:
-        num_bins (`int`): Bins of equal width.
-        num_train_timesteps (`int`): T.
-    """
+    """The rows of `lrlab/timesteps.parquet`, kept as columns: a long run has a million of them."""
 
     def __init__(self, num_bins: int, num_train_timesteps: int):
         self.starts = bin_starts(num_bins, num_train_timesteps)
@@ -149,15 +124,8 @@ class TimestepLog:
 
     def add_losses(self, update: int, sums: torch.Tensor, expected: np.ndarray) -> list[int]:
         """
-        Adds what was summed since the last row.
-
-        Args:
-            update (`int`): The last update that is in the sums.
-            sums (`torch.Tensor`): Numbers, sums and sums of squares of all processes: float64 `(3, num_bins)` on the CPU.
-            expected (`np.ndarray`): Probabilities of the timesteps, averaged over these updates: `(T,)`.
-
-        Returns:
-            `list` of `int`: bins whose loss is a spike.
+        Adds what all processes summed up to and including `update`, as [`TimestepLosses`] do, beside the probabilities
+        `(T,)` expected of these updates. Returns the bins whose loss is a spike.
         """
         counts, totals, squares = sums.numpy()
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,37 +18,27 @@ if TYPE_CHECKING:
     from ...data.loading import TrainingData
 
 KINDS = Registry("kind of data")
-"""Entries are subclasses of [`DataKind`]; what samples of them are shown by is in `results/`, under the same name."""
+"""Entries are subclasses of [`DataKind`]."""
 
 
 class DataKind(ABC):
-    """
-    Data, model, pipeline and defaults of runs on one kind of data.
+    """Data, model, pipeline and defaults of runs on one kind of data."""
 
-    Attributes:
-        name (`str`): In `KINDS`. It is also what people call the items: "images", "points".
-        component (`str`): What the pipeline calls the model, and so the folder of its weights.
-        pipeline_name (`str`): For people.
-        sampling_batch (`int`): Samples per pass of the pipeline.
-        is_bounded (`bool`): Whether values lie in [-1, 1], where samples are kept too.
-        has_neighbours (`bool`): Whether values have neighbours, as pixels do, that noise may be correlated over.
-        default_length (`dict`): The length of a run, as options.
-        form (`str`): Of the data, which decides what metrics there are: "images", "points", or one that has none.
-        default_metrics (`tuple` of `str`): What a study measures if nobody says, the primary one first.
-        is_compared_between_runs (`bool`): Studies save weights and samples from common noise, and say how far runs agree.
-        not_stackable (`str` or `None`): Why runs cannot be stacked, if they cannot.
-    """
-
-    name: ClassVar[str]
-    component: ClassVar[str]
-    pipeline_name: ClassVar[str]
-    sampling_batch: ClassVar[int]
-    is_bounded: ClassVar[bool]
-    has_neighbours: ClassVar[bool]
-    default_length: ClassVar[dict[str, int]]
-    form: ClassVar[str] = ""
+    name: ClassVar[str]  # in KINDS, and what people call the items
+    results: ClassVar[str]  # "module:class" of a Results, which is heavy to import: what samples are shown by
+    model: ClassVar[str]  # likewise, with diffusers' ModelMixin and ConfigMixin
+    pipeline: ClassVar[str]  # likewise: it samples, and is saved
+    component: ClassVar[str]  # what the pipeline calls the model, and so the folder of its weights
+    sampling_batch: ClassVar[int]  # samples per pass of the pipeline
+    is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
+    has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
+    default_length: ClassVar[dict[str, int]]  # of a run, as options
+    form: ClassVar[str] = ""  # which decides what metrics there are: "images", "points", or one that has none
+    # What a study measures if nobody says, the primary one first.
     default_metrics: ClassVar[tuple[str, ...]] = ("validation_loss_ema", "validation_loss")
+    # Studies save weights and samples from common noise, and say how far runs agree.
     is_compared_between_runs: ClassVar[bool] = False
+    # Why runs cannot be stacked, if they cannot.
     not_stackable: ClassVar[str | None] = "stacks are of MLPDenoisers on points"
 
     # --- options -----------------------------------------------------------------------------------------------------
@@ -57,15 +48,7 @@ class DataKind(ABC):
         """Options that depend on the kind of data and on the data set, for those that are not given."""
 
     def check(self, config: TrainingConfig) -> dict[str, Any]:
-        """
-        What is special about the options of this kind.
-
-        Returns:
-            `dict`: of options whose values follow from others.
-
-        Raises:
-            LabError: for what cannot be done with these data.
-        """
+        """Options whose values follow from others; raises a `LabError` for what cannot be done with these data."""
         return {}
 
     def folder_name(self, dataset: str, config: TrainingConfig) -> str:
@@ -75,15 +58,13 @@ class DataKind(ABC):
     # --- data --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
-        """The data of a run."""
+    def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData: ...
 
     @abstractmethod
     def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
         """The shape of an item, in words."""
 
     def data_warnings(self, data: TrainingData) -> list[str]:
-        """What is odd about the data."""
         return []
 
     def evaluation_batch(self, layout: BatchLayout) -> int:
@@ -92,13 +73,15 @@ class DataKind(ABC):
 
     # --- model -------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def model_class(self) -> Any:
-        """The class of the model, with diffusers' `ModelMixin` and `ConfigMixin`."""
+        return pkgutil.resolve_name(self.model)
 
-    @abstractmethod
+    @property
+    def pipeline_name(self) -> str:
+        return self.pipeline.rpartition(":")[2]
+
     def make_pipeline(self, model: Any, scheduler: Any) -> Any:
-        """The pipeline that samples, and that is saved."""
+        return pkgutil.resolve_name(self.pipeline)(**{self.component: model, "scheduler": scheduler})
 
     @abstractmethod
     def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
@@ -111,8 +94,7 @@ class DataKind(ABC):
         """Arguments of the model: those given, checked against the data, or a default that fits them."""
 
     @abstractmethod
-    def describe_model(self, model_config: dict[str, Any]) -> str:
-        """The model, in words."""
+    def describe_model(self, model_config: dict[str, Any]) -> str: ...
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
@@ -151,6 +133,6 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
     card_pictures: ClassVar[str] = ""  # Markdown: pictures that only this kind has
     preflight_checks: ClassVar[tuple[str, ...]] = ()  # names of the checks that only some kinds have
 
-    def thumbnails(self, data: torch.Tensor) -> torch.Tensor | None:
-        """What near duplicates are found by, `(num, size)`; `None` if only equal items are duplicates."""
-        return None
+    def thumbnails(self, data: torch.Tensor) -> torch.Tensor:
+        """What near duplicates are found by, if values have neighbours: `(num, size)`."""
+        return data.flatten(1)

@@ -42,11 +42,13 @@ _DIGITS = {
 
 @KINDS.register("images", description="images, by a UNet2DModel", source="diffusers")
 class Images(DataKind):
-    """See [`DataKind`]."""
+    """Images of one size, and the UNet of diffusers' example for them."""
 
     name = "images"
+    results = "diffusers_lrlab.training.results.images:ImageResults"
+    model = "diffusers:UNet2DModel"
+    pipeline = "diffusers:DDPMPipeline"
     component = "unet"
-    pipeline_name = "DDPMPipeline"
     sampling_batch = 250
     is_bounded = True
     has_neighbours = True
@@ -91,16 +93,6 @@ class Images(DataKind):
     def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
         channels, resolution = config.image_shape
         return f"{channels} x {resolution} x {resolution}"
-
-    def model_class(self) -> Any:
-        from diffusers import UNet2DModel
-
-        return UNet2DModel
-
-    def make_pipeline(self, model: Any, scheduler: Any) -> Any:
-        from diffusers import DDPMPipeline
-
-        return DDPMPipeline(unet=model, scheduler=scheduler)
 
     def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
         name, (channels, resolution) = config.model_config_name_or_path, config.image_shape
@@ -149,8 +141,6 @@ class Images(DataKind):
             return None
         return "needs features that suit the data, which exist for digits, and frechet_samples above 0"
 
-    # --- cards and checks --------------------------------------------------------------------------------------------
-
     card_task = "unconditional-image-generation"
     card_tags = (card_task,)
     card_example = """```python
@@ -169,5 +159,5 @@ images = pipeline(batch_size=16, num_inference_steps={inference_steps}).images
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:
-    """Images in [0, 1] as 8-bit ones."""
+    """From [0, 1]."""
     return np.rint(images * 255).astype(np.uint8)

@@ -32,11 +32,13 @@ _LOSS_BATCH = 10_000  # a pass takes little memory, and small ones take long
 
 @KINDS.register("points", description="points of any dimension, by an MLPDenoiser", source="own")
 class Points(DataKind):
-    """See [`DataKind`]."""
+    """Points, whose values mean what they are: they are not scaled."""
 
     name = "points"
+    results = "diffusers_lrlab.training.results.points:PointResults"
+    model = "diffusers_lrlab.models.mlp_denoiser:MLPDenoiser"
+    pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
-    pipeline_name = "PointDDPMPipeline"
     sampling_batch = 1_000_000
     is_bounded = False
     has_neighbours = False
@@ -88,16 +90,6 @@ class Points(DataKind):
     def evaluation_batch(self, layout: BatchLayout) -> int:
         return _LOSS_BATCH
 
-    def model_class(self) -> Any:
-        from ...models.mlp_denoiser import MLPDenoiser
-
-        return MLPDenoiser
-
-    def make_pipeline(self, model: Any, scheduler: Any) -> Any:
-        from ...pipelines.point_ddpm import PointDDPMPipeline
-
-        return PointDDPMPipeline(denoiser=model, scheduler=scheduler)
-
     def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
         if config.model_config_name_or_path is None:
             return None
@@ -130,8 +122,6 @@ class Points(DataKind):
 
     def num_compared_samples(self, config: ResolvedConfig) -> int | None:
         return config.distance_samples or config.num_validation_images
-
-    # --- cards -------------------------------------------------------------------------------------------------------
 
     card_tags = ("points",)
     card_example = """```python

@@ -17,11 +17,7 @@ def components() -> tuple[str, ...]:
 
 
 def kind_of(config: TrainingConfig | dict[str, Any]) -> DataKind:
-    """
-    The kind of data of a configuration, or of one that was recorded.
-
-    That it is about points is known by their column, which [`find_point_column`] finds before.
-    """
+    """The kind of data of a configuration, or of a recorded one; points are known by their column, which is found before."""
     known = config if isinstance(config, dict) else config.__dict__
     name = known.get("data_kind") or ("images" if known.get("point_column") is None else "points")
     return KINDS[name].factory()

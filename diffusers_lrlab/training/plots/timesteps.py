@@ -102,13 +102,7 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
 
 
 def plot_timesteps(table: pa.Table, path: Path) -> None:
-    """
-    Losses, gradients and density by noise level.
-
-    Args:
-        table (`pyarrow.Table`): `lrlab/timesteps.parquet`.
-        path (`Path`): Of the picture.
-    """
+    """Losses, gradients and density by noise level, from `lrlab/timesteps.parquet`."""
     rows = _Rows(table)
     pairs = [("loss_mean", "validation_loss"), ("asked_share", "share"), ("grad_norm", "grad_noise_scale")]
     pairs = [pair for pair in pairs if any(map(rows.has, pair))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
@@ -9,37 +10,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...core.registry import Registry
 from ...evaluation.evaluate import evaluate
+from ..base_run import BaseRun
 from ..config import ResolvedConfig
-from ..run_state import RunState
+from ..kinds.base import DataKind
 from ..samples import draw_samples
-
-RESULTS = Registry("kind of results")
-"""Entries are subclasses of [`Results`], under the names of `KINDS`."""
 
 
 class Results(ABC):
-    """
-    Samples, figures and pictures of runs on one kind of data.
+    """Samples, figures and pictures of runs on one kind of data, which names its subclass."""
 
-    Attributes:
-        num_recorded (`int`): Samples in the record of a study's run at most.
-        stream (`str`): The name of the random stream of the samples to evaluate.
-    """
-
-    num_recorded: ClassVar[int] = 16
-    stream: ClassVar[str] = "samples to evaluate"
+    num_recorded: ClassVar[int] = 16  # samples in the record of a study's run, at most
+    stream: ClassVar[str] = "samples to evaluate"  # of random numbers
 
     @abstractmethod
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
+    def as_pictures(self, run: BaseRun, samples: np.ndarray) -> np.ndarray:
         """8-bit pictures `(num, height, width, channels)` of samples, for trackers."""
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
         """The number of samples to evaluate at the end of a run; 0 for none."""
         return 0
 
-    def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
+    def samples_to_evaluate(self, run: BaseRun) -> np.ndarray | None:
         """Samples of the averaged weights; `None` if there are to be none."""
         num_samples = self.num_samples(run.config, len(run.data.held_out), run.data.num_images)
         if not num_samples:
@@ -47,14 +39,10 @@ class Results(ABC):
         with run.averaged_weights():
             return draw_samples(run, num_samples, self.stream, show_progress=True)
 
-    def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, run: BaseRun, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """
-        Results of a finished run besides the losses in its log.
-
-        Args:
-            run ([`RunState`]): The run.
-            samples (`np.ndarray` or `None`): Of [`samples_to_evaluate`].
-            metrics (`Collection[str]`, *optional*): Names of metrics to compute; those of every run if not given.
+        Results of a finished run, from [`samples_to_evaluate`], besides the losses in its log: these metrics, or those of
+        every run if none are named.
         """
         return evaluate(run, samples, metrics)
 
@@ -63,5 +51,9 @@ class Results(ABC):
         return {}
 
     @abstractmethod
-    def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
+    def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
         """Pictures of samples, and of samples over training, into the folder `lab`."""
+
+
+def results_of(kind: DataKind) -> Results:
+    return pkgutil.resolve_name(kind.results)()

@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..base_run import BaseRun
 from ..config import ResolvedConfig
 from ..kinds.images import to_uint8
-from ..run_state import RunState
 from ..samples import load_previews
-from .base import RESULTS, Results
+from .base import Results
 
 
-@RESULTS.register("images", description="grids, and the Fréchet distance on digits", source="own")
 class ImageResults(Results):
-    """See [`Results`]."""
+    """Grids of images."""
 
     stream = "frechet"
 
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
+    def as_pictures(self, run: BaseRun, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
@@ -38,7 +37,7 @@ class ImageResults(Results):
         Image.fromarray(grid.squeeze(-1) if grid.shape[-1] == 1 else grid).save(file, "PNG")
         return {"png": base64.b64encode(file.getvalue()).decode()}
 
-    def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
+    def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
         from ..plots.images import plot_progress, plot_samples
 
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png")

@@ -10,22 +10,21 @@ import numpy as np
 
 from ...core.streams import stream_generator
 from ...data.loading import TrainingData
+from ..base_run import BaseRun
 from ..config import ResolvedConfig
-from ..run_state import RunState
 from ..samples import load_previews
-from .base import RESULTS, Results
+from .base import Results
 
 _FRAMES = 41
 
 
-@RESULTS.register("points", description="distances to the training points, and pictures of the plane", source="own")
 class PointResults(Results):
-    """See [`Results`]."""
+    """Pictures of the plane."""
 
     num_recorded = 1000
     stream = "distances"
 
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
+    def as_pictures(self, run: BaseRun, samples: np.ndarray) -> np.ndarray:
         from ..plots.points import as_picture, limits_of
 
         return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
@@ -35,7 +34,7 @@ class PointResults(Results):
             return num_held_out or min(10_000, num_images or 10_000)
         return config.distance_samples
 
-    def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, run: BaseRun, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         results = super().evaluate(run, samples, metrics)
         if samples is None:
             return results
@@ -45,7 +44,7 @@ class PointResults(Results):
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         return {"points": np.round(samples.astype(np.float64), 4).tolist()}
 
-    def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
+    def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
         from ..plots.points import animate, plot_beside, plot_progress, plot_trajectory
 
         config = run.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
-from ..averaging.averages import AVERAGES, WeightAverage, averages_itself, own_average
+from ..averaging.averages import EMA, averages_itself, own_average
 from ..core.streams import stream_seed
+from ..data.batches import iterate_batches
 from ..data.loading import TrainingData
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
@@ -23,15 +25,8 @@ from .objective_spec import objective_spec
 from .plan import Plan
 
 
-class RunState:
-    """
-    Model, optimizer, schedules, average and clock of a run.
-
-    Args:
-        plan ([`Plan`]): What to do.
-        data ([`TrainingData`]): What to train on.
-        process_index (`int`, *optional*): Of this process, which dropout depends on.
-    """
+class BaseRun:
+    """Model, optimizer, schedules, average and clock of a run; dropout depends on the index of the process."""
 
     objective: Objective
 
@@ -54,15 +49,12 @@ class RunState:
     def make_parts(self, device: torch.device) -> None:
         """Optimizer, schedules, average and validation, once the model's parameters are where they stay."""
         config, plan = self.config, self.plan
-        parameters = self.model.parameters()
-        self.optimizer: Any = get_optimizer(config.optimizer, parameters, plan.learning_rate, **config.optimizer_kwargs)
+        self.optimizer: Any = get_optimizer(
+            config.optimizer, self.model.parameters(), plan.learning_rate, **config.optimizer_kwargs
+        )
         # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
-        self.average: WeightAverage | None = None
-        if config.use_ema:
-            names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
-            own = {name: getattr(config, f"ema_{name}") for name in names}
-            self.average = AVERAGES["ema"].factory(self.model, device, **own)
+        self.average = EMA(self.model, device, **config.ema_parameters) if config.use_ema else None
         self.validation: ValidationLoss | None = None
         if len(self.data.held_out):
             batch = self.kind.evaluation_batch(plan.layout)
@@ -72,13 +64,16 @@ class RunState:
     def bare_model(self) -> Any:
         return self.model
 
+    def batches(self, seed: int, updates: range) -> Iterator[torch.Tensor]:
+        """The data of these updates, in the order that belongs to a seed: the share of this process."""
+        workers, skip_corrupt = self.config.dataloader_num_workers, self.config.skip_corrupt_images
+        return iterate_batches(self.data, self.plan.layout, seed, updates, workers, skip_corrupt)
+
     def set_training(self) -> None:
         """Model and optimizer as they are for updates."""
         self.model.train()
         if averages_itself(self.optimizer):
             self.optimizer.train()
-
-    # --- the clock ---------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
         """Moves the clock by one update, and with it the schedules and the average."""
@@ -102,7 +97,9 @@ class RunState:
 
     def check_schedules(self) -> None:
         """Compares what the optimizer has at this update with what is expected."""
-        expected_lr = None if self.plan.follows_metric else float(self.plan.expected_lrs[self.update])
+        expected_lr = None
+        if not self.plan.follows_metric:
+            expected_lr = float(self.plan.lrs[self.update]) * (1.0 if self.lr_factor is None else self.lr_factor)
         expected_momentum = float(self.plan.momenta[self.update]) if self.plan.schedule.sets_momentum else None
         self.audit.check(
             self.update,
@@ -125,8 +122,6 @@ class RunState:
         """The momentum in the optimizer now, `None` if it has none."""
         return read_momentum(self.optimizer.param_groups[0])
 
-    # --- weights -----------------------------------------------------------------------------------------------------
-
     def averaged_weights(self) -> AbstractContextManager[None]:
         """The model carries the average, or the one that the optimizer makes, inside this block."""
         return self.raw_weights() if self.average is None else self.average.weights()
@@ -148,8 +143,6 @@ class RunState:
             with self.average.weights():
                 losses["validation_loss_ema"] = self.validation(self.bare_model)
         return losses
-
-    # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The clock and what follows it, without weights and optimizer: tensors by name as `objective`, else plain data."""

@@ -1,0 +1,78 @@
+"""What a run learns from at one moment, for trying something out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from ..core.streams import block_randn, stream_generator, stream_seed
+from ..objective.objective import Objective
+from ..timesteps.bands import TimestepLR
+
+if TYPE_CHECKING:
+    from ..training.trainer import Trainer
+
+
+@dataclass(eq=False, kw_only=True)
+class StillObjective(Objective):
+    """
+    The objective of a run at one moment, with random draws of its own.
+
+    The density of timesteps and the weights of losses stay as they are at this moment, except for bands, which take turns;
+    nothing here learns from losses.
+    """
+
+    at: int  # the moment, in updates
+    evenly: bool  # timesteps evenly spread over their density, and antithetic noise
+
+    @classmethod
+    def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
+        """What a trainer learns from now, samplers and their state included, for one of several tests."""
+        seed = stream_seed(trainer.config.seed, "finder", repeat)
+        parts = {part.name: getattr(trainer.objective, part.name) for part in dataclasses.fields(Objective)}
+        parts["spec"] = dataclasses.replace(trainer.objective.spec, seed=seed)
+        return cls(**parts, at=trainer.update, evenly=evenly)
+
+    @property
+    def _bands(self) -> TimestepLR | None:
+        return self.spec.timestep_lr if self.sampler.name == "banded" else None
+
+    def _moment(self, update: int) -> int:
+        return self.at if self._bands is None else self.at + update
+
+    def lr_factor(self, update: int) -> float | None:
+        """The factor that the band of an update puts on its learning rate."""
+        if self._bands is None:
+            return None
+        factors = self._bands.lr_factors(np.array([self._moment(update)]), self.sampler.num_train_timesteps)
+        return None if factors is None else float(factors[0])
+
+    def draw(self, update: int) -> torch.Tensor:
+        sampler, generator = self.sampler, stream_generator(self.spec.seed, "timesteps", update, device=self.device)
+        asked, sampler.draw = sampler.draw, "stratified" if self.evenly else sampler.draw
+        try:
+            return sampler.sample(self.layout.global_batch, self._moment(update), generator)
+        finally:
+            sampler.draw = asked
+
+    def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
+        return super().weights(timesteps, self._moment(update))
+
+    def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The second half of a batch has the noise of the first with the opposite sign."""
+        if not self.evenly or self.spec.noise != "gaussian":
+            yield from super().noise(update, images)
+            return
+        batch = self.layout.global_batch
+        half = block_randn(self.spec.seed, "noise", update, range(batch - batch // 2), tuple(images.shape[1:]), self.device)
+        whole = torch.cat([half, -half[: batch // 2]])
+        for part in self.layout.positions():
+            yield whole[part.start : part.stop]
+
+    def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Nothing."""
