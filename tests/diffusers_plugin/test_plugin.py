@@ -18,7 +18,7 @@ NEW_NAMES = [name for name in (*SCHEDULERS, *SCHEDULERS.aliases) if "host" not i
 def run_python(code, *arguments):
     """Runs code in a fresh interpreter and returns what it prints."""
     command = [sys.executable, "-W", "error", *arguments, "-c", textwrap.dedent(code)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
