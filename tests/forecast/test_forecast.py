@@ -113,9 +113,9 @@ def test_every_optimizer_has_a_forecast(tmp_path, name):
 
 
 def test_what_changes_the_memory(tmp_path):
-    plan = make_trainer(tmp_path, train_batch_size=64).plan
+    plan = make_trainer(tmp_path, train_batch_size=128).plan
     usual = forecast_memory(plan)
-    twice = forecast_memory(plan, micro_batch=128)
+    twice = forecast_memory(plan, micro_batch=256)
     assert twice.activations == pytest.approx(2 * usual.activations, rel=0.1)
     assert twice.copies == 2 * usual.copies > 0
     assert twice._replace(activations=0, copies=0) == usual._replace(activations=0, copies=0)
