@@ -7,6 +7,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from blank_pictures import leave_pictures_blank
 from hub_server import HubServer
 
 
@@ -26,16 +27,24 @@ def one_thread():
         torch.set_num_threads(1)
 
 
-# Files that take longest, first of all those of real runs in processes of their own.
+@pytest.fixture(scope="module")
+def blank_pictures():
+    """For modules whose runs in this process draw what nobody looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        leave_pictures_blank(patch.setattr)
+        yield
+
+
+# Files that take longest.
 LONG = (
-    *("test_study_runs", "test_resume", "test_training", "test_stacked_is_solo", "test_one_clock", "test_point_runs"),
-    *("invariants", "test_errors", "test_lr_finder", "test_publish", "test_hub", "test_forecast", "test_preflight"),
-    *("test_launch", "test_point_pipeline", "test_study_report", "test_diagnostics", "test_study_statistics"),
-    *("test_study_stack", "test_optimizers", "test_rerun", "test_architecture", "test_plugin", "test_schedules"),
+    *("test_study_runs", "test_resume", "test_stacked_is_solo", "test_lr_finder", "test_study_report", "test_forecast"),
+    *("test_preflight", "test_study_statistics", "test_publish", "test_timesteps", "test_point_runs", "test_compatibility"),
+    *("test_cli", "test_one_clock", "test_errors", "test_training", "test_hub", "test_upstream", "test_toy2d"),
+    *("test_point_pipeline", "test_diagnostics", "test_point_metrics", "test_launch", "test_plugin", "test_schedules"),
 )
 
 
 def pytest_collection_modifyitems(items):
     """The long files first, so that both workers end at about the same time; a file stays together."""
     places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: min(places.get(item.path.stem, len(LONG)), places.get(item.path.parent.name, len(LONG))))
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))

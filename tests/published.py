@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import time
 import warnings
 from pathlib import Path
 
@@ -17,11 +18,22 @@ RECORD = ROOT / "model_cards" / "ddpm-digits-8"
 def lrlab(*arguments, env, cwd, status=0, timeout=120):
     """Runs the command, and expects this exit status."""
     command = ["-m", "diffusers_lrlab.cli.main", *map(str, arguments)]
-    returned, *output = started.run(*command, env=env, cwd=cwd, before=refuse_warnings, timeout=timeout)
+    returned, *output = started.run(*command, env=env, cwd=cwd, before=refuse_warnings_and_waits, timeout=timeout)
     result = subprocess.CompletedProcess(command, returned, *output)
     assert result.returncode == status, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     return result
+
+
+def refuse_warnings_and_waits():
+    refuse_warnings()
+    wait_briefly()
+
+
+def wait_briefly():
+    """Whoever waits before trying again, as a message has said then, waits for a twentieth of a second."""
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(min(seconds, 0.05))
 
 
 def refuse_warnings():

@@ -25,7 +25,7 @@ TINY_UNET = {
 }
 
 
-def tiny_arguments(folder, dropout=0.0):
+def tiny_arguments(folder, dropout=0.0, preflight=False):
     """Arguments that make a run small; `folder` gets the model's configuration."""
     config = Path(folder) / f"tiny-unet-{dropout}.json"
     config.write_text(json.dumps({**TINY_UNET, "dropout": dropout}))
@@ -37,6 +37,7 @@ def tiny_arguments(folder, dropout=0.0):
         "--num_validation_images=16",
         "--logging_steps=1",
         "--cpu_threads=1",
+        *(() if preflight else ("--no_preflight",)),
     ]
 
 
@@ -66,12 +67,13 @@ def wait_for(happened, *processes):
         time.sleep(0.002)
 
 
-def run(*arguments, processes=1, expect=0):
+def run(*arguments, processes=1, expect=0, **how):
     """Runs to the end and returns stderr; another exit status than `expect` fails the test."""
+    how = {"env": environment(), **how}
     if processes == 1:
-        status, stdout, stderr = started.run(SCRIPT, *arguments, env=environment())
+        status, stdout, stderr = started.run(SCRIPT, *arguments, **how)
     else:
-        status, stdout, stderr = started.run_ranks(SCRIPT, *arguments, processes=processes, env=environment())
+        status, stdout, stderr = started.run_ranks(SCRIPT, *arguments, processes=processes, **how)
     assert status == expect, stdout[-2000:] + stderr[-4000:]
     return stderr
 

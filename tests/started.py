@@ -1,7 +1,7 @@
 """Processes that do not import torch and diffusers again, which takes longer than most of what tests do with them.
 
-Python's own fork server imports them once for each worker of pytest, and every process is forked from it. Commands are
-those of `python`: a script, `-m MODULE` or `-c CODE`, with arguments.
+Python's own fork server imports them once for each worker of pytest (`preloaded`), and every process is forked from it.
+Commands are those of `python`: a script, `-m MODULE` or `-c CODE`, with arguments.
 """
 
 import atexit
@@ -21,18 +21,7 @@ import types
 import weakref
 from pathlib import Path
 
-PRELOADED = (
-    "diffusers_lrlab.run.train",
-    "diffusers_lrlab.training.trainer",
-    "diffusers_lrlab.cli.main",
-    "diffusers.models.unets.unet_2d",
-    # What a run imports only when it comes to its data, its pictures and its card.
-    "datasets",
-    "sklearn.datasets",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
-    "huggingface_hub.repocard",
-)
+from blank_pictures import leave_pictures_blank
 
 
 def run(*command, timeout=300, **how):
@@ -42,9 +31,9 @@ def run(*command, timeout=300, **how):
     return process.returncode, stdout, stderr
 
 
-def run_ranks(*command, processes, env, timeout=300):
+def run_ranks(*command, processes, timeout=300, **how):
     """Like `run`, in as many processes as `torchrun` would start; the output is that of all."""
-    ranks = start_ranks(*command, processes=processes, env=env)
+    ranks = start_ranks(*command, processes=processes, **how)
     try:
         status = _wait_for_all(ranks, timeout)
     finally:
@@ -54,12 +43,12 @@ def run_ranks(*command, processes, env, timeout=300):
     return status, *map("".join, zip(*outputs, strict=True))
 
 
-def start_ranks(*command, processes, env):
+def start_ranks(*command, processes, env, **how):
     """As many processes as `torchrun` would start, with what it tells them."""
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
     told |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     of_ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return [Started(*command, env={**env, **told, **of_rank}) for of_rank in of_ranks]
+    return [Started(*command, env={**env, **told, **of_rank}, **how) for of_rank in of_ranks]
 
 
 def _wait_for_all(ranks, timeout):
@@ -86,16 +75,16 @@ class Started:
     """`python command...`, used like a `subprocess.Popen` whose output goes to files.
 
     What is read of the environment at import is that of the first one, but for what is about the Hub. `before` is called
-    in the process, first.
+    in the process, first. Pictures are those of [`blank_pictures`], unless they are wanted.
     """
 
-    def __init__(self, *command, env, cwd=None, before=None):
+    def __init__(self, *command, env, cwd=None, before=None, pictures=False):
         self.command = [str(part) for part in command]
         folder = Path(tempfile.mkdtemp())
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._streams = [folder / name for name in ("stdout", "stderr")]
-        how = {"args": (self.command, dict(env), cwd and str(cwd), before, *self._streams)}
-        self._process = _server(env).Process(target=_be, **how)
+        how = (self.command, dict(env), cwd and str(cwd), before, pictures, *self._streams)
+        self._process = _server(env).Process(target=_be, args=how)
         self._process.start()
         self.pid = self._process.pid
 
@@ -133,9 +122,10 @@ class Started:
 def _server(environment):
     """Python's fork server, started under this environment if it does not run yet, since what is imported reads it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(["preloaded"])
     before = dict(os.environ)
-    _set_environment(environment)
+    paths = [str(Path(__file__).parent), environment.get("PYTHONPATH")]
+    _set_environment({**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -148,7 +138,7 @@ def _set_environment(environment):
     os.environ.update(environment)
 
 
-def _be(command, env, cwd, before, out, err):
+def _be(command, env, cwd, before, pictures, out, err):
     """What the forked process does: all that starting python does after its imports."""
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         stream.flush()
@@ -161,6 +151,8 @@ def _be(command, env, cwd, before, out, err):
         _read_the_environment_again()
     if cwd is not None:
         os.chdir(cwd)
+    if not pictures:
+        leave_pictures_blank()
     if before is not None:
         before()
     with contextlib.ExitStack() as stack:

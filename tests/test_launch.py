@@ -137,6 +137,15 @@ def test_a_script_that_is_not_there():
 
 
 def test_the_traceback_is_the_scripts_own(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("def main():\n    raise RuntimeError('failed on purpose')\n\n\nmain()\n")
+    stderr = launch(script, expect=1)
+    direct = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False).stderr
+    assert stderr[stderr.index("Traceback") :].partition("diffusers_lrlab: ")[0] == direct
+
+
+@pytest.mark.slow
+def test_the_traceback_of_a_script_that_has_begun_to_train(tmp_path):
     _, stderr = host_run(tmp_path, "--fail", expect=1)
     traceback = stderr[stderr.index("Traceback") :]
     direct = subprocess.run(
@@ -168,7 +177,8 @@ def test_a_scheduler_that_is_never_prepared_is_audited_by_its_own_numbers(tmp_pa
     assert "--fix_lr_clock left it alone" in stderr
 
 
-def test_the_script_finds_itself_as_if_started_directly(tmp_path):
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_script_finds_itself_as_if_started_directly(tmp_path, fresh):
     (tmp_path / "sibling.py").write_text("NAME = 'sibling'\n")
     script = tmp_path / "script.py"
     script.write_text(
@@ -186,17 +196,27 @@ def test_the_script_finds_itself_as_if_started_directly(tmp_path):
             """
         )
     )
-    how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment()}
-    direct = subprocess.run([sys.executable, "script.py", "a", "--b"], **how, check=False)
-    launched = subprocess.run([sys.executable, "-m", "diffusers_lrlab.launch", "script.py", "a", "--b"], **how, check=False)
-    assert (direct.stdout, direct.returncode) == (launched.stdout, launched.returncode)
-    assert launched.returncode == 3
+    how = {"cwd": tmp_path, "env": environment()}
+    launched = run_python("-m", "diffusers_lrlab.launch", "script.py", "a", "--b", fresh=fresh, **how)
+    assert launched[:2] == run_python("script.py", "a", "--b", fresh=True, **how)[:2]
+    assert launched[0] == 3
 
 
+def run_python(*command, fresh, **how):
+    """Exit status, stdout and stderr of a process that has imported nothing, or of one forked with all imports."""
+    if not fresh:
+        return started.run(*command, **how)
+    command = [sys.executable, *map(str, command)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
+    return done.returncode, done.stdout, done.stderr
+
+
+# A child by "fork" has what its parent has; by "spawn", it has imported nothing.
 @pytest.mark.parametrize(
-    "method", ["spawn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fork", "forkserver"))]
+    ("method", "fresh"),
+    [("fork", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("spawn", "fork", "forkserver"))],
 )
-def test_worker_processes_know_the_names(method, tmp_path):
+def test_worker_processes_know_the_names(method, fresh, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -220,15 +240,30 @@ def test_worker_processes_know_the_names(method, tmp_path):
             """
         )
     )
-    result = subprocess.run(
-        [sys.executable, "-m", "diffusers_lrlab.launch", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment(),
+    _, shown, error = run_python("-m", "diffusers_lrlab.launch", script, fresh=fresh, env=environment())
+    assert shown.strip() == "[0.125]", error
+
+
+def test_spawned_processes_import_this_package(tmp_path):
+    """Which is why they know the names; the test above, which waits until they have imported torch, is slow."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing
+            import sys
+
+            def is_there(name):
+                return name in sys.modules
+
+            if __name__ == "__main__":
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    print(pool.map(is_there, ["diffusers_lrlab", "torch"]))
+            """
+        )
     )
-    assert result.stdout.strip() == "[0.125]", result.stderr
+    _, shown, error = run_python("-m", "diffusers_lrlab.launch", script, fresh=False, env=environment())
+    assert shown.strip() == "[True, False]", error
 
 
 # --- diffusers' own script -------------------------------------------------------------------------------------------

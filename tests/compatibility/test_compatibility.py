@@ -20,6 +20,7 @@ V1 = Path(__file__).parent / "fixtures" / "v1"
 SCRIPTS = Path(diffusers_lrlab.__file__).parents[1] / "training_scripts"
 OPTIONS = json.loads((V1 / "options.json").read_text())
 FLAGS = json.loads((V1 / "help" / "flags.json").read_text())
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 NAMES = {"arm", "dataset", "metric", "baseline", "between", "status"}  # strings that are not words for people
 # diffusers' own EMAModel.from_pretrained does what diffusers warns of.
 RESUMES = pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")

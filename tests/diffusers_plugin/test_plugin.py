@@ -18,7 +18,7 @@ NEW_NAMES = [name for name in (*SCHEDULERS, *SCHEDULERS.aliases) if "host" not i
 def run_python(code, *arguments):
     """Runs code in a fresh interpreter and returns what it prints."""
     command = [sys.executable, "-W", "error", *arguments, "-c", textwrap.dedent(code)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -42,20 +42,36 @@ assert lrs == [0.0, 1.0, 1.0, 0.5, 0.5], lrs
 """
 
 
-@cases(
-    "imports",
-    [
-        "import diffusers_lrlab\nfrom diffusers.optimization import get_scheduler",
-        "from diffusers.optimization import get_scheduler\nimport diffusers_lrlab",
-        "from diffusers import get_scheduler\nimport diffusers_lrlab",
-        "import diffusers_lrlab, importlib\nfrom diffusers.optimization import get_scheduler\n"
-        "importlib.reload(diffusers_lrlab)",
-        "import diffusers_lrlab, importlib\nimportlib.reload(diffusers_lrlab)\n"
-        "from diffusers.optimization import get_scheduler",
-    ],
-    ids=["before", "after", "after, from the top", "twice, around", "twice, before"],
-)
-def test_names_work_whatever_is_imported_first(imports):
+IMPORTS = {
+    "before": "import diffusers_lrlab\nfrom diffusers.optimization import get_scheduler",
+    "after": "from diffusers.optimization import get_scheduler\nimport diffusers_lrlab",
+    "after, from the top": "from diffusers import get_scheduler\nimport diffusers_lrlab",
+    "twice, around": "import diffusers_lrlab, importlib\nfrom diffusers.optimization import get_scheduler\n"
+    "importlib.reload(diffusers_lrlab)",
+    "twice, before": "import diffusers_lrlab, importlib\nimportlib.reload(diffusers_lrlab)\n"
+    "from diffusers.optimization import get_scheduler",
+}
+
+
+def test_names_work_whatever_is_imported_first():
+    """In processes that are forked from one that has imported torch, and nothing of diffusers or of ours."""
+    run_python(
+        f"""
+        import os, sys, torch
+        assert not {{"diffusers", "diffusers_lrlab"}} & set(sys.modules)
+        for name, imports in {IMPORTS!r}.items():
+            child = os.fork()
+            if not child:
+                exec(imports + {USE!r}, {{}})
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, name
+        """
+    )
+
+
+@pytest.mark.slow
+@cases("imports", IMPORTS.values(), ids=IMPORTS)
+def test_names_work_in_processes_that_have_imported_nothing(imports):
     run_python(imports + USE)
 
 
@@ -161,7 +177,8 @@ def test_wrong_names_are_explained():
     )
 
 
-@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
+@pytest.mark.slow  # what a spawned process imports first is tested above, and that the launcher's do is in test_launch
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_processes_know_the_names(method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -12,9 +12,10 @@ from helpers import load_data_once
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.forecast import describe, memory
 from diffusers_lrlab.forecast.describe import describe_forecast
 from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, forecast_memory, optimizer_bytes
-from diffusers_lrlab.forecast.timing import forecast_time, num_pictures
+from diffusers_lrlab.forecast.timing import TimeForecast, forecast_time, num_pictures
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training import trainer as loop
 from diffusers_lrlab.training.plan import make_plan
@@ -25,6 +26,24 @@ from diffusers_lrlab.training.trainer import Trainer
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # optional optimizers' own
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 2, "embedding_size": 32}
 UNET = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def passes_over_fake_tensors_done_once():
+    """Of the same model, batch and precision: several tests ask for some of them, and each takes a second."""
+    track, known = memory._track, {}
+
+    def track_once(plan, device):
+        config = plan.config
+        about = (config.gradient_checkpointing, config.mixed_precision, config.prediction_type, config.ddpm_num_steps)
+        key = (repr(plan.model_config), plan.item_shape, repr(plan.layout), *about, device)
+        if key not in known:
+            known[key] = track(plan, device)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_track", track_once)
+        yield
 
 
 def make_trainer(folder, **options):
@@ -94,9 +113,9 @@ def test_every_optimizer_has_a_forecast(tmp_path, name):
 
 
 def test_what_changes_the_memory(tmp_path):
-    plan = make_trainer(tmp_path, train_batch_size=64).plan
+    plan = make_trainer(tmp_path, train_batch_size=128).plan
     usual = forecast_memory(plan)
-    twice = forecast_memory(plan, micro_batch=128)
+    twice = forecast_memory(plan, micro_batch=256)
     assert twice.activations == pytest.approx(2 * usual.activations, rel=0.1)
     assert twice.copies == 2 * usual.copies > 0
     assert twice._replace(activations=0, copies=0) == usual._replace(activations=0, copies=0)
@@ -178,8 +197,14 @@ def test_pictures_are_counted_as_they_are_drawn(tmp_path, epochs):
     assert num_pictures(plan) == sum(plan.due(epochs, update, 4) for update in range(1, 201))
 
 
-def test_the_command_tells_it(tmp_path, monkeypatch, capsys):
+MADE_UP = TimeForecast(0.002, 0.001, 0.004, 0.1, 0.05, 0.2, 1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("measures", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
     monkeypatch.chdir(tmp_path)
+    if not measures:  # the tests of the time do
+        monkeypatch.setattr(describe, "forecast_time", lambda trainer: MADE_UP)
     AcceleratorState._reset_state(reset_partial_state=True)
     few = ["--num_validation_images", "100", "--distance_samples", "50"]
     assert main(["plan", "--dataset_name", "moons", "--max_train_steps", "50", "--learning_rate", "auto", *few]) == 0
@@ -194,6 +219,9 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys):
             "--optimizer adafactor",
         ),
     ]
+    if not measures:
+        parts += ["time  6.1 s (6.05 s to 6.2 s): training 0.1 s, validation 1 s, sampling 2 s, evaluation 3 s"]
+        parts += ["2 ms an update", "1.2 s before it, of some 600 updates"]
     for part in parts:
         assert part in shown
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ import pytest
 import started
 from hub_server import Fault, HubServer, metadata_errors
 from huggingface_hub import ModelCard
-from published import lrlab
+from published import lrlab, wait_briefly
 
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
@@ -29,7 +29,7 @@ TINY = (
 
 def run(*command, env, cwd, status=0):
     """Runs Python with these arguments, and expects this exit status."""
-    returned, *output = started.run(*command, env=env, cwd=cwd)
+    returned, *output = started.run(*command, env=env, cwd=cwd, before=wait_briefly)
     result = subprocess.CompletedProcess(command, returned, *output)
     assert result.returncode == status, result.stdout + result.stderr
     return result

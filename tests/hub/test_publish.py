@@ -22,6 +22,7 @@ from diffusers_lrlab.hub.fetch import check_files
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 from diffusers_lrlab.study.report.report import write_report
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 STUDY = ROOT / "model_cards" / "lr-study-2d"
 
 

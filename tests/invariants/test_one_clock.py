@@ -24,20 +24,34 @@ def cosine(update):
 def folders(tmp_path_factory):
     """One run for each layout."""
     base = tmp_path_factory.mktemp("layouts")
-    for processes, accumulation, micro_batch in LAYOUTS:
-        real = (processes, accumulation) == (2, 1)  # by `accelerate launch`, which takes longer than all of the others
-        (runs.launch if real else runs.run)(
-            *runs.tiny_arguments(base),
-            f"--output_dir={base / f'{processes}-{accumulation}'}",
-            f"--train_batch_size={micro_batch}",
-            f"--gradient_accumulation_steps={accumulation}",
-            f"--max_train_steps={NUM_UPDATES}",
-            f"--lr_warmup_steps={WARMUP}",
-            f"--learning_rate={PEAK}",
-            f"--checkpointing_steps={NUM_UPDATES}",
-            processes=processes,
-        )
-    return {(processes, accumulation): base / f"{processes}-{accumulation}" for processes, accumulation, _ in LAYOUTS}
+    return {layout[:2]: run_in(base, *layout) for layout in LAYOUTS}
+
+
+def run_in(base, processes, accumulation, micro_batch, run=runs.run):
+    """The folder of a run of this layout."""
+    folder = base / f"{processes}-{accumulation}"
+    run(
+        *runs.tiny_arguments(base),
+        f"--output_dir={folder}",
+        f"--train_batch_size={micro_batch}",
+        f"--gradient_accumulation_steps={accumulation}",
+        f"--max_train_steps={NUM_UPDATES}",
+        f"--lr_warmup_steps={WARMUP}",
+        f"--learning_rate={PEAK}",
+        f"--checkpointing_steps={NUM_UPDATES}",
+        processes=processes,
+    )
+    return folder
+
+
+@pytest.mark.slow
+def test_accelerate_launch_starts_the_same_run(folders, tmp_path):
+    """Of two processes, which import everything themselves."""
+    launched = run_in(tmp_path, 2, 1, 8, run=runs.launch)
+    assert (launched / "lrlab/metrics.jsonl").read_text() == (folders[2, 1] / "lrlab/metrics.jsonl").read_text()
+    for name in ("unet", f"checkpoint-{NUM_UPDATES}/unet"):
+        file = f"{name}/diffusion_pytorch_model.safetensors"
+        assert (launched / file).read_bytes() == (folders[2, 1] / file).read_bytes()
 
 
 @cases("layout", [layout[:2] for layout in LAYOUTS])

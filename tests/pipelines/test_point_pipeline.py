@@ -271,35 +271,73 @@ WAYS = {
     "own class": BY_OWN_CLASS,
     "without plugin": WITHOUT_PLUGIN,
 }
-QUICK = [("hub", "with plugin"), ("hub", "without plugin"), ("folder", "plugin later"), ("folder", "own class")]
-OTHERS = [
-    pytest.param(where, way, marks=pytest.mark.slow)
-    for where in ("hub", "folder")
-    for way in WAYS
-    if (where, way) not in QUICK
-]
 
 
-@pytest.mark.parametrize(("where", "way"), [*QUICK, *OTHERS])  # each imports everything anew
-def test_it_loads_in_four_ways(saved, tmp_path, where, way):
-    folder, hub = saved
-    source = folder / "pipeline" if where == "folder" else "user/points"
-    fresh(CHECK.format(load=WAYS[way]), hub.env, source, folder / "points.npy", tmp_path / "again")
-    # However it came, it goes on: what was saved again names no modules of that process.
-    index = json.loads((tmp_path / "again" / "model_index.json").read_text())
+def source_of(saved, where):
+    folder, _ = saved
+    return folder / "pipeline" if where == "folder" else "user/points"
+
+
+def assert_goes_on(saved, again):
+    """However a pipeline came, it goes on: what was saved again names no modules of that process."""
+    index = json.loads((again / "model_index.json").read_text())
     assert index["denoiser"] == ["diffusers_lrlab", "MLPDenoiser"]
     assert index["_class_name"] == "PointDDPMPipeline"
     for name in ("pipeline.py", "denoiser/diffusers_lrlab.py"):
-        assert (tmp_path / "again" / name).read_bytes() == (folder / "pipeline" / name).read_bytes()
+        assert (again / name).read_bytes() == (saved[0] / "pipeline" / name).read_bytes()
 
 
-@pytest.mark.parametrize("where", [pytest.param("folder", marks=pytest.mark.slow), "hub"])
-def test_without_trust_nothing_is_run(saved, where):
+@pytest.mark.slow  # each imports everything anew
+@pytest.mark.parametrize("where", ["hub", "folder"])
+@pytest.mark.parametrize("way", WAYS)
+def test_it_loads_in_four_ways(saved, tmp_path, where, way):
     folder, hub = saved
-    source = folder / "pipeline" if where == "folder" else "user/points"
-    code = "import sys\nfrom diffusers import DiffusionPipeline\n"
-    code += "DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1])"
-    assert "trust_remote_code" in fresh(code, hub.env, source, status=1)
+    source = source_of(saved, where)
+    fresh(CHECK.format(load=WAYS[way]), hub.env, source, folder / "points.npy", tmp_path / "again")
+    assert_goes_on(saved, tmp_path / "again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["folder", "hub"])
+def test_without_trust_nothing_is_run(saved, where):
+    _, hub = saved
+    assert "trust_remote_code" in fresh(WITHOUT_TRUST, hub.env, source_of(saved, where), status=1)
+
+
+WITHOUT_TRUST = """
+import sys
+from diffusers import DiffusionPipeline
+DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1])
+"""
+ONE_AFTER_ANOTHER = {
+    "without the package": f"""
+from diffusers import DiffusionPipeline
+try:
+    DiffusionPipeline.from_pretrained(source, custom_pipeline=source)
+except ValueError as error:
+    assert "trust_remote_code" in str(error), error
+else:
+    raise AssertionError("code was run that nobody trusted")
+assert not any("diffusers_modules" in name for name in sys.modules)
+{WITHOUT_PLUGIN}
+""",
+    "with it": f"""
+{PLUGIN_LATER}
+own = diffusers_lrlab.PointDDPMPipeline.from_pretrained(source)
+assert type(own) is type(pipeline)
+for one, other in zip(own.denoiser.parameters(), pipeline.denoiser.parameters(), strict=True):
+    assert torch.equal(one, other)
+""",
+}
+
+
+@pytest.mark.parametrize(("where", "ways"), [("hub", "without the package"), ("folder", "with it")])
+def test_it_loads(saved, tmp_path, where, ways):
+    """The ways of the tests above, in two processes."""
+    folder, hub = saved
+    code = CHECK.format(load=ONE_AFTER_ANOTHER[ways])
+    fresh(code, hub.env, source_of(saved, where), folder / "points.npy", tmp_path / "again")
+    assert_goes_on(saved, tmp_path / "again")
 
 
 def test_the_model_alone_loads_from_the_hub(saved):

@@ -17,6 +17,7 @@ from trainer_states import assert_same, state_of
 from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.averaging.averages import EMA, ema_decays
 from diffusers_lrlab.finder.saved_result import deciding
+from diffusers_lrlab.preflight import model_checks
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
 from diffusers_lrlab.preflight.run import CHECKS, run_checks
 from diffusers_lrlab.preflight.subject import Subject
@@ -242,7 +243,9 @@ def test_a_rate_far_from_what_the_finder_found(tmp_path):
     assert run_checks(trainer) == {}
 
 
-def test_an_image_that_cannot_be_read_ends_no_check(tmp_path):
+def test_an_image_that_cannot_be_read_ends_no_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_checks, "_SANITY_UPDATES", 5)
+    monkeypatch.setattr(model_checks, "_SANITY_FALL", 10)
     options = with_images(tmp_path, noise) | {"in_memory_limit_mb": 0, "train_batch_size": 8}
     (tmp_path / "images" / "000.png").write_bytes(b"no image")
     trainer = make_trainer(tmp_path, **options, skip_corrupt_images=True)
@@ -276,7 +279,9 @@ def test_decays_are_diffusers_own(power, every, start):
 
 
 @pytest.mark.parametrize("options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}])
-def test_nothing_is_left_behind(tmp_path, options):
+def test_nothing_is_left_behind(tmp_path, options, monkeypatch):
+    monkeypatch.setattr(model_checks, "_SANITY_UPDATES", 5)
+    monkeypatch.setattr(model_checks, "_SANITY_FALL", 10)  # whether it learns is for the test below
     trainer = make_trainer(tmp_path, train_batch_size=8, **options)
     before = state_of(trainer)
     run_checks(trainer)
@@ -284,10 +289,11 @@ def test_nothing_is_left_behind(tmp_path, options):
     assert_same(state_of(trainer), before)
 
 
-def test_one_batch_is_learned_by_heart(tmp_path):
+def test_one_batch_is_learned_by_heart(tmp_path, monkeypatch):
     told = overfit_one_batch(Subject(make_trainer(tmp_path, train_batch_size=8)))
     assert told.startswith("Sanity run: one batch, seen 150 times at a learning rate of 0.001")
-    with pytest.raises(LabError, match="The sanity run failed: one batch.*find_lr.py"):
+    monkeypatch.setattr(model_checks, "_SANITY_UPDATES", 5)
+    with pytest.raises(LabError, match="The sanity run failed: one batch, seen 5 times.*find_lr.py"):
         overfit_one_batch(Subject(make_trainer(tmp_path, train_batch_size=8, learning_rate=1e-9)))
 
 
@@ -295,7 +301,7 @@ def test_one_batch_is_learned_by_heart(tmp_path):
 
 
 def start(tmp_path, name, *arguments):
-    options = [*runs.tiny_arguments(tmp_path, 0.1), "--max_train_steps=4", "--train_batch_size=8"]
+    options = [*runs.tiny_arguments(tmp_path, 0.1, preflight=True), "--max_train_steps=4", "--train_batch_size=8"]
     return started.run(runs.SCRIPT, *options, f"--output_dir={tmp_path / name}", *arguments, env=runs.environment())
 
 
@@ -317,17 +323,31 @@ def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
 
 
 def test_sanity_stops_a_run_that_cannot_learn(tmp_path):
-    status, shown, _ = start(tmp_path, "sane", "--sanity", "--learning_rate=3e-3")
+    """Of points, which are quick to learn; images are in the slow test below."""
+    (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))
+    points = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}", "--distance_samples=0"]
+    assert_sanity_stops(tmp_path, *points, "--ddpm_num_steps=100")
+
+
+@pytest.mark.slow
+def test_sanity_stops_a_run_on_images_that_cannot_learn(tmp_path):
+    assert_sanity_stops(tmp_path)
+
+
+def assert_sanity_stops(tmp_path, *options):
+    status, shown, _ = start(tmp_path, "sane", "--sanity", "--learning_rate=3e-3", *options)
     assert status == 0
     assert "Sanity run: one batch" in shown
-    status, _, told = start(tmp_path, "mad", "--sanity", "--learning_rate=1e-8")
+    status, _, told = start(tmp_path, "mad", "--sanity", "--learning_rate=1e-8", *options)
     assert status == 2
     assert "error: The sanity run failed" in told
     assert "warning: The learning rate 1e-08 is" in told
 
 
 def test_two_processes_check_once(tmp_path):
-    options = ["--dataset_name=moons", "--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2", "--sanity"]
+    (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))
+    options = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}"]
+    options += ["--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2", "--sanity"]
     options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
     options += ["--ddpm_num_inference_steps=2", "--cpu_threads=1"]
     stderr = runs.run(*options, f"--output_dir={tmp_path / 'run'}", processes=2)

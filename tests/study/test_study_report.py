@@ -95,6 +95,16 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(plots, "_save", lambda figure, path: path.write_bytes(b"a picture"))
 
 
+@pytest.fixture
+def only_samples_drawn(monkeypatch):
+    save = plots._save
+
+    def save_samples(figure, path):
+        save(figure, path) if path.name == "samples.png" else path.write_bytes(b"a picture")
+
+    monkeypatch.setattr(plots, "_save", save_samples)
+
+
 def number_of(text):
     return float(text.replace("−", "-").replace(",", ""))
 
@@ -329,6 +339,7 @@ def test_an_arm_that_diverged(tmp_path):
     assert "24 of them diverged" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("missing", [("dino", "c"), ("dino", "moons")])
 def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
     def change(run):
@@ -364,6 +375,7 @@ def test_friedmans_p_stands_under_the_ranks(tmp_path):
     assert "Friedman&#39;s test that all arms are alike: p " in page_of(tmp_path, results, summary)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
     results, summary = made_up_study(("a",), ("dino",), seeds=1)
     page = own_part(page_of(tmp_path, results, summary))
@@ -375,6 +387,7 @@ def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
     assert [row[2] for row in rows] == ["baseline", "–"]
 
 
+@pytest.mark.usefixtures("only_samples_drawn")
 def test_images_instead_of_points(tmp_path):
     def change(run):
         buffer = io.BytesIO()
@@ -388,6 +401,7 @@ def test_images_instead_of_points(tmp_path):
         assert (100, 100, 100) in {color for _, color in grid.convert("RGB").getcolors(10**6)}
 
 
+@pytest.mark.usefixtures("only_samples_drawn")
 def test_points_on_a_line_and_points_far_away(tmp_path):
     def change(run):
         points = np.array(run.samples["points"])
@@ -480,6 +494,7 @@ def test_arms_beside_their_controls(tmp_path):
     assert "No difference to a, or to a control, passed the adjusted test." in (tmp_path / "report/report.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_replaces_the_one_before(tmp_path):
     results, summary = made_up_study(("a", "b", "c"), ("dino", "moons"))
     page = page_of(tmp_path, results, summary)
@@ -565,8 +580,17 @@ def thousand(tmp_path_factory):
     return path, time.perf_counter() - made, made - started
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_of_many_seeds_some_are_drawn_as_lines(tmp_path):
+    results, summary = made_up_study(("a", "b"), ("dino",), seeds=25)
+    page = page_of(tmp_path, results, summary)
+    assert "Of up to 25 seeds an arm, the first 20 are drawn as lines; means and bands are of all." in page
+    assert max(len(plot["data"]) for plot in plots_of(page)) == 3 * 2
+
+
+@pytest.mark.slow
 def test_a_thousand_runs(thousand):
-    path, seconds, seconds_of_runs = thousand
+    path, _, _ = thousand
     page = path.read_text(encoding="utf-8")
     assert len(page) < 12e6
     assert "Of up to 25 seeds an arm, the first 20 are drawn as lines; means and bands are of all." in page

@@ -52,6 +52,7 @@ from diffusers_lrlab.study.stacked.stacks import split_into_stacks
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 DRIVER = Path(__file__).parents[1] / "scripts" / "study_driver.py"
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
 BASE = {
@@ -473,7 +474,7 @@ def test_the_list_of_presets(capsys):
 
 # --- stopped ---------------------------------------------------------------------------------------------------------
 
-LONG = {"base": {**BASE, "max_train_steps": 150}, "datasets": ["dino"], "seeds": 2}
+LONG = {"base": {**BASE, "max_train_steps": 60}, "datasets": ["dino"], "seeds": 2}
 
 
 @pytest.fixture(scope="module")
@@ -552,7 +553,7 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
     if (executor, pattern) == ("stacked", "runs/[!.]*.json"):
         assert not updates
     else:
-        in_full = 150 * (min(4, torch.get_num_threads()) if executor == "stacked" else 4)
+        in_full = 60 * (min(4, torch.get_num_threads()) if executor == "stacked" else 4)
         assert 0 < len(updates) < in_full
     assert not list(out.rglob(".tmp*"))
 

@@ -480,7 +480,7 @@ def test_there_is_a_picture_of_any_rows(tmp_path, name, from_file):
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
     assert min(pixels.shape[:2]) > 300
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+    assert len(np.unique(pixels @ np.array([1, 256, 256**2]))) > 20
     panels = 2 + PICTURES[name].get("gradients", True)
     assert pixels.shape[0] / pixels.shape[1] == pytest.approx(2.5 * panels / 9, rel=0.1)
 

@@ -129,7 +129,7 @@ def arguments(base, output, model, *more):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, model):
     base = tmp_path_factory.mktemp("points")
-    stderr = runs.run(*arguments(base, base / "run", model, "--timestep_grad_every=20"))
+    stderr = runs.run(*arguments(base, base / "run", model, "--timestep_grad_every=20"), pictures=True)
     return base / "run", stderr
 
 
@@ -188,6 +188,7 @@ def assert_same_end(first, second):
             assert torch.equal(value, weights[1][key]), (name, key)
 
 
+@pytest.mark.slow  # as test_resume does with images
 def test_killed_and_resumed_ends_with_the_same_bits(finished, tmp_path, model):
     folder, _ = finished
     options = arguments(tmp_path, tmp_path / "run", model, "--timestep_grad_every=20")
@@ -239,8 +240,9 @@ def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
     runs.run(
         *(f"--dataset_name={folder}", f"--output_dir={tmp_path / 'run'}", "--max_train_steps=2", "--ddpm_num_steps=4"),
         *("--train_batch_size=8", "--cpu_threads=1", f"--cache_dir={tmp_path / 'cache'}", "--num_validation_images=0"),
+        pictures=True,
     )
-    assert (tmp_path / "run/lrlab/samples.png").exists()
+    assert (tmp_path / "run/lrlab/samples.png").stat().st_size > 2000
 
 
 @pytest.mark.parametrize("num_held_out", [0, 1, 64])

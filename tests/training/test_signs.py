@@ -93,7 +93,7 @@ def test_too_early_to_say():
 def test_a_run_tells_records_and_prints_them(tmp_path):
     arguments = [
         *(*runs.tiny_arguments(tmp_path), "--max_train_steps=60", "--train_batch_size=8", "--learning_rate=1e-9"),
-        *("--lr_scheduler=constant", "--no_preflight", f"--output_dir={tmp_path / 'run'}"),
+        *("--lr_scheduler=constant", f"--output_dir={tmp_path / 'run'}"),
     ]
     status, _, told = started.run(runs.SCRIPT, *arguments, env=runs.environment())
     assert status == 0

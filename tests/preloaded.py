@@ -1,0 +1,27 @@
+"""What the server of `started` imports before any process is forked from it."""
+
+import gc
+import importlib
+
+for name in (
+    "diffusers_lrlab.run.train",
+    "diffusers_lrlab.run.finish",
+    "diffusers_lrlab.training.arguments",
+    "diffusers_lrlab.training.trainer",
+    "diffusers_lrlab.cli.main",
+    "diffusers_lrlab.hub.card",
+    "diffusers_lrlab.preflight.run",
+    "diffusers.models.unets.unet_2d",
+    "diffusers.pipelines.ddpm.pipeline_ddpm",
+    # What a run imports only when it comes to its data, its pictures and its card.
+    "datasets",
+    "sklearn.datasets",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "huggingface_hub.repocard",
+    "transformers.hf_argparser",
+):
+    importlib.import_module(name)
+# Collecting garbage, which every run does, need not look at all of this again.
+gc.collect()
+gc.freeze()
