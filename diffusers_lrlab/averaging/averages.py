@@ -1,7 +1,5 @@
 """Averages of the weights: the exponential moving average, and what a schedule-free optimizer makes by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lrlab push`, `pull`, `rerun` and `schedule`: what goes to the Hub and comes from it."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math

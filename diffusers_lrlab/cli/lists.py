@@ -1,7 +1,5 @@
 """`lrlab list`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import shutil

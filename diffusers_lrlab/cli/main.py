@@ -1,7 +1,5 @@
 """The `lrlab` command. A subcommand is a row of `COMMANDS`; what it needs is imported when it runs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """What all commands share: how they print, and how they refuse arguments."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

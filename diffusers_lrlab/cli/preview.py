@@ -1,7 +1,5 @@
 """`lrlab preview`: schedules over a run, or densities and weights over timesteps."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

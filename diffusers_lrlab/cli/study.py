@@ -1,7 +1,5 @@
 """`lrlab study list`, `run`, `report` and `card`, and what `training_scripts/run_study.py` shares with them."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import shlex

@@ -1,7 +1,5 @@
 """The commands of a few lines: `lrlab plan`, `scale`, `data`, `upstream-patch` and `env`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

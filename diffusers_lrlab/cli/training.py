@@ -1,7 +1,5 @@
 """`lrlab train` and `lrlab find-lr`: the same programs as the scripts of those names and `-m diffusers_lrlab.train`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ The run is one long row of images, epoch after epoch, each in an order of its ow
 update has the same number of images, and a resumed run just starts at another update.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

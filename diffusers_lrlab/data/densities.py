@@ -1,7 +1,5 @@
 """Densities of the toy sets in closed form, as natural logarithms. Points are float64 of shape `(n, 2)`, results `(n,)`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

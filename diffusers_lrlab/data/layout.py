@@ -1,7 +1,5 @@
 """How the images of one update are divided among processes and micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..core.errors import LabError

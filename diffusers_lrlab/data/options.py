@@ -1,7 +1,5 @@
 """The options that say which data a run learns from, and how they are prepared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

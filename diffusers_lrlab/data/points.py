@@ -1,7 +1,5 @@
 """Points: the embedded toy datasets, and datasets with a column of equally many numbers in every row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

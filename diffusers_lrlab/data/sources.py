@@ -1,7 +1,5 @@
 """Where data come from: a folder, a saved dataset or the Hub; and whether they are images or points."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The 2-D toy datasets: how each is drawn, and its density if it has a closed form."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """Distances between two sets of points that need no density."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

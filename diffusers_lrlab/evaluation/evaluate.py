@@ -1,7 +1,5 @@
 """The metrics of a trained run, and of any two sets of samples."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Fréchet distance between two sets of images, on features that suit the data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

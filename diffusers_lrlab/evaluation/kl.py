@@ -1,7 +1,5 @@
 """The Kullback-Leibler divergence between sets of points: by nearest neighbours, by histograms."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How smooth the loss is around weights, and between the weights of two runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How likely points are under a diffusion model: the probability-flow ODE, with its divergence exact."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

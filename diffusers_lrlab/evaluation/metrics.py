@@ -1,7 +1,5 @@
 """All metrics: each is one decorated function here."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -3,8 +3,6 @@
 Runs, studies, cards and the README take all they know about a metric from here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

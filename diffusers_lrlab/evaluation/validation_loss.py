@@ -1,7 +1,5 @@
 """The loss on held-out images with fixed timesteps and fixed noise: two values differ because the weights do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

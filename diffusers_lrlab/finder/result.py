@@ -1,7 +1,5 @@
 """What the finder found: as an object, in words, as data and in files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The finder's result in the folder of a run, if it is of this run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From the losses of a range test to a learning rate: plain functions `(lrs, losses) -> Suggestion`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The memory of training, part by part, from a pass over fake tensors: they have shapes and no contents."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """The model card: a template, filled from the record of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cards: the one function that fills templates, and what changes in a card when its folder is uploaded."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is uploaded: the files of a run, a study, a toy dataset or a schedule that a user needs."""
 
-from __future__ import annotations
-
 import fnmatch
 import tempfile
 from collections.abc import Collection, Mapping

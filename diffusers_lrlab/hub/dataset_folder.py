@@ -1,7 +1,5 @@
 """A toy dataset as a folder that `load_dataset` and the Hub understand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..core.files import atomic_folder, check_new_folder, write_text

@@ -1,7 +1,5 @@
 """Downloads from the Hub without trusting what is there: names, sizes and formats are checked, and nothing is run."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """The record and the log of a run in a folder, which may be somebody else's: checked before they are used."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run repeated from its record, and how far the two agree."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

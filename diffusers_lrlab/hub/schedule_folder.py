@@ -1,7 +1,5 @@
 """A schedule as a folder: the data, its picture and its card."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..core.files import atomic_folder, check_new_folder, write_text

@@ -1,7 +1,5 @@
 """Configurations of models, from a folder, a file or the Hub."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

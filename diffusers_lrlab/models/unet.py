@@ -1,7 +1,5 @@
 """The default model: a `UNet2DModel` sized for the images and their number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..core.errors import LabError

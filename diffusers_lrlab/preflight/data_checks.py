@@ -1,7 +1,5 @@
 """Are the data what one thinks? Checks that only some kinds of data have are named in their `preflight_checks`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Does the model learn at all?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Do the settings of a run fit together?"""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The end of a run: the pipeline, final samples, distances, plots and card."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..training.results.base import results_of

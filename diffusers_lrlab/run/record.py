@@ -1,7 +1,5 @@
 """`run.json`: what was asked for, where it ran, and what became of it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

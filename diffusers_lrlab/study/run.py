@@ -1,7 +1,5 @@
 """A study from its specification to its report."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line, derived from the configuration's dataclasses; YAML files lie under it."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A configuration in the words of those who asked for it: as a command, and as a call."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

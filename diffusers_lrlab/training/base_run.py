@@ -1,7 +1,5 @@
 """What a run is made of, whoever computes its updates: the trainer, or a stack of many runs (`study/stacked/stack.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any

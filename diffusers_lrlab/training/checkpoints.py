@@ -10,8 +10,6 @@ Noise, timesteps and data order need no state: they follow from seed and update 
 follow the losses.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What can be wrong about a configuration besides single options: the source of the data, combinations, the launch."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

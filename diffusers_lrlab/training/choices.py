@@ -1,7 +1,5 @@
 """What is chosen by name and parameters: read from two options, written as one spec string."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..core.errors import LabError

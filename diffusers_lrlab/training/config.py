@@ -1,7 +1,5 @@
 """The configuration of a run, as asked for and as resolved: the command line, YAML files and `run.json` are these fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from dataclasses import dataclass

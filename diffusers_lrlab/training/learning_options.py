@@ -1,7 +1,5 @@
 """The options that say what is learned and how: model, schedules, timesteps, loss, noise, optimizer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """What a run learns from, of its configuration."""
 
-from __future__ import annotations
-
 from ..objective.objective import ObjectiveSpec
 from .config import ResolvedConfig
 from .kinds.select import kind_of

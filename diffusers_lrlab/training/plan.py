@@ -1,7 +1,5 @@
 """What a run is going to do, known before it does it; `--dry_run` prints this and stops."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

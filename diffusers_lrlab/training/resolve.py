@@ -1,7 +1,5 @@
 """From what is asked for to what is going to run, without data or model: [`TrainingConfig`] -> [`ResolvedConfig`]."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Learning rate, warm-up and momentum, from what is asked for to names with all their parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """What goes together in timesteps, loss and noise, and what does not."""
 
-from __future__ import annotations
-
 from ..core.errors import LabError
 from ..objective.noise import NOISES
 from ..timesteps.bands import band_edges

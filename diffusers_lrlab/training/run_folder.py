@@ -1,7 +1,5 @@
 """The folder of a run: what it holds, who may write there, and the record of the run in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The options that say how long a run is, and what it writes where."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Samples during training, and the saved pipeline."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

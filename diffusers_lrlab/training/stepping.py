@@ -4,8 +4,6 @@ accelerate's wrappers look for optional packages and at signatures at every call
 beside the small network of points.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The training loop: one clock, in optimizer updates, that everything else reads."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

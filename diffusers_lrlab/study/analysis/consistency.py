@@ -4,8 +4,6 @@ That diffusion models trained apart turn one noise into much the same sample is 
 smooth loss; both are measured here.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Sentences about arms, which say no more than the adjusted tests do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ Each figure is of one arm and one data set; the paper gives no spread that a rea
 equals, to the third decimal, the cosine run of the code that the paper is built on, so it is one and is named so here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Ranks follow Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7, 2006.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How much sooner an arm reaches a quality than another: that which the baseline ends with, or the worse of both ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

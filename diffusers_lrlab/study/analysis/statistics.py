@@ -1,7 +1,5 @@
 """Arms of a study against its baseline, seed by seed: spread, intervals, tests, and the seeds that would be needed."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import warnings

@@ -1,7 +1,5 @@
 """From the results of a study to its summary: rows, ranks, findings, cost."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 They get all runs, since stacks must be the same whatever is done already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..runs.context import StudyContext

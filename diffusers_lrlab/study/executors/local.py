@@ -1,7 +1,5 @@
 """The executor for runs one after the other, each by the ordinary trainer."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path

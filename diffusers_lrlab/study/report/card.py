@@ -1,7 +1,5 @@
 """What of a study is shown to others: a folder with a card, its pictures, tables and summary."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables besides those of metrics: speed-ups, controls, tuning, consistency, search, divergences, cost."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

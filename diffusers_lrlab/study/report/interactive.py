@@ -5,8 +5,6 @@ The figures are plotly's; arrays stay arrays, which plotly writes as short binar
 in their `meta`, by which the page's own buttons find them, and single seeds are marked there too.
 """
 
-from __future__ import annotations
-
 import html
 from typing import Any, NamedTuple
 

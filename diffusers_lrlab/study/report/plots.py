@@ -1,7 +1,5 @@
 """The pictures of a report as PNGs: curves, seeds over means, ranks with their critical difference, samples."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """A study as a page that opens from disk, as Markdown, and as pictures and LaTeX tables for a paper."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What the pictures of a report are drawn from: one look for each arm, and curves as means, spreads and single seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

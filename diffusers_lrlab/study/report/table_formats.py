@@ -1,7 +1,5 @@
 """Tables of texts, and their forms in Markdown and LaTeX (with booktabs); HTML is in `report.html`. Texts are escaped."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The tables of a report, from the rows of a summary and the records of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

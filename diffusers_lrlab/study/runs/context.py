@@ -1,7 +1,5 @@
 """What all runs of a study share: its folder, the machine, data that are loaded once, and plans made from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The course of a run: training losses, learning rates, and quality at the evaluation points."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

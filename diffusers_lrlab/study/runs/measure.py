@@ -1,7 +1,5 @@
 """From a trained run to its record: the same for a member of a stack and for a run of its own."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Any

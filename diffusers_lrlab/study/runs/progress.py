@@ -1,7 +1,5 @@
 """What a user sees of a study while it runs: a bar over all updates, and lines above it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

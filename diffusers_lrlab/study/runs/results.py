@@ -1,7 +1,5 @@
 """The folder of a study: one file for each run, which is either complete or absent."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """How a study stops before its end, and what it says then."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

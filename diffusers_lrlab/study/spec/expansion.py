@@ -1,7 +1,5 @@
 """From the specification of a study to all of its runs, checked as a whole before one of them begins."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

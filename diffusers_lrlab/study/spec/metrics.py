@@ -1,7 +1,5 @@
 """Which metrics the runs of a study can give."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ...core.errors import LabError, did_you_mean

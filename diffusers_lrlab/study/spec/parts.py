@@ -1,7 +1,5 @@
 """The parts of a study's specification, read from data: arms, data sets, seeds, tuning."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The studies that come with the package, for `lrlab study list` and the README."""
 
-from __future__ import annotations
-
 from .expansion import expand, expand_tuning
 from .reading import load_spec, preset_names
 from .spec import StudySpec

@@ -1,7 +1,5 @@
 """From a YAML file, or the name of a preset, to the specification of a study."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The specification of a study, and of a run of it, as data."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

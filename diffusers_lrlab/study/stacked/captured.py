@@ -5,8 +5,6 @@ A graph does again what was recorded, in the memory it was recorded in, with eve
 from update to update is therefore copied to where it was: points, timesteps, noise, weights, learning rates, momenta.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple

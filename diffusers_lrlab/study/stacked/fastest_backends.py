@@ -1,7 +1,5 @@
 """Which matrix products are fastest on this machine, by a short measurement before a study."""
 
-from __future__ import annotations
-
 import copy
 import json
 import statistics

@@ -3,8 +3,6 @@
 Which one is fastest depends on the processor, and is measured (`study/stacked/fastest_backends.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """A run whose network is part of a stack."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

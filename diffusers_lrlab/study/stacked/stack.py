@@ -1,7 +1,5 @@
 """The training loop over a stack of runs: one computation for all of their networks, and each run's own everything else."""
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Many [`MLPDenoiser`]s as one computation: weights `(members, out, in)`, forward and backward by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

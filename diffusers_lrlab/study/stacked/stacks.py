@@ -1,7 +1,5 @@
 """Stacks of runs from beginning to end: which runs make a stack, training, saving in between, measuring."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Gradient norm and gradient noise scale of each noise level, from fixed images, timesteps and noise."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Warnings of a bad learning rate, from the log of a run: what is seen, and what may help. They change nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The diagnostics of a run by noise level: what is summed, measured and written, and when."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

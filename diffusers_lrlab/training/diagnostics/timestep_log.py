@@ -3,8 +3,6 @@
 `lrlab/timesteps.parquet` is written whole at checkpoints and at the end, and read back to go on.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which kind of data a configuration means."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..config import TrainingConfig

@@ -1,7 +1,5 @@
 """Pictures of samples of images: over training, and the final grid."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a trained model is shown by: samples, pictures of them, figures that say how good they are."""
 
-from __future__ import annotations
-
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Images: a grid of them, and the Fréchet distance on digits."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

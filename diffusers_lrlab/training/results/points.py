@@ -1,7 +1,5 @@
 """Points: pictures of the plane, distances to the training points, the exact density where it is known."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
