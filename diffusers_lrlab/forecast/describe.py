@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..finder.range_test import FinderConfig
 from ..optimizers.entries import optimizer_state_bytes
+from ..preflight.run import run_checks
 from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
 from .timing import TimeForecast, forecast_time
 
@@ -41,6 +42,9 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     yield "\n".join(_memory_lines(plan, memory, available, device.type))
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
+        if plan.config.preflight and accelerator.is_main_process:
+            for name, text in run_checks(trainer).items():
+                yield f"{'warning':>13}  {text} [{name}]"
         seconds = forecast_time(trainer)
         state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
         trainer.release()

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ..training.plan import Plan
     from ..training.trainer import Trainer
 
-_UPDATES, _WARM, _FEWEST = 40, 8, 8
-_READINGS, _STEPS, _FEW, _PASS_SECONDS = 3, 4, 4, 2.0
-_SECONDS = 20.0  # a probe ends here, if it has a few updates
+_UPDATES, _WARM, _FEWEST = 40, 8, 6
+_READINGS, _STEPS, _FEW, _PASS_SECONDS = 2, 4, 4, 0.5
+_SECONDS = 4.0  # a probe ends here, if it has a few updates
 
 
 class TimeForecast(NamedTuple):
@@ -71,7 +71,7 @@ def num_pictures(plan: Plan) -> int:
     """How often sample pictures are drawn, including those at the end."""
     epochs = plan.config.save_images_epochs
     if epochs is None:
-        return min(5, plan.num_updates)
+        return 1 + plan.num_previews
     every = epochs * (plan.num_images or math.inf) / plan.layout.global_batch
     return 1 + int((plan.num_updates - 1) // every)
 
@@ -105,7 +105,7 @@ def _times_of_updates(trainer: Trainer) -> list[float]:
 
 
 def _median_seconds(call: Callable[[], Any]) -> float:
-    """The median of three calls, after a first one, which is slower."""
+    """The median of some calls, after a first one, which is slower."""
     times = []
     for _ in range(1 + _READINGS):
         started = time.perf_counter()

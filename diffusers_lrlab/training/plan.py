@@ -33,6 +33,10 @@ _TIMESTEP_WORDS = {
     "noise": "noise",
 }
 
+# Previews may take this share of the time of training, and the full number of samples is evaluated after so many images.
+_MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
+_FULL_EVALUATION, _FEWEST_FRECHET = 150_000, 100
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -81,6 +85,21 @@ class Plan:
     def validation_updates(self) -> int:
         return self.config.validation_steps or max(1, self.num_updates // 20)
 
+    @property
+    def num_previews(self) -> int:
+        """Times during the run that samples are drawn, unless `save_images_epochs` says: 4, if they take 5 % at most."""
+        config, layout = self.config, self.layout
+        trained = self.num_updates * layout.micro_batch * layout.accumulation
+        cost = self.kind.sampling_cost * config.eval_batch_size * config.ddpm_num_inference_steps
+        return min(_MOST_PREVIEWS, self.num_updates - 1, int(_PREVIEW_SHARE * trained / cost))
+
+    @property
+    def affordable_frechet_samples(self) -> int:
+        """Samples for the Fréchet distance unless `frechet_samples` says: fewer in a run of less than 150,000 images."""
+        seen = self.num_updates * self.layout.global_batch
+        affordable = int(self.config.frechet_samples * min(1.0, seen / _FULL_EVALUATION)) // 50 * 50
+        return affordable if affordable >= _FEWEST_FRECHET else 0
+
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
         if update == self.num_updates:
@@ -122,12 +141,23 @@ class Plan:
             + self._scaling_in_words(),
             "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
             "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + self._momentum_in_words(marks),
+            "samples": self._samples_in_words(),
             "warning": "\n               ".join(self._warnings()),
             "output": f"{config.output_dir}/: model_index.json, {self.kind.component}/, scheduler/, README.md, "
             f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
             f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+    def _samples_in_words(self) -> str:
+        config = self.config
+        times = "at the end"
+        if config.save_images_epochs is not None:
+            times = f"every {config.save_images_epochs} epochs, and {times}"
+        elif self.num_previews:
+            times = f"{self.num_previews} times during the run, and {times}"
+        frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
+        return f"{config.eval_batch_size} {self.kind.name} in {config.ddpm_num_inference_steps} steps {times}{frechet}"
 
     def _warnings(self) -> list[str]:
         config = self.config

@@ -92,7 +92,8 @@ class OutputConfig:
     )
     save_images_epochs: int | None = option(
         None,
-        "Epochs between sample images; 4 times over a run of any length, and at its end (upstream every 10 epochs).",
+        "Epochs between sample images; 4 times over the run, fewer if that took more than 5 % of its time, and at its end "
+        "(upstream every 10 epochs).",
         OUTPUT,
         at_least=1,
     )
@@ -107,7 +108,8 @@ class OutputConfig:
     )
     frechet_samples: int | None = option(
         None,
-        "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, 0 turns it off.",
+        "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, fewer for a run of less than "
+        "150,000 images, 0 turns it off.",
         EVALUATION,
         at_least=0,
     )

@@ -173,7 +173,10 @@ class Trainer(BaseRun):
             self._warn_of_lr()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
-        if plan.due(config.save_images_epochs, self.update, default_times=4) and self.accelerator.is_main_process:
+        if (
+            plan.due(config.save_images_epochs, self.update, default_times=plan.num_previews)
+            and self.accelerator.is_main_process
+        ):
             with self.averaged_weights():
                 samples = draw_samples(self, config.eval_batch_size)
             self.keep_samples(samples)

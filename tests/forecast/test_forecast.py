@@ -194,7 +194,7 @@ def test_time(tmp_path, data, monkeypatch):
 @pytest.mark.parametrize("epochs", [None, 1, 2, 100])
 def test_pictures_are_counted_as_they_are_drawn(tmp_path, epochs):
     plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).plan
-    assert num_pictures(plan) == sum(plan.due(epochs, update, 4) for update in range(1, 201))
+    assert num_pictures(plan) == sum(plan.due(epochs, update, plan.num_previews) for update in range(1, 201))
 
 
 MADE_UP = TimeForecast(0.002, 0.001, 0.004, 0.1, 0.05, 0.2, 1.0, 2.0, 3.0)

@@ -1,0 +1,56 @@
+"""What is sampled without being asked for takes a small share of a run."""
+
+import dataclasses
+
+import pytest
+import runs
+
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.training.prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return prepare(TrainingConfig(output_dir=str(tmp_path_factory.mktemp("run")), cpu_threads=1))[0]
+
+
+@pytest.mark.parametrize(("updates", "times"), [(2408, 4), (1000, 2), (400, 0), (1, 0)])
+def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
+    """By images: a step of sampling costs 0.4 of the training of an image."""
+    plan = dataclasses.replace(digits, num_updates=updates)
+    assert plan.num_previews == times
+    sampled = times * plan.config.eval_batch_size * plan.config.ddpm_num_inference_steps
+    assert 0.4 * sampled <= 0.05 * updates * 64
+    assert sum(plan.due(None, update, plan.num_previews) for update in range(1, updates)) == times
+    text = f"{times} times during the run, and at the end" if times else "100 steps at the end"
+    assert text in plan.describe()
+
+
+@pytest.mark.parametrize(("updates", "samples"), [(2408, 1000), (1172, 500), (240, 100), (200, 0)])
+def test_a_short_run_is_evaluated_by_fewer_samples(digits, updates, samples):
+    assert dataclasses.replace(digits, num_updates=updates).affordable_frechet_samples == samples
+
+
+def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):
+    """The plan of a short run says so; what is asked for is not cut."""
+    arguments = runs.tiny_arguments(tmp_path)
+    arguments.remove("--frechet_samples=0")
+    short = [*arguments, "--max_train_steps=3", "--train_batch_size=8", "--no_preflight", "--log_timestep_bins=0"]
+    runs.run(*short, f"--output_dir={tmp_path / 'default'}")
+    record = runs.read_record(tmp_path / "default")
+    assert record["config"]["frechet_samples"] == 0
+    assert "frechet_distance" not in record["train"]["results"]
+    assert [path.name for path in (tmp_path / "default" / "lrlab" / "samples").iterdir()] == ["update-00000003.npy"]
+    runs.run(*short, "--frechet_samples=20", "--save_images_epochs=1", f"--output_dir={tmp_path / 'asked'}")
+    assert runs.read_record(tmp_path / "asked")["train"]["results"]["frechet_num_samples"] == 20
+
+
+def test_the_dry_run_shows_the_checks_of_the_run(tmp_path, capsys):
+    """The process of few steps does not end in noise, which the run itself warns of."""
+    arguments = ["train", "--dataset_name=dino", "--dry_run", "--max_train_steps=20", "--ddpm_num_steps=10"]
+    small = ["--distance_samples=0", "--num_validation_images=64", "--eval_batch_size=4", "--ddpm_num_inference_steps=2"]
+    assert cli.main([*arguments, *small, f"--output_dir={tmp_path / 'run'}"]) == 0
+    printed = capsys.readouterr().out
+    assert "[terminal_snr]" in printed
+    assert not (tmp_path / "run").exists()
