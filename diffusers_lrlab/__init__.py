@@ -10,8 +10,6 @@ from typing import Any
 
 from .diffusers_plugin.register import register
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "LabError": "core.errors",
     "MLPDenoiser": "models.mlp_denoiser",
@@ -50,6 +48,8 @@ register()
 def __getattr__(name: str) -> Any:
     if name.startswith("get_") and name.endswith("_schedule"):
         return getattr(importlib.import_module(".schedules.functions", __name__), name)
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version(__name__)
     if name == "ModelMixin":
         # diffusers looks for the base class of a library's models in the library.
         return importlib.import_module("diffusers").ModelMixin

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from ..core.errors import LabError, did_you_mean
+from ..core.extras import require_extra
 from ..study.runs.precision import PRECISIONS
 from .output import say
 
@@ -33,6 +34,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
+    require_extra("study", "`lrlab study`")
     if options.action not in ACTIONS:
         raise LabError(
             f"There is no action {options.action!r}.{did_you_mean(options.action, ACTIONS)} Known: {', '.join(ACTIONS)}."
@@ -62,6 +64,7 @@ def command(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace, program: str) -> None:
     """Runs the study `options.what`; `program` is the command up to it, for the report."""
+    require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
     if options.stack_size is not None and options.stack_size < 1:

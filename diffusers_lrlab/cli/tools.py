@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..core.extras import require_extra
 from .output import say, say_json
 
 
@@ -54,6 +55,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data(options: argparse.Namespace) -> None:
+    require_extra("train", "`lrlab data export`")
     from ..hub.dataset_folder import export_toy_dataset
 
     export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from .extras import require_extra
 from .files import atomic_file
 
 # Colour-blind safe (Okabe and Ito); yellow is left out, which is too faint for a thin line on white.
@@ -12,6 +13,7 @@ BLUE, ORANGE, GREEN, GREY, DARK = *COLORS[:3], "#999999", "#555555"
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
     """A figure that needs no display; sizes in inches."""
+    require_extra("train", "A picture", ["matplotlib"])
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.extras import require_extra
 from ..core.streams import stream_seed
 from .toy2d_entries import LOG_PROBS, TOY_DATASETS
 
@@ -62,6 +63,7 @@ def load_toy_dataset(
 
     See [`toy_points`] for arguments and errors.
     """
+    require_extra("train", "A data set of datasets", ["datasets", "pyarrow"])
     import pyarrow as pa
     from datasets import Dataset, Features, List, Value
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.extras import require_extra
 from ..core.registry import Registry
 from . import densities
 
@@ -90,6 +91,7 @@ def line(n: int, rng: np.random.Generator) -> np.ndarray:
 @_register("moons", "two half circles, one in the other", f"{_TEMPLATE}; sklearn.datasets.make_moons")
 def moons(n: int, rng: np.random.Generator) -> np.ndarray:
     """scikit-learn's, with a noise of 0.03 before it is scaled."""
+    require_extra("train", "The toy data set 'moons'", ["sklearn"])
     from sklearn.datasets import make_moons
 
     points, _ = make_moons(n, noise=0.03, random_state=int(rng.integers(2**32)))
@@ -122,6 +124,7 @@ def shape_centres(name: str) -> np.ndarray:
 
     The dinosaur as the study's template has it; others centred, with their longer side from -3.6 to 3.6.
     """
+    require_extra("train", f"The toy data set {name!r}", ["data_morph"])
     with (files("data_morph") / "data" / "starter_shapes" / f"{name}.csv").open() as file:
         points = np.loadtxt(file, delimiter=",", skiprows=1)
     if name == "dino":
@@ -155,6 +158,7 @@ for _name, _text in _SHAPES.items():
 @_register("swiss_roll", "a spiral of one and a half turns, with noise", "sklearn.datasets.make_swiss_roll, from the side")
 def swiss_roll(n: int, rng: np.random.Generator) -> np.ndarray:
     """scikit-learn's without its third dimension, with a noise of 0.4 before it is scaled."""
+    require_extra("train", "The toy data set 'swiss_roll'", ["sklearn"])
     from sklearn.datasets import make_swiss_roll
 
     points, _ = make_swiss_roll(n, noise=0.4, random_state=int(rng.integers(2**32)))

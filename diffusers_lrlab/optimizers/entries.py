@@ -157,7 +157,7 @@ OPTIMIZERS.register(
         Parameter("scale_parameter", bool, False, "scale the rate by the size of the weights"),
         _weight_decay(),
     ),
-    facts={"state_bytes": 0},
+    facts={"state_bytes": 0, "package": "transformers"},
 )(_made_by("transformers.optimization:Adafactor", relative_step=False, warmup_init=False))
 
 OPTIMIZERS.register(

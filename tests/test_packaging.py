@@ -1,0 +1,76 @@
+"""The sdist and the wheel hold everything that is committed, and the version is that of the tag."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+def run(*command, cwd):
+    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """What is committed, or what an sdist holds, without what earlier builds have left."""
+    folder = tmp_path_factory.mktemp("source") / "source"
+    if (ROOT / ".git").exists():
+        run("git", "clone", "--quiet", ROOT, folder, cwd=ROOT)
+    else:
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*_cache", "__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(source, tmp_path_factory):
+    """The files of a source distribution, and those of the wheel that is built from it."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=source)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = {*archive.namelist()}
+    return in_sdist, in_wheel
+
+
+def files_of(folder):
+    paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {path for path in paths if not path.startswith(".git/") and "__pycache__" not in path and "egg-info" not in path}
+
+
+def test_the_wheel_leaves_nothing_out(source, built):
+    code = {path for path in built[1] if ".dist-info/" not in path}
+    assert code == {f"diffusers_lrlab/{path}" for path in files_of(source / "diffusers_lrlab")}
+    assert "diffusers_lrlab/py.typed" in code
+    assert any(path.endswith(".dist-info/licenses/LICENSE") for path in built[1])
+
+
+def test_the_sdist_leaves_nothing_out(source, built):
+    assert files_of(source) - built[0] == set()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an sdist has no tags")
+def test_the_version_is_that_of_the_tag(source, tmp_path):
+    def version(folder):
+        return run(sys.executable, "-m", "setuptools_scm", cwd=folder).strip().splitlines()[-1]
+
+    tagged = tmp_path / "tagged"
+    run("git", "clone", "--quiet", source, tagged, cwd=tmp_path)
+    run("git", "tag", "v7.8.9", cwd=tagged)
+    assert version(tagged) == "7.8.9"
+    run("git", "tag", "--delete", *run("git", "tag", cwd=tagged).split(), cwd=tagged)
+    assert re.match(r"0\.1\.", version(tagged)), "without tags"
+    shutil.rmtree(tagged / ".git")
+    assert version(tagged) == "0.1.0", "without git"
