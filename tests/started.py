@@ -169,6 +169,12 @@ def _read_the_environment_again():
     for name in ("huggingface_hub.constants", "datasets.config"):
         if name in sys.modules:
             importlib.reload(sys.modules[name])
+    if "huggingface_hub.file_download" in sys.modules:  # which has copies of constants in older versions
+        constants, copies = (
+            vars(sys.modules["huggingface_hub.constants"]),
+            vars(sys.modules["huggingface_hub.file_download"]),
+        )
+        copies |= {name: constants[name] for name in copies if name.isupper() and name in constants}
     if "huggingface_hub.hf_api" in sys.modules:
         sys.modules["huggingface_hub.hf_api"].api.endpoint = sys.modules["huggingface_hub.constants"].ENDPOINT
 

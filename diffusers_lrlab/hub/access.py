@@ -111,8 +111,7 @@ def _make_ready(target: Target) -> None:
         return
     extra = {"space_sdk": "static"} if target.repo_type == "space" else {}
     api.create_repo(**target.where, private=target.private or None, exist_ok=True, **extra)  # type: ignore[arg-type]
-    # That it exists does not mean that one may write to it.
-    api.auth_check(**target.where, write=True)
+    _check_may_write(target, api)
     if target.private and not api.repo_info(**target.where).private:
         raise LabError(
             f"{target.id_option} {target.repo_id!r} is there already, and public. Make it private in its settings on the "
@@ -120,6 +119,15 @@ def _make_ready(target: Target) -> None:
         )
     if target.revision != "main":
         api.create_branch(**target.where, branch=target.revision, exist_ok=True)
+
+
+def _check_may_write(target: Target, api: HfApi) -> None:
+    """Raises an error of the client unless one may write to the repository, which need not be so where it exists."""
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    # The client's own `auth_check` takes `write` only in newer versions.
+    path = f"{api.endpoint}/api/{target.repo_type}s/{target.repo_id}/auth-check/write"
+    hf_raise_for_status(get_session().get(path, headers=build_hf_headers(token=api.token)))
 
 
 @contextmanager

@@ -6,11 +6,13 @@ import math
 from functools import cached_property
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import DDPMScheduler
 
+from ..core.errors import LabError
 from ..timesteps.noise_levels import NoiseLevels, find_prediction, noise_levels
 from .process import NoiseProcess
 
@@ -29,14 +31,19 @@ class DDPM(NoiseProcess):
     @classmethod
     def of(cls, num_train_timesteps: int, beta_schedule: str, prediction_type: str, clip_sample: bool) -> DDPM:
         """By the arguments of `DDPMScheduler`."""
-        return cls(
-            DDPMScheduler(
+        try:
+            scheduler = DDPMScheduler(
                 num_train_timesteps=num_train_timesteps,
                 beta_schedule=beta_schedule,
                 prediction_type=prediction_type,
                 clip_sample=clip_sample,
             )
-        )
+        except NotImplementedError:  # "laplace" came with diffusers 0.37
+            raise LabError(
+                f"--ddpm_beta_schedule {beta_schedule!r} is not in diffusers {diffusers.__version__}. Choose another, or "
+                "install a newer version: pip install -U diffusers"
+            ) from None
+        return cls(scheduler)
 
     @property
     def built_in_weights(self) -> np.ndarray:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from transformers.optimization import GreedyLR
 
 from ..core.errors import LabError
 from .momentum import initial_lrs, write_lrs
@@ -79,7 +78,7 @@ class FeedbackSchedule:
 _MAY_BE_INFINITE = ("best", "mode_worse")
 
 
-class _HostFeedback(FeedbackSchedule):
+class HostFeedback(FeedbackSchedule):
     """A rule of torch's or transformers', which comes next in the order of base classes."""
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:
@@ -98,7 +97,7 @@ class _HostFeedback(FeedbackSchedule):
             super().load_state_dict({**state_dict, **numbers})  # type: ignore[misc]
 
 
-class PlateauWithWarmup(_HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
+class PlateauWithWarmup(HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
     """torch's `ReduceLROnPlateau`, with its arguments, behind a linear warm-up to the optimizer's learning rates."""
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, **kwargs: Any):
@@ -108,31 +107,6 @@ class PlateauWithWarmup(_HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._set_lrs(list(state_dict["_last_lr"]))
-
-
-class GreedyWithWarmup(_HostFeedback, GreedyLR):  # type: ignore[misc]
-    """
-    transformers' `GreedyLR`, with its arguments, behind a linear warm-up to the optimizer's learning rates.
-
-    `min_lr` is 1e-3 as there, unless that is above a hundredth of the learning rate.
-    """
-
-    _OWN_STATE = ("num_updates", "num_warmup_steps", "peak_lrs")  # the rest is GreedyLR's
-
-    def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any):
-        if min_lr is None:
-            min_lr = min(1e-3, *(lr / 100 for lr in initial_lrs(optimizer)))
-        super().__init__(optimizer, min_lr=min_lr, **kwargs)
-        self._init_lrs = initial_lrs(optimizer)
-        self._start_warmup(num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **{name: getattr(self, name) for name in self._OWN_STATE}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        for name in self._OWN_STATE:
-            setattr(self, name, state_dict[name])
 
 
 class BoldDriver(FeedbackSchedule, LRScheduler):

@@ -72,3 +72,8 @@ def test_another_objective_is_a_class_and_a_row(monkeypatch):
     np.testing.assert_allclose(validation(Model()), expected)
     with pytest.raises(LabError, match="Unknown objective 'strait'. Did you mean 'straight'"):
         make_process("strait")
+
+
+def test_a_noise_schedule_that_diffusers_lacks_is_an_error_with_a_remedy():
+    with pytest.raises(LabError, match=r"'linaer' is not in diffusers \d.*pip install -U diffusers"):
+        make_process("ddpm", num_train_timesteps=10, beta_schedule="linaer", prediction_type="epsilon", clip_sample=False)

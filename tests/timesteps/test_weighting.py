@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from hosts import at_least
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -19,7 +20,13 @@ from diffusers_lrlab.training.objective_spec import objective_spec
 from diffusers_lrlab.training.resolve import resolve_config
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
-BETA_SCHEDULES = ["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"]
+BETA_SCHEDULES = [
+    "linear",
+    "scaled_linear",
+    "squaredcos_cap_v2",
+    "sigmoid",
+    *(["laplace"] if at_least("diffusers", 0, 37) else []),
+]
 
 # On the squared error of the image, at the defaults of the parameters.
 ON_IMAGES = {

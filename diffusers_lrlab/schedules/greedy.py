@@ -1,0 +1,44 @@
+"""transformers' own schedule that follows a metric, in a file of its own: it alone needs transformers."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..core.extras import MissingExtra, require_extra
+from .feedback import HostFeedback
+from .momentum import initial_lrs
+
+require_extra("train", "The schedule 'greedy'", ["transformers"])
+
+try:
+    from transformers.optimization import GreedyLR
+except ImportError:
+    raise MissingExtra(
+        "The schedule 'greedy' is transformers' GreedyLR, which the installed version does not have. Install transformers "
+        "5.4 or later: pip install -U transformers"
+    ) from None
+
+
+class GreedyWithWarmup(HostFeedback, GreedyLR):  # type: ignore[misc]
+    """
+    transformers' `GreedyLR`, with its arguments, behind a linear warm-up to the optimizer's learning rates.
+
+    `min_lr` is 1e-3 as there, unless that is above a hundredth of the learning rate.
+    """
+
+    _OWN_STATE = ("num_updates", "num_warmup_steps", "peak_lrs")  # the rest is GreedyLR's
+
+    def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, min_lr: float | None = None, **kwargs: Any):
+        if min_lr is None:
+            min_lr = min(1e-3, *(lr / 100 for lr in initial_lrs(optimizer)))
+        super().__init__(optimizer, min_lr=min_lr, **kwargs)
+        self._init_lrs = initial_lrs(optimizer)
+        self._start_warmup(num_warmup_steps, min_lr, kwargs.get("max_lr", 1.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **{name: getattr(self, name) for name in self._OWN_STATE}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for name in self._OWN_STATE:
+            setattr(self, name, state_dict[name])
