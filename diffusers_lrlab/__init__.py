@@ -6,6 +6,8 @@ Everything else is imported when it is first used.
 """
 
 import importlib
+import sys
+import warnings
 from typing import Any
 
 from .diffusers_plugin.register import register
@@ -43,6 +45,10 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 register()
+if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would warn, and draw bars of text all the same
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("tqdm.auto")
 
 
 def __getattr__(name: str) -> Any:

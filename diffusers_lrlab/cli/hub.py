@@ -113,7 +113,7 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
 
     from ..hub.records import read_log, read_record
     from ..hub.rerun import TOLERANCE, compare_runs, recorded_options, write_comparison
-    from ..run.train import train
+    from ..run.train import run_training
     from ..training.arguments import parse_arguments
 
     recorded = recorded_options(folder)
@@ -134,7 +134,7 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
         config = parse_arguments(["--config", str(file), "--output_dir", str(out), *options.rest], "A run done again.")
     if isinstance(source, str) and not any("scheduler" in given or "--lr_" in given for given in options.rest):
         config = dataclasses.replace(config, lr_scheduler_source=source)  # the same schedule
-    trained = train(config)
+    trained = run_training(config)
     if trained is None or not options.compare:
         return
     comparison = compare_runs(folder, trained, TOLERANCE if options.tolerance is None else options.tolerance)

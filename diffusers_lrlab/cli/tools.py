@@ -17,9 +17,9 @@ def plan(options: argparse.Namespace) -> None:
     from ..training.arguments import parse_arguments
 
     config = parse_arguments([*options.rest, "--dry_run"], "The plan of a training run.")
-    from ..run.train import train
+    from ..run.train import run_training
 
-    train(config)
+    run_training(config)
 
 
 def scale_arguments(parser: argparse.ArgumentParser) -> None:

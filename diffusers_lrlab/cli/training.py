@@ -18,9 +18,9 @@ def train(arguments: Sequence[str], prog: str | None = None) -> None:
 
     config = parse_arguments(arguments, TRAIN_HELP, prog)
     # Imported after the command line is understood: it takes seconds, and a typing error should not.
-    from ..run.train import train
+    from ..run.train import run_training
 
-    train(config)
+    run_training(config)
 
 
 def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:

@@ -74,6 +74,11 @@ def describe_devices() -> list[str]:
     return [f"cpu, {torch.get_num_threads()} threads"]
 
 
+def is_watched() -> bool:
+    """Whether progress is seen as it is made: in a terminal or a notebook, and not in a file."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
 def available_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,12 +8,14 @@ import dataclasses
 import functools
 import math
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from .errors import LabError
+from .errors import Interrupted, LabError
 from .registry import Registry
 
 
@@ -161,6 +163,19 @@ def check_types(config: Any) -> None:
         if not (isinstance(value, plain) or (float in plain and is_number)) or (int in plain and isinstance(value, bool)):
             wanted = " or ".join(kind.__name__ for kind in plain)
             raise LabError(f"{name}={value!r} is not allowed; give {wanted}, not {type(value).__name__}.")
+
+
+@contextmanager
+def arguments_named(*config_classes: Any) -> Iterator[None]:
+    """What ends this block names options of these dataclasses as a call has them: `seed=0` in the place of `--seed 0`."""
+    names = "|".join(name for each in config_classes for name in options_of(each))
+    flag = re.compile(rf"--({names})\b(?:[ =](-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)\b|'[^']*'|latest\b))?")
+    try:
+        yield
+    except (LabError, Interrupted) as error:
+        text = flag.sub(lambda found: "=".join(filter(None, found.groups())).replace("=latest", "='latest'"), str(error))
+        error.args = (text,)
+        raise
 
 
 _type_hints = functools.cache(get_type_hints)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
-from ..core.environment import describe_environment, launch_command
+from ..core.environment import describe_environment, is_watched, launch_command
 from ..core.errors import LabError
-from ..core.options import defaults_of, names_where
+from ..core.options import arguments_named, defaults_of, names_where
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig
 from ..training.run_folder import RunFolder, check_fresh
@@ -49,10 +49,12 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     Raises:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
     """
-    from ..training.prepare import prepare
+    from ..training.prepare import prepare_resolved, resolve_and_check
 
-    settings = resolve_settings(settings or FinderConfig(), config.optimizer)
-    return find_rate_for(*prepare(config), settings)
+    with arguments_named(TrainingConfig, FinderConfig):
+        resolved = resolve_and_check(config)
+        settings = resolve_settings(settings or FinderConfig(), resolved.optimizer)
+        return find_rate_for(*prepare_resolved(resolved), settings)
 
 
 def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = None) -> tuple[FinderResult, Path]:
@@ -105,7 +107,7 @@ def find_lr_of(
     started, sweeps = time.perf_counter(), []
     repeats = settings.repeats if batches is None else 1
     quiet = not trainer.accelerator.is_main_process
-    for repeat in tqdm(range(repeats), desc="find learning rate", unit="test", disable=quiet or not sys.stderr.isatty()):
+    for repeat in tqdm(range(repeats), desc="find learning rate", unit="test", disable=quiet or not is_watched()):
         sweeps.append(range_test(trainer, settings, repeat, batches))
     suggestions = {name: combine([rule(sweep.lrs, sweep.losses) for sweep in sweeps]) for name, rule in RULES.items()}
     return FinderResult(settings, tuple(sweeps), suggestions, time.perf_counter() - started, _about(trainer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ _LOOKS = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of 
 
 
 def plot_finder(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion], path: Path) -> None:
+    save_figure(finder_figure(settings, sweeps, suggestions), path)
+
+
+def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion]) -> Any:
     """Every test as a thin line, their median as a thick one, a line and a band for each rule; below, by noise level."""
     by_noise = sweeps[0].bins.shape[1] > 1
     figure = new_figure(7.5, 6.4 if by_noise else 4, dpi=150)
@@ -47,7 +51,7 @@ def plot_finder(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: di
         _draw_bins(axes, lrs, np.median([sweep.bins[:shortest] for sweep in sweeps], axis=0))
     (lower or [upper])[-1].set_xlabel("learning rate")
     figure.align_ylabels()
-    save_figure(figure, path)
+    return figure
 
 
 def _draw_bins(axes: Axes, lrs: np.ndarray, bins: np.ndarray) -> None:

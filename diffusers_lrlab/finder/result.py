@@ -1,6 +1,9 @@
 """What the finder found: as an object, in words, as data and in files."""
 
+import base64
 import dataclasses
+import html
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +14,12 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..training.run_folder import FINDER_FILES
-from .plot import plot_finder
+from .plot import finder_figure, plot_finder
 from .range_test import FinderConfig, Sweep
 from .suggestions import Suggestion, disagreement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FinderResult:
     """What the finder found."""
 
@@ -36,8 +39,8 @@ class FinderResult:
         """The suggested learning rate, with two significant digits; a `LabError` if the rule suggests none."""
         if self.suggestion.lr is None:
             raise LabError(
-                f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give --learning_rate "
-                "a number, or try training_scripts/find_lr.py with another range or --rule."
+                f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give a "
+                "learning rate, or let training_scripts/find_lr.py try another range or rule."
             )
         return float(f"{self.suggestion.lr:.1e}")
 
@@ -58,6 +61,20 @@ class FinderResult:
         if apart := disagreement(self.suggestions):
             lines.append(apart)
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        suggested = {name: None if one.lr is None else float(f"{one.lr:.1e}") for name, one in self.suggestions.items()}
+        return f"FinderResult({', '.join(f'{name}={lr}' for name, lr in suggested.items())}, rule={self.settings.rule!r})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the picture, and what [`describe`] says."""
+        finder_figure(self.settings, self.sweeps, self.suggestions).savefig(file := io.BytesIO(), format="png")
+        picture = base64.b64encode(file.getvalue()).decode()
+        alt = f"Loss over the learning rate, and what each rule suggests: {self!r}"
+        return (
+            f'<img src="data:image/png;base64,{picture}" alt="{html.escape(alt)}" style="max-width: 100%">'
+            f"<pre>{html.escape(self.describe())}</pre>"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As data; a loss that is not finite is `None`."""

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from ..training.results.base import results_of
 from ..training.samples import draw_samples
+from ..training.trackers import show_pictures
 from ..training.trainer import Trainer
 from .record import training_figures
 
@@ -21,7 +25,8 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         record["train"]["results"] = results
         with trainer.averaged_weights():
             samples = draw_samples(trainer, config.eval_batch_size)
-        results.update(shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer)))
+        figures = shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer))
+        results.update(figures)
         trainer.keep_samples(samples)
         record["train"] |= training_figures(trainer)
 
@@ -34,8 +39,20 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         shown_by.draw(trainer, samples, folder.lab)
         if trainer.observer is not None:
             plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
+        _show_results(trainer, figures)
         write_model_card(folder.path, record)
         accelerator.print(
             f"Finished: {trainer.kind.pipeline_name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
         )
     accelerator.wait_for_everyone()
+
+
+def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
+    """What is known at the end, for the trackers: figures of the samples, plots of losses, rates and noise levels."""
+    trackers, update = trainer.accelerator.trackers, trainer.update
+    if not trackers:
+        return
+    trainer.accelerator.log({f"results/{name}": value for name, value in figures.items()}, step=update)
+    for name in ("loss", "lr", "timesteps"):
+        if (file := trainer.folder.lab / f"{name}.png").exists():
+            show_pictures(trackers, f"plots/{name}", np.asarray(Image.open(file).convert("RGB"))[None], update)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Interrupted
+from ..core.options import arguments_named
 from ..core.signals import interrupts_raised
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
-from ..training.run_folder import PROJECT, RunFolder, check_same_config, find_checkpoint, read_state
+from ..training.run_folder import RunFolder, check_same_config, find_checkpoint, read_state
+from ..training.trackers import start_trackers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -38,6 +40,12 @@ def train(config: TrainingConfig) -> Path | None:
         LabError: if something cannot be done as asked; before data is read or a model is built where that is possible.
         Interrupted: after SIGINT or SIGTERM, with a checkpoint written.
     """
+    with arguments_named(TrainingConfig):
+        return run_training(config)
+
+
+def run_training(config: TrainingConfig) -> Path | None:
+    """[`train`] for commands, whose errors name flags."""
     resolved = resolve_and_check(config)
     # Every process looks before any of them writes: building the Accelerator makes them wait for each other.
     checkpoint = find_checkpoint(resolved)
@@ -140,7 +148,8 @@ def _train_and_record(
     _warn_of_changed_plugins(record, previous, accelerator)
     record["train"]["preflight"] = _check_run(trainer) if checkpoint is None else _checked_before(trainer, previous)
     folder.write_record(record)
-    _start_trackers(accelerator, plan.config, folder)
+    if accelerator.is_main_process:
+        accelerator.trackers = start_trackers(plan.config, folder.path / plan.config.logging_dir, folder.path.resolve().name)
     try:
         with recorded(trainer, record):
             for _ in trainer.updates():
@@ -166,13 +175,6 @@ def _warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any], a
     then, now = ({one["sha256"] for one in of.get("meta", {}).get("plugins", [])} for of in (previous, record))
     if previous and then != now:
         accelerator.print("warning: the code that --import loads is not the one that this run began with.", file=sys.stderr)
-
-
-def _start_trackers(accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder) -> None:
-    if config.logger != "none" and accelerator.is_main_process:
-        (folder.path / config.logging_dir).mkdir(parents=True, exist_ok=True)
-        flat = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))}
-        accelerator.init_trackers(PROJECT, config=flat)
 
 
 def _check_run(trainer: Trainer) -> dict[str, str]:

@@ -9,6 +9,7 @@ from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import components
+from .trackers import tracker_packages
 
 
 def check_source(config: TrainingConfig) -> None:
@@ -51,7 +52,7 @@ def check_combinations(config: ResolvedConfig) -> None:
         raise LabError(
             f"--logging_dir {config.logging_dir!r} must be a name for a folder of its own inside --output_dir, such as logs."
         )
-    packages: dict[str, str] = {} if config.logger == "none" else {config.logger: "leave --logger out"}
+    packages = dict.fromkeys(tracker_packages(config.logger), "leave --logger out")
     if config.enable_xformers_memory_efficient_attention:
         packages["xformers"] = "leave the flag out: torch's own attention is as good"
     for package, remedy in packages.items():

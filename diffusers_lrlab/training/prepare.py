@@ -28,7 +28,7 @@ def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
     """A configuration with nothing left open, held against everything but data and model."""
     if not isinstance(config, TrainingConfig):
         raise LabError(
-            f"train() takes a TrainingConfig, not {type(config).__name__}. Write TrainingConfig(**options), or "
+            f"train() and find_lr() take a TrainingConfig, not {type(config).__name__}. Write TrainingConfig(**options), or "
             "TrainingConfig(lr_scheduler='cosine', ...)."
         )
     resolved = resolve_config(config, find_columns=True)
@@ -106,7 +106,6 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         # A plugin, since the environment of `accelerate launch` overrides the plain argument.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.gradient_accumulation_steps),
         mixed_precision=config.mixed_precision,
-        log_with=None if config.logger == "none" else config.logger,
         project_config=ProjectConfiguration(project_dir=folder, logging_dir=os.path.join(folder, config.logging_dir)),
         # Other processes wait while one of them samples.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))],

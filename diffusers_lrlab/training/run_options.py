@@ -7,7 +7,7 @@ from ..core.options import DESTINATION, DRAWS, EVALUATION, OUTPUT, SPEED, THIS_S
 from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
-LOGGER = Need("--logger tensorboard or wandb", lambda config: config.logger != "none")
+LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
 MOST_UPDATES = 1_000_000_000
 A_RUN = Need("a run, and --dry_run makes none", lambda config: not config.dry_run)
 
@@ -128,12 +128,16 @@ class OutputConfig:
         at_least=0,
     )
     resume_from_checkpoint: str | None = option(None, "'latest', or the folder of a checkpoint.", THIS_START)
-    logger: Literal["none", "tensorboard", "wandb"] = option(
+    logger: str = option(
         "none",
-        "Tracker, besides lrlab/metrics.jsonl and the plots, which are always written (upstream tensorboard).",
+        "Trackers, several with commas: tensorboard, trackio, wandb, mlflow and whatever else accelerate knows. They are "
+        "besides lrlab/metrics.jsonl and the plots, which are always written (upstream tensorboard).",
         DESTINATION,
+        study="arm",
     )
-    logging_dir: str = option("logs", "Folder of the tensorboard log, inside output_dir.", DESTINATION, needs=(LOGGER,))
+    logging_dir: str = option(
+        "logs", "Folder for the files of trackers such as tensorboard, inside output_dir.", DESTINATION, needs=(LOGGER,)
+    )
     push_to_hub: bool = option(False, "Upload the result to the Hub when the pipeline is saved.", THIS_START)
     hub_token: str | None = option(
         None, "Token for the Hub; the one of `hf auth login` if not given.", DESTINATION, needs=(PUSH,), repr=False

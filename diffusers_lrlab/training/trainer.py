@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
+from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
 from ..data.batches import to_device
 from ..data.loading import TrainingData
@@ -29,6 +30,7 @@ from .results.base import results_of
 from .run_folder import RunFolder
 from .samples import draw_samples, save_pipeline, save_preview
 from .stepping import Stepper, do_one_update
+from .trackers import scalars_of, show_pictures
 
 _LOOKS = 50  # for learning-rate warnings, over a run
 
@@ -102,7 +104,7 @@ class Trainer(BaseRun):
         """
         config, plan = self.config, self.plan
         self._shows = show_progress and self.accelerator.is_main_process
-        pace, hide = 0.2 if sys.stderr.isatty() else 10, not self._shows
+        pace, hide = 0.2 if is_watched() else 10, not self._shows
         bar = tqdm(total=plan.num_updates, initial=self.update, desc="train", unit="update", disable=hide, mininterval=pace)
         batches = self.batches(config.seed, range(self.update, plan.num_updates))
         self.set_training()
@@ -150,8 +152,7 @@ class Trainer(BaseRun):
         if self.observer is not None and (spikes := self.observer.read_sums(self.update - round(count), self.update - 1)):
             row["loss_spike_bins"] = spikes
         self.folder.append_metrics(row)
-        scalars = {key: value for key, value in row.items() if key not in ("update", "loss_spike_bins")}
-        self.accelerator.log(scalars, step=self.update)
+        self.accelerator.log(scalars_of(row), step=self.update)
         bar.set_postfix(loss=f"{loss:.4f}", lr=f"{lr:.3g}", refresh=False)
 
     def _diverged(self) -> Diverged:
@@ -198,11 +199,10 @@ class Trainer(BaseRun):
                     tqdm.write(f"learning-rate warning: {message}", file=sys.stderr)
 
     def keep_samples(self, samples: np.ndarray) -> None:
-        """Keeps samples of this moment for the plots, and shows them to the tracker."""
+        """Keeps samples of this moment for the plots, and shows them to the trackers."""
         save_preview(self.folder.lab / "samples", self.update, self.kind.preview(samples))
-        for tracker in self.accelerator.trackers:
-            layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-            tracker.log_images({"samples": results_of(self.kind).as_pictures(self, samples)}, step=self.update, **layout)
+        if trackers := self.accelerator.trackers:
+            show_pictures(trackers, "samples", results_of(self.kind).as_pictures(self, samples), self.update)
 
     def validate(self) -> dict[str, float]:
         """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
@@ -216,7 +216,7 @@ class Trainer(BaseRun):
         if self.observer is not None and self.validation is not None:
             self.observer.after_validation(self.update, self.validation.timesteps, of_images)
         self.folder.append_metrics({"update": self.update, **losses})
-        self.accelerator.log(losses, step=self.update)
+        self.accelerator.log(scalars_of(losses), step=self.update)
         self.follow_loss(losses["validation_loss"])
         return losses
 

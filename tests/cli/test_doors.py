@@ -178,6 +178,44 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
     assert "there is no such file" in stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_batch_size": 0}, "train_batch_size=0 is not allowed; use 1 or more."),
+        ({"adam_weight_decay": float("nan")}, "adam_weight_decay=nan is not allowed"),
+        ({"learning_rate": -1e-4}, "learning_rate=-0.0001 is not allowed"),
+        ({"dataset_name": "a/b", "train_data_dir": "c"}, "Both dataset_name='a/b' and train_data_dir='c' are given"),
+        ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps instead of num_epochs."),
+        ({"resume_from_checkpoint": "latest", "output_dir": "none"}, "Leave resume_from_checkpoint out"),
+    ],
+)
+def test_errors_from_python_name_the_argument(options, message):
+    with pytest.raises(LabError) as error:
+        train(TrainingConfig(**options))
+    assert message in str(error.value)
+    assert "--" not in str(error.value)
+
+
+def test_progress_in_a_notebook_without_widgets():
+    """tqdm warns of that, once for each process; bars move all the same."""
+    code = """if True:
+        import sys, types
+        shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+        sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+        sys.modules["ipykernel"] = types.ModuleType("ipykernel")
+        sys.modules["ipywidgets"] = None
+        import diffusers_lrlab
+        from tqdm.auto import tqdm
+        from diffusers_lrlab.core.environment import is_watched
+        assert is_watched()
+        list(tqdm(range(3)))
+    """
+    command = [sys.executable, "-W", "error:IProgress not found", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=runs.environment())
+    assert done.returncode == 0, done.stderr
+    assert "3/3" in done.stderr
+
+
 def test_train_says_what_it_takes():
-    with pytest.raises(LabError, match=r"train\(\) takes a TrainingConfig, not dict\. .*TrainingConfig\(\*\*options\)"):
+    with pytest.raises(LabError, match=r"take a TrainingConfig, not dict\. .*TrainingConfig\(\*\*options\)"):
         train({"lr_scheduler": "cosine"})

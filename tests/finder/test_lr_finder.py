@@ -1,9 +1,13 @@
 """The learning-rate finder: rules on made-up curves, state that comes back, the script, `--learning_rate auto`."""
 
+import base64
+import dataclasses
+import html
 import itertools
 import json
 import math
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -479,6 +483,20 @@ def test_from_python(tmp_path):
     assert len(found["sweeps"]) == 2
     assert len(found["sweeps"][0]["losses_by_noise"][0]) == 4
     assert (tmp_path / "lr_finder.png").stat().st_size > 10_000
+    found = {**result.suggestions, "valley": result.suggestions["valley"]._replace(lr=0.00123)}
+    result = dataclasses.replace(result, suggestions=found)
+    assert re.fullmatch(r"FinderResult\(.*valley=0\.0012, rule='minimum_tenth'\)", repr(result))
+    shown = result._repr_html_()
+    assert base64.b64decode(re.search(r'src="data:image/png;base64,([^"]*)"', shown)[1]).startswith(b"\x89PNG")
+    assert "valley=0.0012" in re.search(r'alt="([^"]*)"', shown)[1]
+    assert html.escape(result.describe()) in shown
+
+
+def test_errors_from_python_name_the_argument():
+    with pytest.raises(LabError, match=r"^repeats=0 is not allowed"):
+        find_lr(TrainingConfig(**POINTS), FinderConfig(repeats=0))
+    with pytest.raises(LabError, match=r"^train_batch_size=0 is not allowed"):
+        find_lr(TrainingConfig(**{**POINTS, "train_batch_size": 0}))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

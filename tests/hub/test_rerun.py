@@ -206,7 +206,7 @@ def test_a_run_is_done_again(tmp_path):
 def test_a_run_that_is_not_reproduced_is_an_error(pair, monkeypatch, capsys):
     """With the run that was done again in the place of training it, which the test above does."""
     change_log(pair[1], "loss", 1.5, at=1209)
-    monkeypatch.setattr("diffusers_lrlab.run.train.train", lambda config: pair[1])
+    monkeypatch.setattr("diffusers_lrlab.run.train.run_training", lambda config: pair[1])
     assert main(["rerun", str(pair[0]), "--compare", "--out", "again"]) == 2
     told = capsys.readouterr()
     assert "losses: apart from update 1209 on" in told.out

@@ -8,7 +8,7 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.objective.noise import NOISES
-from diffusers_lrlab.run.train import train
+from diffusers_lrlab.run.train import run_training
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
@@ -30,7 +30,7 @@ def broken_data(tmp_path):
 def told(arguments, more=()):
     """The message of a run that cannot start; arguments come as on the command line."""
     with pytest.raises(LabError) as error:
-        train(parse_arguments([*more, *arguments], ""))
+        run_training(parse_arguments([*more, *arguments], ""))
     return str(error.value)
 
 

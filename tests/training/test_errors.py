@@ -562,7 +562,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
     [
         ({"prediction_type": "x0"}, "'epsilon', 'sample', 'v_prediction'"),
         ({"image_channels": 2}, "1, 3"),
-        ({"logger": "mlflow"}, "'none', 'tensorboard', 'wandb'"),
+        ({"logger": "mlfow"}, "Did you mean 'mlflow'?"),
         ({"mixed_precision": "bf61"}, "'bf16'"),
         ({"learning_rate": "1e-4"}, "give float"),
         ({"max_train_steps": 1.5}, "give int"),

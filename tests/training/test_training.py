@@ -188,8 +188,10 @@ def test_other_choices_run_and_are_recorded(tmp_path, arguments):
 
         (events,) = {path.parent for path in (output / "logs").rglob("events.*") if path.parent.name == "diffusers_lrlab"}
         log = EventAccumulator(str(events)).Reload()
-        assert [event.step for event in log.Scalars("lr")] == [1, 2, 3, 4]
+        assert [event.step for event in log.Scalars("train/lr")] == [1, 2, 3, 4]
+        assert {"train/loss", "train/grad_norm", "validation/loss_ema"} <= {*log.Tags()["scalars"]}
         assert log.Images("samples")[-1].step == 4
+        assert log.Images("plots/lr")[-1].step == 4
         assert math.isfinite(runs.read_record(output)["train"]["results"]["frechet_distance"])
 
 

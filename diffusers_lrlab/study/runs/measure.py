@@ -14,6 +14,7 @@ from ...evaluation.metrics import METRICS
 from ...training.base_run import BaseRun
 from ...training.results.base import results_of
 from ...training.samples import draw_samples
+from ...training.trackers import scalars_of, start_trackers
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .curves import Curves
@@ -46,7 +47,25 @@ def record_run(
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     study.folder.write({"run": about, **sections, "config": spec.fields, "meta": study.meta})
+    _show_trackers(study, spec, sections)
     study.progress.finished(spec)
+
+
+def _show_trackers(study: StudyContext, spec: RunSpec, sections: dict[str, Any]) -> None:
+    """Shows a run that is done to the trackers of `logger`, in the group of its study: stacked runs end side by side."""
+    about = {name: getattr(spec, name) for name in ("arm", "dataset", "seed", "stage")}
+    folder = study.folder.path.resolve()
+    trackers = start_trackers(spec.config, folder / "logs" / spec.id, spec.id, folder.name, **about)
+    run, rows = sections["train"], dict[int, dict[str, float]]()
+    for columns in sections["curves"].values():
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            rows.setdefault(row["update"], {}).update(row)
+    for tracker in trackers:
+        for update, row in sorted(rows.items()):  # most of them want rising updates
+            tracker.log(scalars_of(row), step=update)
+        tracker.log({f"results/{name}": value for name, value in run["results"].items()}, step=run["updates_done"])
+        tracker.finish()
 
 
 def finish(run: BaseRun, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:

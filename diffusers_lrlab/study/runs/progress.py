@@ -1,11 +1,11 @@
 """What a user sees of a study while it runs: a bar over all updates, and lines above it."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tqdm.auto import tqdm
 
+from ...core.environment import is_watched
 from ..spec.spec import RunSpec
 
 
@@ -30,7 +30,7 @@ class StudyProgress:
             unit="update",
             unit_scale=True,
             disable=self.quiet,
-            mininterval=0.2 if sys.stderr.isatty() else 30,
+            mininterval=0.2 if is_watched() else 30,
         )
         with self._bar:
             yield

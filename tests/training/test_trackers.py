@@ -1,0 +1,163 @@
+"""Trackers: what they are started with, the names of what they are shown, and what is said of those that cannot be."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+
+from diffusers_lrlab import LabError, TrainingConfig, train
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.trackers import scalars_of, show_pictures
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
+SMALL = {
+    "dataset_name": "dino",
+    "max_train_steps": 4,
+    "train_batch_size": 8,
+    "num_validation_images": 16,
+    "ddpm_num_steps": 10,
+    "ddpm_num_inference_steps": 2,
+    "lr_warmup_steps": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def accelerate_begins_anew():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What two trackers of somebody's own are shown, one of which takes pictures, with everything in order."""
+    shown = []
+
+    class Numbers(GeneralTracker):
+        name = "numbers"
+        requires_logging_directory = False
+        tracker = None
+
+        def __init__(self, project):
+            super().__init__()
+            self.project = project
+
+        def store_init_configuration(self, values):
+            shown.append((self.name, "start", self.project, values))
+
+        def log(self, values, step=None):
+            shown.append((self.name, "log", step, values))
+
+        def finish(self):
+            shown.append((self.name, "finish", None, None))
+
+    class Pictures(Numbers):
+        name = "pictures"
+        requires_logging_directory = True
+
+        def __init__(self, project, logging_dir):
+            super().__init__(project)
+            self.logging_dir = logging_dir
+
+        def log_images(self, values, step=None):
+            shown.append((self.name, "images", step, values))
+
+    for each in (Numbers, Pictures):
+        monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, each.name, each)
+    return shown
+
+
+def of(shown, tracker, event):
+    return [(step, values) for name, what, step, values in shown if (name, what) == (tracker, event)]
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return {"model_config_name_or_path": str(tmp_path / "config.json")}
+
+
+def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
+    run = tmp_path / "run"
+    options = {"eval_batch_size": 20, "distance_samples": 16, "logging_steps": 2, "validation_steps": 4, "preflight": False}
+    train(TrainingConfig(**SMALL, **model, **options, logger="numbers,pictures, numbers", output_dir=run))
+    for name in ("numbers", "pictures"):
+        ((project, values),) = of(shown, name, "start")
+        assert project == "diffusers_lrlab"
+        assert values["max_train_steps"] == 4
+        logged = of(shown, name, "log")
+        assert [step for step, values in logged if {"train/loss", "train/lr", "train/grad_norm"} <= {*values}] == [2, 4]
+        assert [step for step, values in logged if {"validation/loss", "validation/loss_ema"} <= {*values}] == [4]
+        assert "results/energy_distance" in logged[-1][1]
+        assert len(of(shown, name, "finish")) == 1
+    assert not of(shown, "numbers", "images")
+    pictures = {name: picture for _, values in of(shown, "pictures", "images") for name, picture in values.items()}
+    assert set(pictures) == {"samples", "plots/loss", "plots/lr", "plots/timesteps"}
+    assert all(picture.dtype == np.uint8 and picture.shape[3] == 3 for picture in pictures.values())
+
+
+def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model, capsys):
+    """Those that are computed side by side, and those that are computed alone."""
+    spec = {
+        "base": {**model, **{key: SMALL[key] for key in SMALL if key != "dataset_name"}, "logger": "numbers"},
+        "arms": {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}},
+        "datasets": ["dino"],
+        "seeds": 1,
+        "metrics": ["energy_distance"],
+        "evaluation_points": 2,
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(spec))
+    seen = {}
+    for executor in ("stacked", "local"):
+        out = tmp_path / executor
+        command = ["study", "run", str(tmp_path / "study.yaml"), f"--out={out}", f"--executor={executor}"]
+        assert main(command) == 0, capsys.readouterr().err
+        AcceleratorState._reset_state(reset_partial_state=True)
+        starts = [values for _, values in of(shown, "numbers", "start")]
+        assert [(values["arm"], values["dataset"], values["seed"]) for values in starts] == [
+            ("constant", "dino", 0),
+            ("cosine", "dino", 0),
+        ]
+        assert len(of(shown, "numbers", "finish")) == 2
+        steps = [step for step, _ in of(shown, "numbers", "log")]
+        assert steps == 2 * sorted(steps[: len(steps) // 2])
+        seen[executor] = steps, sorted({name for _, values in of(shown, "numbers", "log") for name in values})
+        assert {"train/loss", "train/lr", "validation/loss_ema", "results/energy_distance"} <= {*seen[executor][1]}
+        shown.clear()
+    assert seen["stacked"][1] == seen["local"][1]
+
+
+@pytest.mark.parametrize(
+    ("logger", "words"),
+    [
+        ("tensorbord", ["accelerate knows no tracker 'tensorbord'", "Did you mean 'tensorboard'?", "trackio, wandb"]),
+        ("tensorboard,none", ["no tracker 'none'", "Give 'none', or one or several"]),
+        ("tensorboard,", ["no tracker ''"]),
+        ("tensorboard,comet_ml", ["'comet_ml' is asked for but not installed: pip install comet_ml"]),
+    ],
+)
+def test_trackers_that_cannot_be(logger, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "comet_ml", None)
+    with pytest.raises(LabError) as error:
+        resolve_config(TrainingConfig(logger=logger))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_names_of_what_is_shown():
+    row = {"update": 3, "loss": 1.0, "lr": 2.0, "validation_loss_ema": 3.0, "loss_spike_bins": [1]}
+    assert scalars_of(row) == {"train/loss": 1.0, "train/lr": 2.0, "validation/loss_ema": 3.0}
+
+
+@pytest.mark.parametrize("name", ["aim", "clearml"])
+def test_several_pictures_for_trackers_of_one(name):
+    class One:
+        def log_images(self, values, step):
+            assert {key: picture.shape for key, picture in values.items()} == {"samples": (4, 15, 3)}
+
+    One.name = name
+    show_pictures([One()], "samples", np.zeros((3, 4, 5, 1), np.uint8), 1)
