@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
-from ..core.options import THIS_START, check_ranges, option
+from ..core.options import THIS_START, check_ranges, check_types, option
 from ..core.streams import stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
@@ -64,6 +64,7 @@ class FinderConfig:
 
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
+        check_types(self)
         check_ranges(self, FinderConfig)
         if not 1 < self.stop_factor < math.inf:
             raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")

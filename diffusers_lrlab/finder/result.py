@@ -5,6 +5,7 @@ import dataclasses
 import html
 import io
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ class FinderResult:
             "about": self.about,
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
         plot_finder(self.settings, self.sweeps, self.suggestions, folder / FINDER_FILES[1])

@@ -50,12 +50,8 @@ def start_trackers(
     Starts a run in each tracker, with the configuration and what else is known `about` the run. Its name and group are for
     those that have such, the folder `logs` for those that write files.
     """
-    names = tracker_names(config.logger)
-    if not names:
-        return []
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    logs.mkdir(parents=True, exist_ok=True)
     known = {key: value for key, value in config.to_dict().items() if isinstance(value, (int, float, str, bool))} | about
     named = {"name": name, "group": group}
     tags = {"tags": {"group": group}} if group else {}
@@ -65,7 +61,8 @@ def start_trackers(
         "mlflow": {"run_name": name, **tags},
     }
     trackers = []
-    for each in names:
+    for each in tracker_names(config.logger):
+        logs.mkdir(parents=True, exist_ok=True)
         tracker_class = LOGGER_TYPE_TO_CLASS[each]
         place = [str(logs)] if tracker_class.requires_logging_directory else []
         tracker = tracker_class(PROJECT, *place, **own.get(each, {}))

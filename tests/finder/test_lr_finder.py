@@ -478,7 +478,7 @@ def test_from_python(tmp_path):
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
     assert result.about["optimizer"] == "adamw"
     assert list(result.suggestions) == list(RULES)
-    result.save(tmp_path)
+    result.save(str(tmp_path))
     found = json.loads((tmp_path / "lr_finder.json").read_text())
     assert len(found["sweeps"]) == 2
     assert len(found["sweeps"][0]["losses_by_noise"][0]) == 4
@@ -495,6 +495,8 @@ def test_from_python(tmp_path):
 def test_errors_from_python_name_the_argument():
     with pytest.raises(LabError, match=r"^repeats=0 is not allowed"):
         find_lr(TrainingConfig(**POINTS), FinderConfig(repeats=0))
+    with pytest.raises(LabError, match=r"^repeats='3' is not allowed; give int, not str"):
+        find_lr(TrainingConfig(**POINTS), FinderConfig(repeats="3"))
     with pytest.raises(LabError, match=r"^train_batch_size=0 is not allowed"):
         find_lr(TrainingConfig(**{**POINTS, "train_batch_size": 0}))
 
