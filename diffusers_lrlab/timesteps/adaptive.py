@@ -135,7 +135,7 @@ class LearnedLogVariance:
         features = self.features[timesteps] / math.sqrt(len(self.coefficients))
         slope = usable * (1 - losses * torch.exp(-features @ self.coefficients))
         # A loss far above exp(u) pulls hard, and Adam's mean of squares would remember that for long.
-        self.coefficients.grad = (slope.clamp(-10, 1)[:, None] * features).mean(dim=0)
+        self.coefficients.grad = (slope.clamp(min=-10)[:, None] * features).mean(dim=0)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -167,8 +167,7 @@ def laplace(progress: Progress, levels: NoiseLevels, mean: float, scale: float) 
     z = -(-2 * levels.log_sigma_borders - mean) / scale  # grows with the timestep
     tail = 0.5 * np.exp(-np.abs(z))
     # Differences of the tail that the share lies in: the other one is 1 to the last digit.
-    lower, upper = np.where(z < 0, tail, 1 - tail), np.where(z < 0, 1 - tail, tail)
-    return np.where(z[:-1] > 0, _mass(-upper), _mass(lower))
+    return np.where(z[:-1] > 0, _mass(-tail), _mass(np.where(z < 0, tail, 1 - tail)))
 
 
 @TIMESTEP_SAMPLERS.register(
