@@ -114,7 +114,14 @@ TRANSFORMERS = [
 WSD = [
     {"num_decay_steps": steps, "warmup_type": warmup, "decay_type": decay, "min_lr_ratio": ratio, "num_cycles": cycles}
     for warmup, decay in itertools.product(("linear", "cosine", "1-sqrt"), repeat=2)
-    for steps, ratio, cycles in ((1, 0.0, 0.5), (10, 0.1, 0.5), (30, 0.5, 0.5), (10, 0.1, 1.5), (7, 1.0, 0.3))
+    for steps, ratio, cycles in (
+        (1, 0.0, 0.5),
+        (10, 0.1, 0.5),
+        (30, 0.5, 0.5),
+        (10, 0.1, 1.5),
+        (10, 0.1, 1.3),
+        (7, 1.0, 0.3),
+    )
     if decay == "cosine" or cycles == 0.5  # which has no effect on the others, and is an error there
 ]
 
@@ -138,6 +145,13 @@ def test_warmup_stable_decay_is_transformers(kwargs, stable):
         )
 
     close(lr_curve("warmup_stable_decay", BASE, 7, 40, {"num_stable_steps": stable, **kwargs}), applied(theirs, 40))
+
+
+def test_warmup_stable_decay_may_have_no_decay():
+    close(
+        lr_curve("warmup_stable_decay", BASE, 4, 10, {"num_stable_steps": 6}),
+        lr_curve("constant_with_warmup", BASE, 4, 10, {}),
+    )
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
@@ -304,6 +318,11 @@ def test_adaptive_follows_its_docstring_to_the_number(mode):
     sign = 1 if mode == "min" else -1
     lrs = feed(*Row("adaptive", kwargs).build(100, 0), [sign * metric for metric in (*metrics, 0.0)])
     close(lrs[1:], BASE * np.array(factors))
+
+
+def test_adaptive_stays_at_a_change_of_just_the_threshold():
+    lrs = feed(*Row("adaptive", {"threshold": 0.5}).build(100, 0), [1.0, 0.5, 0.75, 0.0])
+    assert lrs == [BASE] * 4
 
 
 @each_feedback_name

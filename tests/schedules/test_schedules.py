@@ -17,6 +17,7 @@ from tables import cases
 
 from diffusers_lrlab import get_scheduler
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.schedules.audit import ScheduleAudit
 
 RAMPS = {"linear": lambda x: x, "cosine": lambda x: 1 - cos(x), "1-sqrt": lambda x: 1 - np.sqrt(1 - x)}
 
@@ -193,3 +194,14 @@ def test_a_tensor_learning_rate_is_filled_in_place_and_never_read(row):
         close(float(lr), row.curve(9, 2)[update])
     assert optimizer.param_groups[0]["lr"] is lr
     json.dumps(scheduler.state_dict())
+
+
+def test_the_audit_measures_learning_rates_by_their_peak_and_momenta_as_they_are():
+    audit = ScheduleAudit()
+    audit.check(2, [(2e-4, 0.9)], [(2e-4, 0.9)], [1e-3])
+    assert audit.passed
+    audit.check(3, [(3e-4, 0.9), (1e-4, None)], [(2e-4, 0.8), (None, None)], [1e-3, 1e-5])
+    audit.check(4, [(2e-4, 0.9)], [(1.9e-4, 0.9)], [1e-3])
+    assert (audit.num_updates, audit.first_deviating_update) == (3, 3)
+    assert audit.largest_lr_deviation == pytest.approx(0.1)
+    assert audit.largest_momentum_deviation == pytest.approx(0.1)

@@ -352,6 +352,16 @@ def test_what_cannot_be_stacked(capsys, tmp_path, more):
     assert "Use --executor local" in error
 
 
+def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
+    datasets.Dataset.from_dict({"x": [[0.0, 1.0]] * 40}).save_to_disk(tmp_path / "points")
+    capsys.readouterr()  # its progress bar
+    mine = {"dataset_name": "points", "point_column": "x", "in_memory_limit_mb": 0}
+    base = {"max_train_steps": 2, "lr_warmup_steps": 0, "train_batch_size": 4, "num_validation_images": 4}
+    text = yaml.safe_dump({**SPEC, "base": base, "datasets": {"mine": mine}, "metrics": ["validation_loss"]})
+    error = refused(capsys, tmp_path, text, "--executor=stacked")
+    assert "'constant' on 'mine' cannot be part of a stack: its points are not in memory. Use --executor local" in error
+
+
 @cases(
     ("arguments", "parts"),
     [

@@ -21,7 +21,7 @@ from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.study.analysis import statistics
 from diffusers_lrlab.study.analysis.findings import findings, number, p_value, signed, speedup_findings
 from diffusers_lrlab.study.analysis.ranks import nemenyi_difference, rank_groups, ranks
-from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
+from diffusers_lrlab.study.analysis.speedups import _noise, speedups, updates_to_reach
 from diffusers_lrlab.study.analysis.statistics import (
     add_holm,
     bootstrap_interval,
@@ -603,7 +603,7 @@ def test_what_so_many_seeds_could_see(needed, hint):
 @cases(
     ("p", "text"),
     [(0.0499999, "p = 0.0499999"), (0.05, "p = 0.05"), (0.0496, "p = 0.0496"), (0.049, "p = 0.049"), (0, "p < 0.0001")]
-    + [(0.003, "p = 0.003"), (1, "p = 1"), (0.99e-4, "p < 0.0001"), (0.000123, "p = 0.00012")],
+    + [(0.003, "p = 0.003"), (1, "p = 1"), (0.99e-4, "p < 0.0001"), (1e-4, "p = 0.0001"), (0.000123, "p = 0.00012")],
 )
 def test_p_values_in_words(p, text):
     assert p_value(p) == text
@@ -914,6 +914,12 @@ def test_a_spike_makes_no_target_easier():
     for arm, baseline in ((plain, spiked), (spiked, plain)):
         row = speedup_row(arm, baseline)
         assert (row["censored"], row["speedup"]) == (0, pytest.approx(1, rel=0.03))
+
+
+def test_the_noise_of_a_curve_is_the_standard_deviation_of_an_evaluation():
+    at = np.arange(20_000)
+    values = 10 - at / 1000 + np.random.default_rng(0).normal(0, 0.3, len(at)) + 100 * (at % 500 == 0)
+    assert _noise(values) == pytest.approx(0.3, rel=0.03)
 
 
 def test_the_worse_of_two_ends_is_what_both_reach():

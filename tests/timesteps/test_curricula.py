@@ -204,6 +204,16 @@ def test_the_state_goes_into_a_file_and_comes_back_to_the_bit(make, seen):
     assert all(expected[key].equal(found[key]) for key in expected)
 
 
+@cases(
+    ("num", "first"),
+    [(3, [1.1554571, 1.3766880, 0.8263585, -0.5466508]), (1, [-1.1566651, 1.1643283, 1.4131813, -1.2394094])],
+)
+def test_the_features_of_the_log_variance_stay_those_of_earlier_checkpoints(num, first):
+    """They are not in a checkpoint, only the coefficients are. One timestep alone has no borders, and is at 0."""
+    features = LearnedLogVariance(noise_levels(None, num), 4, 0.01).features
+    assert features[0].tolist() == pytest.approx(first, rel=1e-6)
+
+
 def test_the_gradient_of_the_log_variance_is_that_of_its_loss():
     learned = LearnedLogVariance(noise_levels(None, 20), 16, 0.01)
     with torch.no_grad():

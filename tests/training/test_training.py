@@ -9,9 +9,12 @@ import runs
 import started
 import torch
 from diffusers import DDPMScheduler
+from tables import cases
 
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
 
 
 class Recorder(torch.nn.Module):
@@ -24,6 +27,22 @@ class Recorder(torch.nn.Module):
     def forward(self, noisy_images, timesteps):
         self.seen = noisy_images, timesteps
         return type("Output", (), {"sample": self.prediction.expand_as(noisy_images)})
+
+
+@cases(
+    ("data", "folder"),
+    [
+        ({}, "ddpm-digits-8"),
+        ({"dataset_name": "moons"}, "ddpm-moons"),
+        ({"dataset_name": "user/flowers"}, "ddpm-flowers-64"),
+        ({"train_data_dir": "faces"}, "ddpm-faces-64"),
+    ],
+)
+def test_without_a_folder_a_run_goes_into_one_named_after_its_data(tmp_path, monkeypatch, data, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faces").mkdir()
+    (tmp_path / "faces" / "a.png").touch()
+    assert resolve_config(TrainingConfig(**data)).output_dir == folder
 
 
 @pytest.mark.parametrize("prediction_type", ["epsilon", "sample", "v_prediction"])
