@@ -2,12 +2,13 @@
 
     python mutants.py collect --tree CHECKOUT --out DIR tests/test_schedules.py ...    which test runs which line
     python mutants.py run --tree CHECKOUT --out DIR [--count 150] [--seed 0] [--jobs 1] [--areas schedules,options]
+    python mutants.py again --tree CHECKOUT --out DIR tests/test_resume.py ...         survivors, by tests of your choice
     python mutants.py show --out DIR                                                   the table, and who survived
 
-A mutant is judged by the tests that run its line, cheapest first, and where these all pass by those whose fixtures or
-processes run it. A test counts as a killer only if it passes on the unchanged code. All of it can be stopped and started
-again: what is in DIR is not done twice. Needs pytest-cov. `equivalents.jsonl`, beside this file, lists mutants that no test
-can notice: {"path", "before", "after", "reason"}.
+A mutant is judged by the tests that run its line, those of its own room first, and where these all pass by those whose
+fixtures or processes run it. A test counts as a killer only if it passes on the unchanged code. All of it can be stopped
+and started again: what is in DIR is not done twice. Needs pytest-cov. `equivalents.jsonl`, beside this file, lists mutants
+that no test can notice: {"path", "before", "after", "reason"}.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import signal
 import sys
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is
 OTHER |= {"not in": "in", "+": "-", "-": "+", "*": "/", "/": "*", "//": "/", "%": "*", "**": "*", "and": "or", "or": "and"}
 PRELOADED = """torch diffusers diffusers.training_utils diffusers.models.unets.unet_2d transformers transformers.hf_argparser
     datasets accelerate scipy.stats scipy.optimize sklearn.datasets matplotlib.pyplot statsmodels.api pyarrow.parquet
-    safetensors.torch torch._dynamo""".split()
+    safetensors.torch torch._dynamo hypothesis hypothesis.strategies _hypothesis_pytestplugin pytest_cov xdist yaml
+    transformers.optimization schedulefree http.server""".split()
 # In place of the project's addopts; what is preloaded cannot be rewritten.
 PYTEST = (
     """-o addopts= --strict-markers -W error -W ignore::pytest.PytestAssertRewriteWarning -q -p no:cacheprovider
@@ -374,18 +376,19 @@ def run(options):
     while left or working:
         if left and copies:
             mutant, copy = left.pop(0), copies.pop()
+            found = evidence.for_mutant(mutant)  # not after the fork, where coverage would begin a new file in its place
             child = os.fork()
             if not child:
-                _judge_and_exit(mutant, copy, evidence, options)
+                _judge_and_exit(mutant, copy, evidence.tests, found, options)
             working[child] = copy
         else:
             copies.append(working.pop(os.wait()[0]))
     show(options)
 
 
-def _judge_and_exit(mutant, copy, evidence, options):
+def _judge_and_exit(mutant, copy, tests, found, options):
     try:
-        row = judge(mutant, copy, evidence, options)
+        row = judge(mutant, copy, tests, found, options)
         _append(options.out / "mutants.jsonl", row)
         print(f"{row['outcome']:>9}  {row['path']}:{row['line']}  {' '.join(row['diff'])[:120]}", flush=True)
     except BaseException:
@@ -394,17 +397,39 @@ def _judge_and_exit(mutant, copy, evidence, options):
         os._exit(0)
 
 
-def judge(mutant, copy, evidence, options):
-    """What became of a mutant, as data."""
+def again(options):
+    """Judges what no test has killed by tests that coverage knew nothing of: those that start processes, or are new."""
+    preload()
+    copy = make_copy(options.tree, options.out / f"copy-{os.getpid()}")
+    known = {_key(row) for row in read(options.out) if row["outcome"] != "killed"}
+    started = time.monotonic()
+    if run_tests(copy, ["-x", *options.files], None, limit=1800)[0] != 0:
+        sys.exit(f"They fail on the unchanged code:\n{(copy.parent / 'pytest.log').read_text()[-2000:]}")
+    limit = 120 + 3 * (time.monotonic() - started)
+    for mutant in draw(options.tree, options.areas, options.count, options.seed):
+        if _key(vars(mutant)) in known and f"{mutant.path}:{mutant.line}".startswith(options.only):
+            path = copy / mutant.path
+            source = path.read_text()
+            _write(path, mutant.apply(source))
+            status, found = run_tests(copy, ["-x", *options.files], None, limit)
+            _write(path, source)
+            row = {**vars(mutant), "diff": mutant.diff(source), "outcome": "survived", "tests": len(found["tests"])}
+            if status != 0:
+                row |= {"outcome": "timeout" if status is None else "killed", "by": found["failed"] or f"status {status}"}
+            _append(options.out / "mutants.jsonl", row)
+            print(f"{row['outcome']:>9}  {row['path']}:{row['line']}  {row.get('by', '')}", flush=True)
+
+
+def judge(mutant, copy, tests, running, options):
+    """What became of a mutant, as data; `running` are the tests that run its line, and those that may."""
     path, started = copy / mutant.path, time.monotonic()
     source = path.read_text()
-    direct, later = evidence.for_mutant(mutant)
-    seconds = {name: test["seconds"] for name, test in evidence.tests.items()}
-    first = _cheapest(direct, seconds, options.budget)
+    direct, later = running
+    seconds = {name: test["seconds"] for name, test in tests.items()}
     row = {**vars(mutant), "diff": mutant.diff(source), "outcome": "survived" if direct | later else "no test", "tests": 0}
-    for stage in (first, _cheapest((direct | later) - {*first}, seconds, options.patience)):
+    for stage in _stages(mutant.path, direct, later, seconds, options):
         while stage and row["outcome"] == "survived":
-            limit = 120 + 6 * sum(seconds[name] for name in stage)
+            limit = 60 + 5 * sum(seconds[name] for name in stage)
             _write(path, mutant.apply(source))
             status, found = run_tests(copy, ["-x", *_files(stage)], stage, limit)
             _write(path, source)
@@ -419,14 +444,30 @@ def judge(mutant, copy, evidence, options):
     return row | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def _cheapest(tests, seconds, budget):
-    """As many as the budget allows, one at least; those of a file together, as they may share fixtures."""
-    chosen, total = [], 0.0
+def _stages(path, direct, later, seconds, options):
+    """Three lots of tests: quick ones of the file's own room, others that run the line, and those that may run it."""
+    room, stem = path.split("/")[1], Path(path).stem
+    own = {name for name in direct if room in name.partition("::")[0] or stem in name.partition("::")[0]}
+    first = _chosen(own, seconds, options.budget / 4)
+    second = _chosen(direct - {*first}, seconds, options.budget)
+    return first, second, _chosen((direct | later) - {*first, *second}, seconds, options.patience)
+
+
+def _chosen(tests, seconds, budget):
+    """
+    As many as the budget allows, one at least: of every test function the cheapest case, then the next ones.
+
+    Those of a file run together, as they may share fixtures.
+    """
+    cases = defaultdict(list)
     for name in sorted(tests, key=lambda name: (seconds[name], name)):
-        total += seconds[name]
-        if chosen and total > budget:
-            break
-        chosen.append(name)
+        cases[name.partition("[")[0]].append(name)
+    turns = {name: turn for names in cases.values() for turn, name in enumerate(names)}
+    chosen, total = [], 0.0
+    for name in sorted(tests, key=lambda name: (turns[name], seconds[name], name)):
+        if not chosen or total + seconds[name] <= budget:
+            chosen.append(name)
+            total += seconds[name]
     cost = Counter()
     for name in chosen:
         cost[name.partition("::")[0]] += seconds[name]
@@ -466,7 +507,13 @@ def _read(path):
 
 
 def read(out):
-    return _read(out / "mutants.jsonl")
+    """The last word on every mutant: that a test killed it, if one did."""
+    rows = sorted(_read(out / "mutants.jsonl"), key=lambda row: row["outcome"] == "killed")
+    return list({_key(row): row for row in rows}.values())
+
+
+def survivors(rows):
+    return [row for row in rows if row["outcome"] in ("survived", "no test")]
 
 
 def _key(row):
@@ -490,16 +537,15 @@ def show(options):
         counts = Counter(row["outcome"] for row in rows if area in (row["area"], "all"))
         share = (counts["killed"] + counts["timeout"]) / max(1, counts.total() - counts["equivalent"])
         print(f"| {area} | {counts.total()} | {' | '.join(str(counts[name]) for name in outcomes)} | {share:.0%} |")
-    for row in rows:
-        if row["outcome"] in ("survived", "no test"):
-            print(f"\n{row['path']}:{row['line']} ({row['operator']}; {row['tests']} tests)", *row["diff"], sep="\n  ")
+    for row in survivors(rows):
+        print(f"\n{row['path']}:{row['line']} ({row['operator']}; {row['tests']} tests)", *row["diff"], sep="\n  ")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("action", choices=("collect", "run", "show"))
-    add("files", nargs="*", help="of collect: test files, relative to the checkout")
+    add("action", choices=("collect", "run", "again", "show"))
+    add("files", nargs="*", help="of collect and again: test files, relative to the checkout")
     add("--tree", type=lambda text: Path(text).resolve(), help="the checkout; it is not changed")
     add("--out", type=lambda text: Path(text).resolve(), required=True, help="where evidence and results are kept")
     add("--count", type=int, default=150, help="mutants, shared out among the areas")
@@ -508,9 +554,10 @@ def main():
     add("--jobs", type=int, default=1, help="mutants at a time")
     add("--budget", type=float, default=60, help="seconds of tests that run the line, cheapest first")
     add("--patience", type=float, default=180, help="seconds of further tests where these pass")
+    add("--only", default="", help="of again: how path:line of the mutants begins")
     options = parser.parse_intermixed_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    {"collect": collect, "run": run, "show": show}[options.action](options)
+    {"collect": collect, "run": run, "again": again, "show": show}[options.action](options)
 
 
 if __name__ == "__main__":
