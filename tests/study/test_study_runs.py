@@ -120,7 +120,7 @@ def records(folder):
     def refuse(text):
         raise AssertionError(text)
 
-    files = sorted((folder / "runs").glob("*.json"))
+    files = sorted((folder / "runs").glob("[!.]*.json"))  # not what a killed process was writing
     return {file.stem: json.loads(file.read_text(), parse_constant=refuse) for file in files}
 
 
@@ -130,7 +130,7 @@ def read_summary(folder):
 
 def contents(folder):
     """Every file of the runs with its bytes."""
-    files = [*folder.glob("runs/*"), *folder.glob("weights/*")]
+    files = [*folder.glob("runs/[!.]*"), *folder.glob("weights/[!.]*")]
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(files)}
 
 
