@@ -3,7 +3,7 @@
     accelerate launch training_scripts/run_study.py quick --out first-study
     accelerate launch training_scripts/run_study.py my_study.yaml --out my-study --dry_run
 
-The same as `lrlab study run`. Presets: see README, Studies.
+The same as `lrlab study run`. Presets: `lrlab study list`.
 """
 
 import sys

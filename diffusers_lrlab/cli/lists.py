@@ -26,7 +26,7 @@ def list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(KINDS)}; all of them if not given")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything that is known, as JSON")
-    form.add_argument("--markdown", action="store_true", help="tables with all arguments, as in the README")
+    form.add_argument("--markdown", action="store_true", help="tables with all arguments, as in the documentation")
 
 
 def list_names(options: argparse.Namespace) -> None:

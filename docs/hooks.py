@@ -1,0 +1,118 @@
+"""Hooks of mkdocs: what is generated, notebooks as pages, and links that lead out of docs/.
+
+Pages link to files of the repository and to notebooks by their real paths, which work wherever the repository is looked
+at. The site has copies of those files under `repository/`.
+"""
+
+import base64
+import json
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import generated
+
+ROOT = Path(__file__).parents[1]
+AS_THEY_ARE = {".md", ".png", ".json", ".yaml", ".parquet"}
+_LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds cards and other files that pages link to, and a page for each notebook."""
+    linked = {path for page in generated.pages()[1:] for path in _outside(page) if (ROOT / path).is_file()}
+    linked |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "model_cards").rglob("*") if path.is_file()}
+    for path in sorted(linked):
+        if Path(path).suffix in AS_THEY_ARE:
+            files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
+        else:
+            language = "python" if path.endswith(".py") else "text"
+            text = f"# {path}\n\n````{language}\n{(ROOT / path).read_text(encoding='utf-8')}````\n"
+            files.append(File.generated(config, f"repository/{path}.md", content=text))
+    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(notebook)
+        page, pictures = notebook_page(json.loads(Path(str(notebook.abs_src_path)).read_text(encoding="utf-8")))
+        name = notebook.src_uri.removesuffix(".ipynb")
+        files.append(File.generated(config, f"{name}.md", content=page.replace("PICTURES/", f"{Path(name).name}-")))
+        for number, picture in enumerate(pictures):
+            files.append(File.generated(config, f"{name}-{number}.png", content=picture))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """What is generated, and links to where the site has their targets."""
+    if page.file.src_uri.startswith("repository/"):
+        page.meta["search"] = {"exclude": True}  # cards would drown the pages
+        return markdown
+    markdown = generated.fill(markdown)
+    for name, make in generated.BUILT.items():
+        if f"<!-- {name}:" in markdown:
+            markdown = re.sub(rf"<!-- {name}: .*? -->", lambda _, make=make: make(), markdown)
+    return _LINK.sub(lambda match: _in_the_site(match, page.file.src_uri), markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Docstrings name other objects in brackets, as Hugging Face's documentation does."""
+    if page.file.src_uri != "reference/python.md":
+        return html
+    anchors = dict(re.findall(r'id="(diffusers_lrlab\.[\w.]+\.(\w+))"', html))
+    anchors = {name: anchor for anchor, name in anchors.items()}
+
+    def link(match: re.Match[str]) -> str:
+        code = f"<code>{match[1]}</code>"
+        return f'<a href="#{anchors[match[1]]}">{code}</a>' if match[1] in anchors else code
+
+    return re.sub(r"\[<code>([\w.]+)</code>\]", link, html)
+
+
+def _outside(page: Path) -> set[str]:
+    """What a page links to outside docs/, from the root of the repository."""
+    folder = page.parent.relative_to(ROOT).as_posix()
+    targets = (match[3].partition("#")[0] for match in _LINK.finditer(page.read_text(encoding="utf-8")))
+    paths = {posixpath.normpath(f"{folder}/{target}") for target in targets if target and "://" not in target}
+    return {path for path in paths if not path.startswith("docs/")}
+
+
+def _in_the_site(match: re.Match[str], src_uri: str) -> str:
+    mark, text, target = match[1], match[2], match[3]
+    path, hash_, anchor = target.partition("#")
+    if not path or "://" in path:
+        return match[0]
+    folder = posixpath.dirname(f"docs/{src_uri}")
+    full = posixpath.normpath(f"{folder}/{path}")
+    if full.endswith(".ipynb"):
+        return f"{mark}[{text}]({path.removesuffix('.ipynb')}.md{hash_}{anchor})"
+    if full.startswith("docs/"):
+        return match[0]
+    if (ROOT / full).is_dir():
+        return text  # the site has files only
+    if not (ROOT / full).is_file():
+        return match[0]  # mkdocs reports it
+    name = full if Path(full).suffix in AS_THEY_ARE else f"{full}.md"
+    return f"{mark}[{text}]({posixpath.relpath(f'docs/repository/{name}', folder)}{hash_}{anchor})"
+
+
+def notebook_page(notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
+    """A notebook as a page, and the pictures of its outputs, which the page calls PICTURES/N.png."""
+    parts: list[str] = []
+    pictures: list[bytes] = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![Output of the cell above](PICTURES/{len(pictures)}.png)")
+                pictures.append(base64.b64decode("".join(data["image/png"])))
+            else:
+                shown = "".join(output.get("text", data.get("text/plain", "")))
+                parts.append(f"```text\n{shown.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n", pictures

@@ -1,0 +1,67 @@
+"""Runs the notebooks, each in a fresh kernel.
+
+    python docs/run_notebooks.py             says which of them fail
+    python docs/run_notebooks.py --write     keeps their outputs, for the site
+
+Outputs are without times, counts and versions, so that a file changes only where its content does.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+NOTEBOOKS = Path(__file__).parent / "notebooks"
+TIMEOUT = 600  # seconds, of a cell
+
+
+def run(path: Path, write: bool) -> bool:
+    """Whether a notebook ran to its end."""
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(path.parent)}}
+    started = time.monotonic()
+    try:
+        NotebookClient(notebook, timeout=TIMEOUT, resources=resources).execute()
+    except CellExecutionError as error:
+        print(f"{path.name} failed:\n{error}")
+        return False
+    print(f"{path.name}: {time.monotonic() - started:.0f} s")
+    if write:
+        nbformat.write(_plain(notebook), path)
+    return True
+
+
+def _plain(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            # Progress and logs are of one run.
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            for output in cell.outputs:
+                output.pop("metadata", None) if output.output_type == "stream" else output.update(metadata={})
+                if "execution_count" in output:
+                    output.execution_count = None
+    return notebook
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="of notebooks; all of them if not given")
+    parser.add_argument("--write", action="store_true", help="keep the outputs")
+    options = parser.parse_args()
+    # The kernel is this Python, and nothing is asked of the network.
+    os.environ.update(HF_HUB_OFFLINE="1", MPLBACKEND="module://matplotlib_inline.backend_inline")
+    paths = [NOTEBOOKS / f"{name}.ipynb" for name in options.names] or sorted(NOTEBOOKS.glob("*.ipynb"))
+    failed = [path for path in paths if not run(path, options.write)]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Commands in README and docs/ are understood by what they start, and run where that is cheap."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import printed
+import pytest
+import runs
+from helpers import image_folder
+from tables import cases
+
+from diffusers_lrlab.cli.main import COMMANDS
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.spec.reading import load_spec
+from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
+
+# Every flag of diffusers' examples/unconditional_image_generation/train_unconditional.py, with a value for it.
+UPSTREAM_FLAGS = """
+dataset_name=user/name dataset_config_name=default model_config_name_or_path=unet train_data_dir=images output_dir=out
+overwrite_output_dir cache_dir=cache resolution=64 center_crop random_flip train_batch_size=16 eval_batch_size=16
+dataloader_num_workers=0 num_epochs=100 save_images_epochs=10 save_model_epochs=10 gradient_accumulation_steps=1
+learning_rate=1e-4 lr_scheduler=cosine lr_warmup_steps=500 adam_beta1=0.95 adam_beta2=0.999 adam_weight_decay=1e-6
+adam_epsilon=1e-08 use_ema ema_inv_gamma=1.0 ema_power=0.75 ema_max_decay=0.9999 push_to_hub hub_token=token
+hub_model_id=user/name hub_private_repo logger=tensorboard logging_dir=logs local_rank=-1 mixed_precision=no
+prediction_type=epsilon ddpm_num_steps=1000 ddpm_num_inference_steps=1000 ddpm_beta_schedule=linear
+checkpointing_steps=500 checkpoints_total_limit=1 resume_from_checkpoint=latest
+enable_xformers_memory_efficient_attention preserve_input_precision
+""".split()
+
+
+@cases("flag", UPSTREAM_FLAGS)
+def test_every_flag_of_upstream_is_understood(flag):
+    name, _, value = flag.partition("=")
+    given = getattr(parse_arguments([f"--{flag}"], ""), name)
+    assert given is True if not value else given == type(given)(value)
+
+
+@pytest.fixture
+def readers_folder(tmp_path, monkeypatch):
+    """A clone with what the pages take for the reader's own: images and a recipe."""
+    image_folder(tmp_path / "photos", count=2)
+    (tmp_path / "recipe.yaml").write_text("lr_scheduler: rex\n")
+    for name in ("training_scripts", "model_cards"):
+        (tmp_path / name).symlink_to(printed.ROOT / name)
+    monkeypatch.chdir(tmp_path)
+
+
+ONCE = {tuple(words): block for block, words in reversed(printed.commands())}
+
+
+@pytest.mark.usefixtures("readers_folder")
+@pytest.mark.parametrize("page", sorted({block.page for block in ONCE.values()}))
+def test_printed_commands_are_understood(page):
+    for words, block in ONCE.items():
+        if block.page == page:
+            try:
+                _understand(list(words))
+            except BaseException as error:
+                error.add_note(f"{block}: {' '.join(words)}")
+                raise
+
+
+def _understand(words):
+    options = printed.parse(words)
+    if isinstance(options, TrainingConfig) and not str(options.lr_scheduler).startswith("hub:"):
+        resolve_config(options)  # names, spec strings and what goes together
+
+
+@cases("name", COMMANDS)
+def test_the_example_of_a_command_is_understood(name):
+    program, *words = COMMANDS[name].example.split()
+    printed.parse([program, *words])
+
+
+def test_there_are_commands_of_every_kind():
+    starts = {" ".join(words[:2]) for _, words in printed.commands()}
+    assert {f"lrlab {name}" for name in COMMANDS} - starts <= {"lrlab data"}
+    pages = {block.page for block, _ in printed.commands()}
+    assert len(pages) > 10
+
+
+def test_the_two_commands_that_make_an_environment_come_first():
+    """CI takes them from the README by their place."""
+    readme = [block.code for block in printed.blocks("bash") if block.page == "README.md" and "venv" in block.code]
+    assert len(readme) == 2
+    assert "training_scripts/train_ddpm.py" in readme[0]
+    assert "-m pytest" in readme[1]
+
+
+def test_the_printed_study_can_be_read(tmp_path):
+    (block,) = printed.blocks("yaml")
+    (tmp_path / "my_study.yaml").write_text(block.code)
+    spec = load_spec(str(tmp_path / "my_study.yaml"))
+    assert spec.baseline == "cosine"
+    assert len(spec.arms) == 3
+
+
+def test_the_printed_error_is_what_one_sees():
+    block = printed.block_with("error: ", "")
+    command, message = block.code.splitlines()
+    with pytest.raises(LabError) as error:
+        resolve_config(parse_arguments(command.removeprefix("$ python training_scripts/train_ddpm.py ").split(), ""))
+    assert str(error.value).startswith(message.removeprefix("error: ").removesuffix("..."))
+
+
+PREVIEWS = [(block, words) for block, words in printed.commands() if words[:2] == ["lrlab", "preview"]]
+
+
+@cases("block, words", PREVIEWS, ids=str)
+def test_the_previews_run_as_printed(tmp_path, monkeypatch, block, words):
+    from diffusers_lrlab.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(words[1:]) == 0
+    assert (tmp_path / words[words.index("--out") + 1]).stat().st_size > 10_000
+
+
+def test_the_table_of_scaled_rates_is_printed(capsys):
+    from diffusers_lrlab.cli.main import main
+
+    (words,) = {tuple(words) for _, words in printed.commands() if words[:2] == ["lrlab", "scale"]}
+    assert main(words[1:]) == 0
+    assert "sqrt" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_plan_is_what_one_sees(tmp_path):
+    block = printed.block_with("micro-batches x", "")
+    command = [sys.executable, runs.SCRIPT, "--lr_scheduler=cosine", "--dry_run"]
+    done = subprocess.run(command, cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, check=True)
+    for line in block.code.splitlines():
+        assert line in done.stdout
+
+
+@pytest.mark.slow
+def test_the_first_study_runs_as_printed(tmp_path):
+    (words,) = {tuple(words) for _, words in printed.commands() if words[:4] == ["lrlab", "study", "run", "quick"]}
+    program = Path(sys.executable).parent / "lrlab"
+    done = subprocess.run([program, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / words[-1]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["study"]["command"] == " ".join(words)
+    assert summary["study"]["runs"] == {"finished": 18, "diverged": 0}
+    assert (folder / "report/index.html").stat().st_size > 100_000  # with the plots in it
+    text = (folder / "report/report.md").read_text()
+    for row in summary["rows"]:  # words are those of the adjusted test
+        if row["p_adjusted"] is not None:
+            assert 0 <= row["p"] <= row["p_adjusted"] <= 1
+    assert re.match(rf"# {re.escape(summary['study']['title'])}", text)

@@ -1,0 +1,138 @@
+"""Python printed in README and docs/ runs: whole where that is cheap, with training replaced by its checks elsewhere."""
+
+import ast
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import printed
+import pytest
+import runs
+import torch
+from diffusers import DDPMScheduler
+from tables import cases
+
+import diffusers_lrlab
+from diffusers_lrlab.hub import publish
+from diffusers_lrlab.schedules.registries import SCHEDULERS
+from diffusers_lrlab.training.resolve import resolve_config
+
+BLOCKS = printed.blocks("python")
+NEEDS_A_RUN = ("from_pretrained",)  # these are run by the slow test
+
+
+@pytest.fixture
+def names():
+    """What readers have in their scripts."""
+    model = torch.nn.Linear(2, 2)
+    return {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4),
+        "noise_scheduler": DDPMScheduler(),
+        "errors": torch.rand(16),
+    }
+
+
+@pytest.fixture
+def without_training(monkeypatch):
+    """Training, searches and uploads end after their checks."""
+
+    class Found:
+        lr = 1e-3
+
+    def find_lr(config):
+        resolve_config(config)
+        return Found
+
+    monkeypatch.setattr(diffusers_lrlab, "train", lambda config: resolve_config(config).output_dir, raising=False)
+    monkeypatch.setattr(diffusers_lrlab, "find_lr", find_lr, raising=False)
+    monkeypatch.setattr(publish, "push_folder", lambda folder, target: target.repo_id)
+
+
+@contextlib.contextmanager
+def registrations_undone():
+    """A schedule that an example registers is not there for other tests."""
+    entries, aliases = dict(SCHEDULERS._entries), dict(SCHEDULERS._aliases)
+    try:
+        yield
+    finally:
+        SCHEDULERS._entries, SCHEDULERS._aliases = entries, aliases
+
+
+@cases("block", BLOCKS, ids=str)
+def test_imports_are_there(block):
+    for node in ast.walk(ast.parse(block.code)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{block}: {alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+
+
+@pytest.mark.usefixtures("without_training")
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if not any(text in block.code for text in NEEDS_A_RUN)], ids=str
+)
+def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with registrations_undone():
+        exec(compile(block.code, str(block), "exec"), names)
+    if "scheduler" in names:
+        assert names["scheduler"].get_last_lr() == [0.0]
+    if "lrs" in names:
+        assert names["lrs"].max() == pytest.approx(1e-4)
+    if "density" in names:
+        assert names["timesteps"].shape == (16,)
+        assert 0 < names["loss"] < 1
+        assert names["density"].sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_the_schedule_of_ones_own_is_what_is_said(names):
+    block = printed.block_with("def stairs", "python")
+    with registrations_undone():
+        exec(compile(block.code, str(block), "exec"), names)
+        from diffusers_lrlab import get_scheduler
+
+        scheduler = get_scheduler("stairs:steps=2", names["optimizer"], num_warmup_steps=0, num_training_steps=10)
+    assert len(set(np.round(names["lrs"][50:1000], 12))) == 4  # steps
+    assert scheduler.get_last_lr() == [1e-4]
+
+
+def test_the_change_of_diffusers_script_is_of_lines_that_it_has():
+    """With `sampler.sample` in place of the lines that the page takes out; they are diffusers' own."""
+    (diff,) = printed.blocks("diff")
+    names = {
+        "diffusers_lrlab": diffusers_lrlab,
+        "noise_scheduler": DDPMScheduler(),
+        "clean_images": torch.zeros(4, 1, 8, 8),
+        **{"bsz": 4, "global_step": 0, "max_train_steps": 10, "torch": torch},
+    }
+    drawn = []
+    for sign in "-+":
+        torch.manual_seed(0)
+        lines = [line[1:].removeprefix(" " * 12) for line in diff.code.splitlines() if line.startswith(sign)]
+        exec(textwrap.dedent("\n".join(lines)), names)
+        drawn.append(names["timesteps"])
+    assert drawn[0].equal(drawn[1])
+
+
+@pytest.mark.slow
+@cases("data", ["digits", "dino"])
+def test_a_pipeline_loads_as_printed(tmp_path, data):
+    """After a run of the command above it, made short; figures of the snippet are made small."""
+    short = ["--max_train_steps=2", "--ddpm_num_inference_steps=2", "--frechet_samples=0"]
+    if data == "dino":
+        short = ["--dataset_name=dino", "--max_train_steps=2", "--distance_samples=100", "--ddpm_num_steps=20"]
+    runs.run(*short, "--cpu_threads=1", f"--output_dir={tmp_path}/ddpm-{data}")
+    code = printed.block_with(f'from_pretrained("ddpm-{data}")', "python").code
+    for printed_figure, small in (("10_000", "100"), ("1_000_000", "100"), ("batch_size=16, num_inference_steps=100", "2")):
+        code = code.replace(printed_figure, small)
+    environment = {**runs.environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,57 @@
+"""The site is built without a warning, and the notebooks run. Both need what the extra `[docs]` brings."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import printed
+import pytest
+import runs
+
+NOTEBOOKS = sorted((printed.ROOT / "docs/notebooks").glob("*.ipynb"))
+
+
+def needs(*modules):
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f'{", ".join(missing)} not installed: pip install -e ".[docs]"')
+
+
+@needs("mkdocs", "material", "mkdocstrings")
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=printed.ROOT, env=runs.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    assert "num_decay_steps" in (site / "reference/schedules.html").read_text(encoding="utf-8")
+    assert "--timestep_sampler" in (site / "reference/commands.html").read_text(encoding="utf-8")
+    api = (site / "reference/python.html").read_text(encoding="utf-8")
+    assert "scheduler_specific_kwargs" in api
+    assert "[<code>" not in api  # names in brackets are links
+    assert "adjusted p" in (site / "repository/model_cards/lr-study-2d/README.html").read_text(encoding="utf-8")
+    assert (site / "notebooks/schedules-0.png").stat().st_size > 1000
+
+
+@needs("nbclient", "ipykernel")
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path):
+    command = [sys.executable, printed.ROOT / "docs/run_notebooks.py", path.stem]
+    environment = {**runs.environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_its_outputs_and_nothing_of_a_machine(path):
+    text = path.read_text(encoding="utf-8")
+    notebook = json.loads(text)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert any(cell["outputs"] for cell in code)
+    assert all(output["output_type"] != "error" for cell in code for output in cell["outputs"])
+    assert "/tmp/" not in text
+    assert "/home/" not in text
+    assert len(text) < 400_000
+    for cell in code:
+        compile("".join(cell["source"]), path.name, "exec")

@@ -1,0 +1,161 @@
+"""What is printed in README and docs/: blocks of code, by language, and the commands in them."""
+
+import argparse
+import contextlib
+import re
+import runpy
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from diffusers_lrlab import launch
+from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.training.arguments import parse_arguments, parse_with
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Programs of others, whose arguments are theirs.
+OTHERS = {"pip", "git", "hf", "mkdocs", "ruff", "mypy", "lint-imports", "source", "cd"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of code."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+
+    def __str__(self):
+        return f"{self.page}:{self.line}"
+
+
+def blocks(*languages):
+    """Fenced blocks of these languages, in order."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            line = text[: match.start()].count("\n") + 1
+            found.append(Block(page.relative_to(ROOT).as_posix(), line, match[1], match[2]))
+    return [block for block in found if block.language in languages]
+
+
+def block_with(text, *languages):
+    """The first block that contains a text."""
+    return next(block for block in blocks(*languages) if text in block.code)
+
+
+def commands():
+    """Pairs of the block and the words of a command in it."""
+    found = []
+    for block in blocks("bash"):
+        for line in block.code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words:
+                end = words.index("&&") if "&&" in words else len(words)
+                found.append((block, [word for word in words[:end] if word != "..."]))
+                words = words[end + 1 :]
+    return found
+
+
+class Parsed(BaseException):
+    """A program has parsed its arguments, and goes no further."""
+
+
+def parse(words):
+    """
+    Parses a command by the parser of what it starts, without starting it.
+
+    Returns:
+        What was parsed, or `None` for programs of others.
+    """
+    program, *rest = words
+    program = program.removeprefix(".venv/bin/")
+    if program == "accelerate":
+        assert rest[0] == "launch", words
+        return parse(["python", *_without_accelerates(rest[1:])])
+    if program == "lrlab":
+        return _parse_lrlab(rest)
+    if program.startswith("python"):
+        if rest[0] == "-m":
+            return _parse_module(rest[1], rest[2:])
+        return _parse_script(rest[0], rest[1:])
+    assert program in OTHERS, f"{program} is not known here: give it a parser, or add it to OTHERS."
+    return None
+
+
+def _without_accelerates(words):
+    """A script or `-m MODULE` with its arguments, from what accelerate's own parser leaves."""
+    from accelerate.commands.launch import launch_command_parser
+
+    options = launch_command_parser().parse_args(words)
+    return [*(["-m"] if options.module else []), options.training_script, *options.training_script_args]
+
+
+def _parse_lrlab(words):
+    options = cli._parse(words)
+    if options.command in ("plan", "rerun"):
+        return parse_arguments(options.rest, "")
+    if options.command == "train":
+        return parse_arguments(words[1:], "")
+    return options
+
+
+def _parse_module(name, words):
+    if name == "diffusers_lrlab.launch":
+        return launch._parse(words)
+    if name == "diffusers_lrlab.train":
+        return parse_arguments(words, "")
+    if name == "diffusers_lrlab":
+        return _parse_lrlab(words)
+    assert name in ("venv", "pytest", "build"), name
+    return None
+
+
+def _parse_script(path, words):
+    name = Path(path).name
+    if name == "train_ddpm.py":
+        return parse_arguments(words, "")
+    if name == "find_lr.py":
+        return parse_with(words, "", FinderConfig)[0]
+    if path.startswith(("docs/", "tests/")):
+        return (ROOT / path).read_text(encoding="utf-8") and None  # it is there
+    return _parse_by_running(ROOT / path, words)
+
+
+def _parse_by_running(path, words):
+    """The arguments of a script that makes its parser when it runs, which ends there."""
+    parse_known_args = argparse.ArgumentParser.parse_known_args
+
+    def stop(parser, *given, **named):
+        options, unknown = parse_known_args(parser, *given, **named)
+        raise Parsed(options, unknown)
+
+    folder, modules = str(path.parent), {*sys.modules}
+    with (
+        mock.patch.object(argparse.ArgumentParser, "parse_known_args", stop),
+        mock.patch.object(sys, "argv", [str(path), *words]),
+        mock.patch.object(sys, "path", [folder, *sys.path]),
+    ):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except Parsed as parsed:
+            options, unknown = parsed.args
+        finally:
+            for name in {*sys.modules} - modules:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                    del sys.modules[name]  # such as benchmarks/common.py
+    assert not unknown, unknown
+    return options
+
+
+@contextlib.contextmanager
+def docs_modules():
+    """Lets modules of docs/ be imported."""
+    with mock.patch.object(sys, "path", [str(ROOT / "docs"), *sys.path]):
+        yield
