@@ -14,8 +14,7 @@ from pathlib import Path
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
-from diffusers_lrlab.cli.main import COMMANDS
-from diffusers_lrlab.cli.study import add_run_arguments
+from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
@@ -106,24 +105,20 @@ def options_table(actions: Iterable[argparse.Action], parser: argparse.ArgumentP
 
 def command_options() -> str:
     """Every command with its options, from the real parsers."""
-    parts = []
     training = _make_parser("", [FinderConfig])
     groups = {str(group.title): group for group in training._action_groups if group._group_actions}
     finder = groups.pop(FinderConfig._argument_group_name)
-    parts.append("### train_ddpm.py\n\n`accelerate launch training_scripts/train_ddpm.py [--option value ...]`")
-    parts += [f"#### {_title(name)}\n\n{options_table(group._group_actions, training)}" for name, group in groups.items()]
-    parts.append(
-        "### find_lr.py\n\nAll options of `train_ddpm.py`, and these:\n\n" + options_table(finder._group_actions, training)
-    )
-    study = argparse.ArgumentParser()
-    add_run_arguments(study)
-    parts.append("### run_study.py\n\n" + options_table(study._actions, study))
-    parts.append("### The launcher\n\n" + options_table(launch_parser()._actions, launch_parser()))
-    for name, command in COMMANDS.items():
-        parser = argparse.ArgumentParser(prog=f"lrlab {name}")
-        command.add_arguments(parser)
-        parts.append(f"### lrlab {name}\n\n`{command.example}`\n\n{options_table(parser._actions, parser)}")
-    return "\n\n".join(parts)
+    of_groups = [f"#### {_title(name)}\n\n{options_table(group._group_actions, training)}" for name, group in groups.items()]
+    text = {
+        "train": "\n\n".join(of_groups),
+        "find-lr": "All options of `lrlab train`, and these:\n\n" + options_table(finder._group_actions, training),
+    }
+    subparsers = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for name, parser in subparsers.choices.items():
+        text.setdefault(name, options_table(parser._actions, parser))
+    parts = [f"### lrlab {name}\n\n`{COMMANDS[name].example}`\n\n{text[name]}" for name in COMMANDS]
+    launcher = options_table(launch_parser()._actions, launch_parser())
+    return "\n\n".join([*parts, "### The launcher\n\n`accelerate launch -m diffusers_lrlab.launch`\n\n" + launcher])
 
 
 def launch_parser() -> argparse.ArgumentParser:

@@ -12,7 +12,9 @@ from unittest import mock
 
 from diffusers_lrlab import launch
 from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.core import plugins
 from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with
 
 ROOT = Path(__file__).parents[1]
@@ -99,10 +101,10 @@ def _without_accelerates(words):
 
 def _parse_lrlab(words):
     options = cli._parse(words)
-    if options.command in ("plan", "rerun"):
+    if options.command == "find-lr":
+        return parse_with(options.rest, "", FinderConfig)[0]
+    if options.command in cli.REST:
         return parse_arguments(options.rest, "")
-    if options.command == "train":
-        return parse_arguments(words[1:], "")
     return options
 
 
@@ -152,6 +154,18 @@ def _parse_by_running(path, words):
                     del sys.modules[name]  # such as benchmarks/common.py
     assert not unknown, unknown
     return options
+
+
+@contextlib.contextmanager
+def registrations_undone():
+    """Schedules that an example registers are not there for other tests."""
+    entries, loaded = dict(SCHEDULERS._entries), dict(plugins._loaded)
+    try:
+        yield
+    finally:
+        SCHEDULERS._entries = entries
+        plugins._loaded.clear()
+        plugins._loaded.update(loaded)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import printed
@@ -12,8 +13,9 @@ import runs
 from helpers import image_folder
 from tables import cases
 
-from diffusers_lrlab.cli.main import COMMANDS
+from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.plugins import ENTRY_POINTS
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
@@ -42,9 +44,10 @@ def test_every_flag_of_upstream_is_understood(flag):
 
 @pytest.fixture
 def readers_folder(tmp_path, monkeypatch):
-    """A clone with what the pages take for the reader's own: images and a recipe."""
+    """A clone with what the pages take for the reader's own: images, a recipe, a schedule."""
     image_folder(tmp_path / "photos", count=2)
     (tmp_path / "recipe.yaml").write_text("lr_scheduler: rex\n")
+    (tmp_path / "stairs.py").write_text(printed.block_with("def stairs", "python").code)
     for name in ("training_scripts", "model_cards"):
         (tmp_path / name).symlink_to(printed.ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -59,7 +62,8 @@ def test_printed_commands_are_understood(page):
     for words, block in ONCE.items():
         if block.page == page:
             try:
-                _understand(list(words))
+                with printed.registrations_undone():
+                    _understand(list(words))
             except BaseException as error:
                 error.add_note(f"{block}: {' '.join(words)}")
                 raise
@@ -79,7 +83,7 @@ def test_the_example_of_a_command_is_understood(name):
 
 def test_there_are_commands_of_every_kind():
     starts = {" ".join(words[:2]) for _, words in printed.commands()}
-    assert {f"lrlab {name}" for name in COMMANDS} - starts <= {"lrlab data"}
+    assert {f"lrlab {name}" for name in COMMANDS} - starts <= {"lrlab data", "lrlab list", "lrlab env"}
     pages = {block.page for block, _ in printed.commands()}
     assert len(pages) > 10
 
@@ -104,28 +108,31 @@ def test_the_printed_error_is_what_one_sees():
     block = printed.block_with("error: ", "")
     command, message = block.code.splitlines()
     with pytest.raises(LabError) as error:
-        resolve_config(parse_arguments(command.removeprefix("$ python training_scripts/train_ddpm.py ").split(), ""))
+        resolve_config(parse_arguments(command.removeprefix("$ lrlab train ").split(), ""))
     assert str(error.value).startswith(message.removeprefix("error: ").removesuffix("..."))
 
 
-PREVIEWS = [(block, words) for block, words in printed.commands() if words[:2] == ["lrlab", "preview"]]
-
-
-@cases("block, words", PREVIEWS, ids=str)
-def test_the_previews_run_as_printed(tmp_path, monkeypatch, block, words):
-    from diffusers_lrlab.cli.main import main
-
-    monkeypatch.chdir(tmp_path)
-    assert main(words[1:]) == 0
-    assert (tmp_path / words[words.index("--out") + 1]).stat().st_size > 10_000
+@pytest.mark.usefixtures("readers_folder")
+@pytest.mark.parametrize(
+    "words", [words for words in ONCE if words[:2] == ("lrlab", "preview")], ids=lambda words: words[-1]
+)
+def test_a_preview_runs_as_printed(words):
+    with printed.registrations_undone():
+        assert main(words[1:]) == 0
+    if "--out" in words:
+        assert Path(words[words.index("--out") + 1]).stat().st_size > 10_000
 
 
 def test_the_table_of_scaled_rates_is_printed(capsys):
-    from diffusers_lrlab.cli.main import main
-
     (words,) = {tuple(words) for _, words in printed.commands() if words[:2] == ["lrlab", "scale"]}
     assert main(words[1:]) == 0
     assert "sqrt" in capsys.readouterr().out
+
+
+def test_the_printed_entry_point_is_the_one_that_is_looked_for():
+    (block,) = printed.blocks("toml")
+    (group,) = tomllib.loads(block.code)["project"]["entry-points"]
+    assert group == ENTRY_POINTS
 
 
 @pytest.mark.slow

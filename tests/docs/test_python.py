@@ -1,7 +1,6 @@
 """Python printed in README and docs/ runs: whole where that is cheap, with training replaced by its checks elsewhere."""
 
 import ast
-import contextlib
 import importlib
 import os
 import subprocess
@@ -18,7 +17,6 @@ from tables import cases
 
 import diffusers_lrlab
 from diffusers_lrlab.hub import publish
-from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.training.resolve import resolve_config
 
 BLOCKS = printed.blocks("python")
@@ -53,16 +51,6 @@ def without_training(monkeypatch):
     monkeypatch.setattr(publish, "push_folder", lambda folder, target: target.repo_id)
 
 
-@contextlib.contextmanager
-def registrations_undone():
-    """A schedule that an example registers is not there for other tests."""
-    entries, aliases = dict(SCHEDULERS._entries), dict(SCHEDULERS._aliases)
-    try:
-        yield
-    finally:
-        SCHEDULERS._entries, SCHEDULERS._aliases = entries, aliases
-
-
 @cases("block", BLOCKS, ids=str)
 def test_imports_are_there(block):
     for node in ast.walk(ast.parse(block.code)):
@@ -81,7 +69,7 @@ def test_imports_are_there(block):
 )
 def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with registrations_undone():
+    with printed.registrations_undone():
         exec(compile(block.code, str(block), "exec"), names)
     if "scheduler" in names:
         assert names["scheduler"].get_last_lr() == [0.0]
@@ -95,7 +83,7 @@ def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
 
 def test_the_schedule_of_ones_own_is_what_is_said(names):
     block = printed.block_with("def stairs", "python")
-    with registrations_undone():
+    with printed.registrations_undone():
         exec(compile(block.code, str(block), "exec"), names)
         from diffusers_lrlab import get_scheduler
 
