@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Docstrings name other objects in brackets, as Hugging Face's documentation does."""
+    """Docstrings have Hugging Face's form: other objects in brackets, types in backticks."""
     if page.file.src_uri != "reference/python.md":
         return html
     anchors = dict(re.findall(r'id="(diffusers_lrlab\.[\w.]+\.(\w+))"', html))
@@ -67,6 +67,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
         code = f"<code>{match[1]}</code>"
         return f'<a href="#{anchors[match[1]]}">{code}</a>' if match[1] in anchors else code
 
+    html = re.sub(r"<code>(`[^<]*)</code>", lambda match: f"<code>{re.sub('[`*]', '', match[1])}</code>", html)
     return re.sub(r"\[<code>([\w.]+)</code>\]", link, html)
 
 

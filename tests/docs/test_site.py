@@ -1,6 +1,7 @@
 """The site is built without a warning, and the notebooks run. Both need what the extra `[docs]` brings."""
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import printed
 import pytest
 import runs
+from chromium import PROGRAM, Chromium, needs_chromium
 
 NOTEBOOKS = sorted((printed.ROOT / "docs/notebooks").glob("*.ipynb"))
 
@@ -17,13 +19,22 @@ def needs(*modules):
     return pytest.mark.skipif(bool(missing), reason=f'{", ".join(missing)} not installed: pip install -e ".[docs]"')
 
 
-@needs("mkdocs", "material", "mkdocstrings")
-@pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+needs_mkdocs = needs("mkdocs", "material", "mkdocstrings")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, which a warning would have stopped."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=printed.ROOT, env=runs.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    site = tmp_path / "site"
+    return folder
+
+
+@needs_mkdocs
+@pytest.mark.slow
+def test_the_site_has_what_is_generated(site):
     assert "num_decay_steps" in (site / "reference/schedules.html").read_text(encoding="utf-8")
     assert "--timestep_sampler" in (site / "reference/commands.html").read_text(encoding="utf-8")
     api = (site / "reference/python.html").read_text(encoding="utf-8")
@@ -31,6 +42,31 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert "[<code>" not in api  # names in brackets are links
     assert "adjusted p" in (site / "repository/model_cards/lr-study-2d/README.html").read_text(encoding="utf-8")
     assert (site / "notebooks/schedules-0.png").stat().st_size > 1000
+
+
+HEADINGS = "[...document.querySelectorAll('article h1, article h2, article h3, article h4')].map(h => +h.tagName[1])"
+PICTURES = "[...document.querySelectorAll('article img')].every(i => i.complete && i.naturalWidth && i.alt.length > 10)"
+
+
+@needs_mkdocs
+@needs_chromium
+@pytest.mark.slow
+def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
+    """Nothing sticks out, nothing is asked of the network, pictures are there with a text, headings are in order."""
+    with Chromium(PROGRAM) as browser:
+        for page in [
+            path for path in sorted(site.rglob("*.html")) if "repository" not in path.parts and path.name != "404.html"
+        ]:
+            for width in (390, 1400):
+                browser.open(page, width=width, mobile=width == 390)
+                sticks_out = browser.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+                assert not sticks_out, (page, width)
+            levels = browser.evaluate(HEADINGS)
+            assert levels.count(1) == 1, page
+            assert all(below <= above + 1 for above, below in itertools.pairwise(levels)), (page, levels)
+            browser.wait(PICTURES)
+        assert browser.errors == []
+        assert all(request.startswith(("file:", "data:")) for request in browser.requests)
 
 
 @needs("nbclient", "ipykernel")
