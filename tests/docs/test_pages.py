@@ -8,6 +8,7 @@ import printed
 import pytest
 from tables import cases
 
+import diffusers_lrlab
 from diffusers_lrlab.upstream.patch import list_upstream_schedules
 
 README = printed.ROOT / "README.md"
@@ -102,6 +103,12 @@ def test_the_schedules_that_can_go_upstream_are_named():
     text = (printed.ROOT / "docs/contributing.md").read_text(encoding="utf-8").partition("It knows ")[2][:300]
     for name in list_upstream_schedules():
         assert f"`{name}`" in text
+
+
+def test_all_that_can_be_registered_is_named():
+    text = (printed.ROOT / "docs/tutorials/own-schedule.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(register_\w+)` \|", text, re.MULTILINE))
+    assert named == {name for name in diffusers_lrlab.__all__ if name.startswith("register_")}
 
 
 def test_every_flag_in_the_text_exists():
