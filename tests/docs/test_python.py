@@ -119,8 +119,13 @@ def test_a_pipeline_loads_as_printed(tmp_path, data):
         short = ["--dataset_name=dino", "--max_train_steps=2", "--distance_samples=100", "--ddpm_num_steps=20"]
     runs.run(*short, "--cpu_threads=1", f"--output_dir={tmp_path}/ddpm-{data}")
     code = printed.block_with(f'from_pretrained("ddpm-{data}")', "python").code
-    for printed_figure, small in (("10_000", "100"), ("1_000_000", "100"), ("batch_size=16, num_inference_steps=100", "2")):
-        code = code.replace(printed_figure, small)
+    small = {
+        "10_000": "100",
+        "1_000_000": "100",
+        "batch_size=16, num_inference_steps=100": "batch_size=2, num_inference_steps=2",
+    }
+    for printed_figure, small_figure in small.items():
+        code = code.replace(printed_figure, small_figure)
     environment = {**runs.environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ def test_the_site_has_what_is_generated(site):
     api = (site / "reference/python.html").read_text(encoding="utf-8")
     assert "scheduler_specific_kwargs" in api
     assert "[<code>" not in api  # names in brackets are links
-    assert "adjusted p" in (site / "repository/model_cards/lr-study-2d/README.html").read_text(encoding="utf-8")
+    assert "adjusted p" in (site / "repository/model_cards/lr-study-2d/index.html").read_text(encoding="utf-8")
     assert (site / "notebooks/schedules-0.png").stat().st_size > 1000
 
 
