@@ -92,7 +92,7 @@ class OutputConfig:
     )
     save_images_epochs: int | None = option(
         None,
-        "Epochs between sample images; 4 times over the run, fewer if that took more than 5 % of its time, and at its end "
+        "Epochs between sample images; 4 times over the run, fewer if that took more than a twentieth of its time, and at its end "
         "(upstream every 10 epochs).",
         OUTPUT,
         at_least=1,
