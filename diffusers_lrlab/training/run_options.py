@@ -92,8 +92,8 @@ class OutputConfig:
     )
     save_images_epochs: int | None = option(
         None,
-        "Epochs between sample images; 4 times over the run, fewer if that took more than a twentieth of its time, and at its end "
-        "(upstream every 10 epochs).",
+        "Epochs between sample images; 4 times over the run, fewer if that took more than a twentieth of its time, and at "
+        "its end (upstream every 10 epochs).",
         OUTPUT,
         at_least=1,
     )
