@@ -39,14 +39,14 @@ _KEYS = (
 
 
 def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> StudySpec:
-    """A study from data, as README, Studies, describes them; `folder` is what paths in it start from."""
+    """A study from data, as docs/reference/studies.md describes them; `folder` is what paths in it start from."""
     parts.check_keys(options, _KEYS, f"the study {name!r}")
     for key, value in options.items():
         if value is None:
             raise LabError(f"{key} has no value in the study {name!r}. Give one, or leave it out.")
     for needed in ("arms", "datasets"):
         if not options.get(needed):
-            raise LabError(f"The study {name!r} has no {needed}. Add them; README, Studies, shows the form.")
+            raise LabError(f"The study {name!r} has no {needed}. Add them; docs/tutorials/first-study.md shows the form.")
     base = parts.read_fields(options.get("base", {}), "base")
     load_plugins(located(base, str(folder)).get("plugins"))  # the names of what follows may be theirs
     arms, endings = parts.read_arms(options["arms"], options.get("learning_rates"))

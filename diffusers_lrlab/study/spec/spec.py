@@ -39,7 +39,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class StudySpec:
-    """A study, as README, Studies, describes it."""
+    """A study, as docs/reference/studies.md describes it."""
 
     name: str  # of the file or preset
     title: str
