@@ -1,5 +1,6 @@
 """Commands in README and docs/ are understood by what they start, and run where that is cheap."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -20,6 +21,7 @@ from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.trackers import tracker_packages
 
 # Every flag of diffusers' examples/unconditional_image_generation/train_unconditional.py, with a value for it.
 UPSTREAM_FLAGS = """
@@ -72,7 +74,8 @@ def test_printed_commands_are_understood(page):
 def _understand(words):
     options = printed.parse(words)
     if isinstance(options, TrainingConfig) and not str(options.lr_scheduler).startswith("hub:"):
-        resolve_config(options)  # names, spec strings and what goes together
+        tracker_packages(options.logger)  # a name that is known; it need not be installed
+        resolve_config(dataclasses.replace(options, logger="none"))  # names, spec strings and what goes together
 
 
 @cases("name", COMMANDS)
