@@ -47,6 +47,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def warn(message: str) -> None:
+    """Prints a warning, once for several processes."""
+    if int(os.environ.get("RANK", 0)) == 0:
+        sys.stderr.write(f"warning: {message}\n")
+
+
 def report_error(error: BaseException, all_ranks: bool = True) -> int:
     """
     The exit status for what ended a program; prints what the user can do about it.

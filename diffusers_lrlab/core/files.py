@@ -1,11 +1,11 @@
-"""Files appear whole or not at all: each is written beside its place and renamed into it."""
+"""Files appear whole or not at all: each is written beside its place, synced to the disk and renamed into it."""
 
 import errno
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import DiskFull, LabError
@@ -39,7 +39,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         with full_disk_explained(path):
             yield temporary
+            sync(temporary)
             os.replace(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -57,16 +59,55 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
     try:
         with full_disk_explained(path):
             yield temporary
-            if path.exists():
-                old = path.with_name(f".tmp-old-{path.name}")
-                shutil.rmtree(old, ignore_errors=True)
-                os.replace(path, old)
-                os.replace(temporary, path)
+            sync_tree(temporary)
+            old = put_aside(path) if path.exists() else None
+            os.replace(temporary, path)
+            sync(path.parent)
+            if old is not None:
                 shutil.rmtree(old)
-            else:
-                os.replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_aside(folder: Path) -> Path:
+    """Renames a folder that is about to be deleted, so that a process killed meanwhile leaves no half of it in its place."""
+    old = folder.with_name(f".tmp-old-{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    os.replace(folder, old)
+    return old
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link or a folder; nobody ever finds half a folder there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(put_aside(path))
+    else:
+        path.unlink()
+
+
+def remove_leftovers(*folders: Path, pattern: str = ".tmp-*") -> None:
+    """Removes what a killed process left unfinished in these folders; only under their lock."""
+    for folder in folders:
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or which files a folder holds, is on the disk, and outlives a power cut."""
+    is_folder = path.is_dir()
+    # Not every system can sync folders.
+    with suppress(OSError) if is_folder else full_disk_explained(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """[`sync`] of a folder and of everything in it."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
 
 
 def write_text(path: Path, text: str) -> None:

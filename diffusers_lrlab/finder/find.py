@@ -16,13 +16,14 @@ from tqdm.auto import tqdm
 from ..core.environment import describe_environment, is_watched, launch_command
 from ..core.errors import LabError
 from ..core.options import arguments_named, defaults_of, names_where
+from ..core.random_states import random_states, restore_random_states
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig
-from ..training.run_folder import RunFolder, check_fresh
+from ..training.resume import check_fresh, locked_folder
+from ..training.run_folder import RunFolder
 from .range_test import FinderConfig, range_test
 from .result import FinderResult
 from .saved_result import deciding
-from .snapshot import random_states, restore_random_states
 from .suggestions import RULES, combine
 
 if TYPE_CHECKING:
@@ -68,14 +69,15 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
             raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
     idle = [f"--{name}" for name in names_where(TrainingConfig, finder="ignores") if name in changed]
     resolved = resolve_and_check(config)
-    check_fresh(RunFolder(Path(resolved.output_dir)), overwrite=False)
-    plan, data, accelerator = prepare_resolved(resolved)
-    folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
-    result = find_rate_for(plan, data, accelerator, settings)
-    if accelerator.is_main_process:
-        if idle:
-            sys.stderr.write(f"Of the run, and without effect on the search for its learning rate: {', '.join(idle)}.\n")
-        result.save(folder.lab)
+    with locked_folder(resolved):
+        check_fresh(RunFolder(Path(resolved.output_dir)), overwrite=False)
+        plan, data, accelerator = prepare_resolved(resolved)
+        folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
+        result = find_rate_for(plan, data, accelerator, settings)
+        if accelerator.is_main_process:
+            if idle:
+                sys.stderr.write(f"Of the run, and without effect on the search for its learning rate: {', '.join(idle)}.\n")
+            result.save(folder.lab)
     return result, folder.path
 
 

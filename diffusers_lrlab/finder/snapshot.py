@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from accelerate.utils import recursively_apply
+
+from ..core.random_states import random_states, restore_random_states
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
@@ -56,18 +55,3 @@ def as_it_was(trainer: Trainer) -> Iterator[None]:
 def _on_cpu(tensors: Any) -> Any:
     """A copy of nested containers, with tensors on the CPU."""
     return recursively_apply(lambda tensor: tensor.detach().to("cpu", copy=True), tensors)
-
-
-def random_states() -> tuple[Any, ...]:
-    """Of Python's, numpy's and torch's global generators."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
-
-
-def restore_random_states(states: tuple[Any, ...]) -> None:
-    python, numpy, cpu, cuda = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(cpu)
-    if cuda:
-        torch.cuda.set_rng_state_all(cuda)

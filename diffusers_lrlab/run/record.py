@@ -82,6 +82,8 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
         record["run"]["seconds"] += time.perf_counter() - started
         record["train"] |= training_figures(trainer)
         try:
+            if trainer.folder.is_writer:
+                trainer.folder.check_log()
             if trainer.observer is not None:
                 trainer.observer.write()
                 record["train"]["loss_spikes"] = trainer.observer.log.num_spikes

@@ -13,7 +13,8 @@ from ..core.options import arguments_named
 from ..core.signals import interrupts_raised
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
-from ..training.run_folder import RunFolder, check_same_config, find_checkpoint, read_state
+from ..training.resume import check_same_config, find_checkpoint, locked_folder, read_state
+from ..training.run_folder import RunFolder
 from ..training.trackers import start_trackers
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def train(config: TrainingConfig) -> Path | None:
 def run_training(config: TrainingConfig) -> Path | None:
     """[`train`] for commands, whose errors name flags."""
     resolved = resolve_and_check(config)
+    with locked_folder(resolved):
+        return _train(config, resolved)
+
+
+def _train(config: TrainingConfig, resolved: ResolvedConfig) -> Path | None:
+    """[`train`] of what is resolved and checked, in a folder that is this process's alone."""
     # Every process looks before any of them writes: building the Accelerator makes them wait for each other.
     checkpoint = find_checkpoint(resolved)
     if checkpoint is not None:
@@ -113,10 +120,12 @@ def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -
 def _open_folder(
     config: ResolvedConfig, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator
 ) -> RunFolder:
-    """The folder of the run: cleared if that was asked for, with the finder's result if there is one."""
+    """The folder of the run: cleared of another or a killed one, with the finder's result if there is one."""
     folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)
-    if accelerator.is_main_process and checkpoint is None and config.overwrite_output_dir:
-        folder.clear()
+    if accelerator.is_main_process:
+        folder.remove_leftovers()
+        if checkpoint is None:
+            folder.clear()
     accelerator.wait_for_everyone()
     if found is not None and accelerator.is_main_process:
         found.save(folder.lab)

@@ -2,15 +2,19 @@
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state
-    checkpoint-500/optimizer.bin     and random_states_RANK.pkl, by accelerate
+    checkpoint-500/optimizer.bin     by accelerate
+    checkpoint-500/random_states_RANK.json   of the global generators of each process
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
     checkpoint-500/timesteps.safetensors   sums of losses by noise level, and what follows the losses
+    checkpoint-500/timesteps.parquet the rows of losses by noise level until then
+    checkpoint-500/manifest.json     sizes and SHA-256 of all these, written last
 
 Noise, timesteps and data order need no state: they follow from seed and update (see `streams.py`), but for samplers that
 follow the losses.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import without_config_warnings
-from ..core.files import atomic_folder, full_disk_explained, write_text
+from ..core.files import atomic_file, atomic_folder, full_disk_explained, remove, write_text
+from ..core.manifest import write_manifest
+from ..core.random_states import random_states, restore_random_states
 from .base_run import BaseRun
-from .run_folder import RunFolder, check_same_run, read_state
+from .resume import check_same_run, read_state
+from .run_folder import RunFolder
 
 _TENSORS = "timesteps.safetensors"
 _OWNERS = ("objective", "observer")  # of what is in there
@@ -69,37 +76,59 @@ def save_checkpoint(accelerator: Accelerator, run: BaseRun, folder: RunFolder) -
     if accelerator.is_main_process:
         with atomic_folder(path, shared=True) as temporary:
             accelerator.wait_for_everyone()
-            accelerator.save_state(str(temporary))
+            _save_share(accelerator, temporary)
             if run.average is not None:
                 run.average.save(temporary / f"{run.kind.component}_ema")
             tensors = {f"{owner}.{key}": value for owner, part in parts.items() for key, value in part.items()}
             save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, temporary / _TENSORS)
             facts = {"config": run.config.to_dict(), **_facts(accelerator, run)}
-            write_text(temporary / "trainer.json", json.dumps({**facts, **state}, indent=2))
+            write_text(temporary / "trainer.json", json.dumps({**facts, **state, "log": folder.log_sums()}, indent=2))
+            if folder.timesteps_file.exists():
+                shutil.copyfile(folder.timesteps_file, temporary / folder.timesteps_file.name)
             accelerator.wait_for_everyone()
+            write_manifest(temporary)
         for old in folder.checkpoints()[: -keep or None] if keep else []:
-            shutil.rmtree(old)
+            remove(old)
     else:
         accelerator.wait_for_everyone()
         with full_disk_explained(path):
-            accelerator.save_state(str(path.with_name(f".tmp-{path.name}")))
+            _save_share(accelerator, path.with_name(f".tmp-{path.name}"))
         accelerator.wait_for_everyone()
     accelerator.wait_for_everyone()
     return path
 
 
-def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path) -> None:
+def _save_share(accelerator: Accelerator, folder: Path) -> None:
+    """What accelerate saves of this process, with the random states as numbers instead of a pickle."""
+    accelerator.save_state(str(folder))
+    write_text(_states_file(accelerator, folder), json.dumps(random_states()))
+    os.remove(_states_file(accelerator, folder).with_suffix(".pkl"))
+
+
+def _states_file(accelerator: Accelerator, folder: Path) -> Path:
+    return folder / f"random_states_{accelerator.process_index}.json"
+
+
+def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: RunFolder) -> None:
     """Puts a run back to where a checkpoint was written; raises a `LabError` if that is of another run."""
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
     if run.average is not None:
         run.average.load(path / f"{run.kind.component}_ema")
-    # It restores the random states last: building a model, as diffusers does for the weights, draws from them.
+    # Random states last: building a model, as diffusers does for the weights, draws from them. Those of earlier versions are
+    # a pickle, which accelerate restores (by torch's loader of plain data, as the optimizer).
     accelerator.load_state(str(path))
+    if (states := _states_file(accelerator, path)).exists():
+        restore_random_states(json.loads(states.read_text(encoding="utf-8")))
     # It also restores a count of micro-batches; a checkpoint lies between updates, whatever the accumulation was.
     accelerator.step = 0
     state.update({owner: {} for owner in _OWNERS})
     for name, tensor in load_file(path / _TENSORS).items():
         owner, _, key = name.partition(".")
         state[owner][key] = tensor
+    rows = path / folder.timesteps_file.name
+    if folder.is_writer and rows.exists():
+        with atomic_file(folder.timesteps_file) as temporary:
+            shutil.copyfile(rows, temporary)
     run.load_state_dict(state)
+    folder.rewind(run.update, state.get("log"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..core.files import atomic_file, full_disk_explained
+from ..core.files import atomic_file, full_disk_explained, sync, sync_tree
 from ..core.streams import stream_generator
 from .base_run import BaseRun
 
@@ -52,14 +52,22 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
 
 
 def save_pipeline(run: BaseRun, folder: Path) -> None:
-    """Writes the pipeline into the folder of a run; each part appears whole, the index last."""
-    temporary = folder / f".tmp-{os.getpid()}-pipeline"
+    """
+    Writes the pipeline into the folder of a run, whole or not at all: it can be loaded while there is an index, which is
+    removed before anything is replaced, and written last.
+    """
+    temporary, index = folder / f".tmp-{os.getpid()}-pipeline", folder / "model_index.json"
     try:
-        with full_disk_explained(folder / "model_index.json"):
+        with full_disk_explained(index):
             run.kind.make_pipeline(run.bare_model, run.process.scheduler).save_pretrained(temporary)
-        for part in sorted(temporary.iterdir(), key=lambda path: path.name == "model_index.json"):
+        sync_tree(temporary)
+        index.unlink(missing_ok=True)
+        sync(folder)
+        for part in (*(path for path in temporary.iterdir() if path.name != index.name), temporary / index.name):
             if part.is_dir() and (folder / part.name).exists():
                 os.replace(folder / part.name, temporary / f"old-{part.name}")
+            sync(folder)
             os.replace(part, folder / part.name)
+        sync(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -54,8 +54,8 @@ class Trainer(BaseRun):
         self.observer: TimestepObserver | None = None
         if config.log_timestep_bins:
             probes = data.held_out if config.timestep_grad_every else None
-            path = folder.lab / "timesteps.parquet"
-            self.observer = TimestepObserver(config.log_timestep_bins, self.objective, self.process, probes, path)
+            bins, path = config.log_timestep_bins, folder.timesteps_file
+            self.observer = TimestepObserver(bins, self.objective, self.process, probes, path)
         # Since the last logged row, and read only there: loss, unweighted loss, gradient norm, updates.
         self.sums = torch.zeros(4, device=device)
         self.lr_warnings: dict[str, str] = {}  # those that were shown
@@ -126,7 +126,9 @@ class Trainer(BaseRun):
                     raise Interrupted(signal_number, self.save())
                 # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
                 if self.at_interval(config.checkpointing_steps):
-                    self.save()
+                    checkpoint = self.save()
+                    if signal_number := guard.received():  # while it was written, which may have been after the last update
+                        raise Interrupted(signal_number, checkpoint)
                 yield self.update
                 started = time.perf_counter()
 
@@ -239,8 +241,7 @@ class Trainer(BaseRun):
         return save_checkpoint(self.accelerator, self, self.folder)
 
     def resume(self, checkpoint: Path) -> None:
-        load_checkpoint(self.accelerator, self, checkpoint)
-        self.folder.rewind(self.update)
+        load_checkpoint(self.accelerator, self, checkpoint, self.folder)
 
     def save_result(self) -> None:
         with self.averaged_weights():

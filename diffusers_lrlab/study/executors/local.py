@@ -28,8 +28,8 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
         plan, data = study.plan(spec, str(path))
         folder = _folder_for(path, data.fingerprint)
         trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
-        if checkpoints := folder.checkpoints():
-            trainer.resume(checkpoints[-1])
+        if checkpoint := folder.newest_checkpoint():
+            trainer.resume(checkpoint)
         study.progress.advance(trainer.update)
         error = None
         try:

@@ -3,18 +3,16 @@
 import json
 import math
 import os
-import shutil
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 
 from ...core.errors import LabError
-from ...core.files import atomic_file, write_text
+from ...core.files import atomic_file, remove_leftovers, write_text
+from ...core.lock import locked
 from ..spec.spec import PRESETS, RunSpec, StudySpec
 
 
@@ -56,31 +54,10 @@ class StudyFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """No other process writes into the folder inside this block; raises a `LabError` that names one that does."""
-        holder, lock = self.path / ".lock-holder", FileLock(self.path / ".lock", timeout=0)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            who = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
-            raise LabError(
-                f"{str(self.path)!r} is being written by {who}. Wait for it, stop it, or give another --out."
-            ) from None
-        except OSError as error:
-            text = f"--out {str(self.path)!r} cannot be made or written to ({error.strerror}). Give another folder."
-            raise LabError(text) from None
-        try:
-            write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
-            self._remove_leftovers()
+        with locked(self.path, "--out"):
+            # safetensors has temporary files of its own, .tmp without a dash.
+            remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "stacks")), pattern=".tmp*")
             yield
-        finally:
-            holder.unlink(missing_ok=True)
-            lock.release()
-
-    def _remove_leftovers(self) -> None:
-        """Unfinished files of a process that was killed."""
-        for pattern in (".tmp-*", "runs/.tmp-*", "weights/.tmp-*", "stacks/.tmp-*"):
-            for file in self.path.glob(pattern):
-                shutil.rmtree(file) if file.is_dir() else file.unlink()
 
     def check_is_study(self, name: str) -> None:
         """Raises a `LabError` if the folder holds anything but a study of this name."""

@@ -1,0 +1,50 @@
+"""Which files a folder holds, with sizes and SHA-256: how damage is noticed."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from .files import write_text
+
+MANIFEST = "manifest.json"
+
+
+def file_sums(path: Path) -> dict[str, Any]:
+    """Size and hash of a file."""
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def write_manifest(folder: Path) -> None:
+    """Notes the sums of all files in a folder, as the last of them."""
+    files = {path.relative_to(folder).as_posix(): file_sums(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    write_text(folder / MANIFEST, json.dumps({"files": files, "sha256": _sum_of(files)}, indent=1) + "\n")
+
+
+def _sum_of(files: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def find_damage(folder: Path) -> str | None:
+    """The first file of a folder that is not as its manifest says, and what is wrong with it; `None` if all are."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        expected = manifest["files"]
+        is_whole = manifest["sha256"] == _sum_of(expected)
+    except FileNotFoundError:
+        return f"{str(folder / MANIFEST)!r} is missing"
+    except (ValueError, KeyError, TypeError):
+        is_whole = False
+    if not is_whole:
+        return f"{str(folder / MANIFEST)!r} is damaged"
+    damage = (_damage_of(folder / name, sums) for name, sums in expected.items())
+    return next((found for found in damage if found is not None), None)
+
+
+def _damage_of(path: Path, expected: dict[str, Any]) -> str | None:
+    if not path.is_file():
+        return f"{str(path)!r} is missing"
+    if (size := path.stat().st_size) != expected["size"]:
+        return f"{str(path)!r} has {size} bytes instead of {expected['size']}"
+    return None if file_sums(path) == expected else f"{str(path)!r} is damaged (its SHA-256 has changed)"

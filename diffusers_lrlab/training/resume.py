@@ -1,0 +1,139 @@
+"""Whether a run may write into a folder, and which checkpoint it goes on from."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import LabError, warn
+from ..core.lock import LOCK_FILES, locked
+from ..core.options import defaults_of, names_where
+from .config import ResolvedConfig, TrainingConfig
+from .run_folder import FINDER_FILES, RunFolder, find_damaged_file, is_checkpoint
+
+
+@contextmanager
+def locked_folder(config: ResolvedConfig) -> Iterator[None]:
+    """No other run writes into the folder of this one inside this block; of several processes, the first sees to that."""
+    if config.dry_run or int(os.environ.get("RANK", 0)) != 0:
+        yield
+        return
+    check_writable(Path(config.output_dir))
+    with locked(Path(config.output_dir), "--output_dir"):
+        yield
+
+
+def check_writable(path: Path) -> None:
+    """Raises a `LabError` if there cannot be a folder of a run."""
+    if path.is_file():
+        raise LabError(f"--output_dir {str(path)!r} is a file. Give the name of a folder.")
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise LabError(f"--output_dir {str(path)!r} cannot be written: {str(existing)!r} is no folder you may write to.")
+
+
+def find_checkpoint(config: ResolvedConfig) -> Path | None:
+    """The checkpoint to resume from, `None` for a fresh start; a `LabError` if the folder suits neither."""
+    folder = RunFolder(Path(config.output_dir))
+    if config.resume_from_checkpoint is None:
+        check_fresh(folder, config.overwrite_output_dir)
+        return None
+    if config.resume_from_checkpoint == "latest":
+        newest = folder.newest_checkpoint()
+        if newest is None:
+            _check_nothing_is_lost(folder)
+        return newest
+    asked = Path(config.resume_from_checkpoint)
+    path = asked if asked.is_dir() else folder.path / asked.name
+    known = ", ".join(checkpoint.name for checkpoint in folder.checkpoints())
+    if not is_checkpoint(path):
+        raise LabError(
+            f"{config.resume_from_checkpoint!r} is not a checkpoint of this script. Give a folder checkpoint-N of "
+            f"{str(folder.path)!r}, or 'latest'. " + (f"Checkpoints there: {known}." if known else "There is none there.")
+        )
+    if path.resolve().parent != folder.path.resolve():
+        raise LabError(
+            f"The checkpoint {str(path)!r} belongs to the run in {str(path.parent)!r}, not to --output_dir "
+            f"{str(folder.path)!r}. Give --output_dir {path.parent}."
+        )
+    if damage := find_damaged_file(path):
+        raise LabError(
+            f"{path.name!r} cannot be resumed from: {damage}. Give another one (there are {known}), or 'latest' for the "
+            "newest that is whole."
+        )
+    return path
+
+
+def _check_nothing_is_lost(folder: RunFolder) -> None:
+    """A run that was stopped before its first checkpoint begins again; raises a `LabError` if that replaced something."""
+    if (folder.path / "model_index.json").exists():
+        raise LabError(
+            f"There is no checkpoint to resume from in {str(folder.path)!r}, but a pipeline that was trained. Replace it by "
+            "--overwrite_output_dir instead of --resume_from_checkpoint, or choose another folder."
+        )
+    check_fresh(folder, overwrite=True)
+    warn(f"there is no checkpoint to resume from in {str(folder.path)!r}: the run starts at update 0.")
+
+
+def check_fresh(folder: RunFolder, overwrite: bool) -> None:
+    """Raises a `LabError` if a new run cannot be put into a folder, or would replace something unasked."""
+    path = folder.path
+    check_writable(path)
+    # What the learning-rate finder found is for the run that begins, and a run that was killed at once left nothing else.
+    if all(_is_no_result(entry, folder) for entry in path.rglob("*") if not entry.is_dir()):
+        return
+    holds_run = bool(folder.read_record()) or bool(folder.checkpoints()) or (path / "model_index.json").exists()
+    if not holds_run:
+        raise LabError(
+            f"--output_dir {str(path)!r} holds other files and no run. Give a new or empty folder; nothing is ever "
+            "overwritten unasked."
+        )
+    if not overwrite:
+        status = folder.read_record().get("run", {}).get("status", "unknown")
+        raise LabError(
+            f"--output_dir {str(path)!r} already holds a run (status: {status}). Go on with it by "
+            "--resume_from_checkpoint latest, replace it by --overwrite_output_dir, or choose another folder."
+        )
+
+
+def _is_no_result(file: Path, folder: RunFolder) -> bool:
+    inside = file.relative_to(folder.path).parts
+    return file.name in LOCK_FILES or inside[:-1] == ("lrlab",) and inside[-1] in FINDER_FILES or _is_leftover(inside)
+
+
+def _is_leftover(parts: tuple[str, ...]) -> bool:
+    return any(part.startswith(".tmp-") for part in parts)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """`trainer.json` of a checkpoint."""
+    try:
+        return json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise LabError(f"{str(checkpoint / 'trainer.json')!r} is damaged ({error}). Resume from another one.") from None
+
+
+def check_same_config(config: ResolvedConfig, checkpoint: Path) -> None:
+    """Refuses, before data are read, to go on with a run under another configuration, and says what differs."""
+    # Checkpoints of earlier versions lack what was added since, and were trained without it.
+    saved = {**defaults_of(TrainingConfig), **read_state(checkpoint)["config"]}
+    # What may change is compared in other ways where it matters: the batch as a whole, the model by its configuration.
+    fixed = names_where(TrainingConfig, may_change_on_resume=False)
+    current = {f"--{name}": value for name, value in config.to_dict().items() if name in fixed}
+    check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
+
+
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
+    """Raises a `LabError` that lists what is not the same now as it was in the run that wrote the checkpoint."""
+    now = json.loads(json.dumps(now))
+    differing = [
+        f"{name}: {saved.get(name)!r} then, {value!r} now" for name, value in now.items() if saved.get(name) != value
+    ]
+    if differing:
+        raise LabError(
+            f"{str(checkpoint)!r} belongs to another run; these differ:\n  "
+            + "\n  ".join(differing)
+            + "\nResume with the arguments of that run, or start a new one in another --output_dir."
+        )

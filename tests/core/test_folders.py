@@ -1,0 +1,128 @@
+"""Folders that one process at a time writes into, whose damage is noticed, and which are never found half removed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from faults.killed import DAMAGE
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.files import atomic_folder, remove, remove_leftovers, write_text
+from diffusers_lrlab.core.lock import locked
+from diffusers_lrlab.core.manifest import MANIFEST, find_damage, write_manifest
+from diffusers_lrlab.core.random_states import random_states, restore_random_states
+
+
+def test_the_second_is_told_who_is_there(tmp_path):
+    with locked(tmp_path, "--output_dir"):
+        with pytest.raises(LabError, match=rf"written by process {os.getpid()} on .* since \d{{4}}-.* UTC\. .*--output_dir"):
+            with locked(tmp_path, "--output_dir"):
+                pytest.fail("both were let in")
+        assert (tmp_path / ".lock-holder").exists()
+    assert not list(tmp_path.iterdir())
+    with locked(tmp_path, "--output_dir"):
+        pass
+
+
+def test_a_folder_that_stayed_empty_is_not_left(tmp_path):
+    with locked(tmp_path / "a" / "b", "--out"):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_a_killed_process_does_not_block(tmp_path):
+    text = "import sys, time; from pathlib import Path; from diffusers_lrlab.core.lock import locked\n"
+    text += "with locked(Path(sys.argv[1]), '--out'): print('there', flush=True); time.sleep(100)"
+    with subprocess.Popen([sys.executable, "-c", text, tmp_path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"there\n"
+        with pytest.raises(LabError, match=f"process {holder.pid} on"), locked(tmp_path, "--out"):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with locked(tmp_path, "--out"):
+        assert str(os.getpid()) in (tmp_path / ".lock-holder").read_text()
+
+
+def test_who_removed_the_folder_keeps_a_lock_of_its_own(tmp_path):
+    """A run whose folder was removed does not take away the lock of the one that began there since."""
+    folder = tmp_path / "run"
+    first, second = locked(folder, "--out"), locked(folder, "--out")
+    first.__enter__()
+    shutil.rmtree(folder)
+    second.__enter__()
+    write_text(folder / ".lock-holder", "the second")
+    first.__exit__(None, None, None)
+    assert (folder / ".lock").exists()
+    second.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", ["weights.bin", "folder/config.json", MANIFEST])
+def test_damage_is_noticed(tmp_path, name, how):
+    write_text(tmp_path / "weights.bin", "many numbers")
+    write_text(tmp_path / "folder" / "config.json", "{}")
+    write_manifest(tmp_path)
+    assert find_damage(tmp_path) is None
+    file, change = tmp_path / name, DAMAGE[how]
+    file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
+    assert str(file) in find_damage(tmp_path)
+
+
+@pytest.mark.parametrize("action", ["remove", "replace"])
+def test_a_folder_is_never_found_half_removed(tmp_path, monkeypatch, action):
+    folder = tmp_path / "checkpoint-2"
+    write_text(folder / "file", "old")
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    def act():
+        if action == "remove":
+            remove(folder)
+        else:
+            with atomic_folder(folder) as temporary:
+                write_text(temporary / "file", "new")
+                monkeypatch.setattr(os, "unlink", killed)
+
+    with monkeypatch.context() as patch:
+        if action == "remove":
+            patch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None if ignore_errors else killed())
+        with pytest.raises(KeyboardInterrupt):
+            act()
+    monkeypatch.undo()
+    assert not folder.exists() or (folder / "file").read_text() == "new"
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ([] if action == "remove" else ["checkpoint-2"])
+
+
+def test_what_is_written_is_on_the_disk(tmp_path, monkeypatch):
+    """Every file before it is renamed, then the folder that has the new name."""
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append(os.readlink(f"/proc/self/fd/{number}")), fsync(number)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("rename"), replace(old, new)))
+    with atomic_folder(tmp_path / "checkpoint") as temporary:
+        (temporary / "part").mkdir()
+        (temporary / "part" / "file").write_text("text")
+    inside = [str(temporary / name) for name in ("part", "part/file", ".")]
+    assert sorted(done[:3]) == sorted(path.removesuffix("/.") for path in inside)
+    assert done[3:] == ["rename", str(tmp_path)]
+
+
+def test_random_states_survive_json():
+    def draws():
+        return random.random(), random.gauss(), np.random.rand(), np.random.randn(), torch.rand(3).tolist()
+
+    random.gauss(), np.random.randn()  # the other half of a pair is part of the state
+    states = json.loads(json.dumps(random_states()))
+    expected = draws()
+    draws()
+    restore_random_states(states)
+    assert draws() == expected

@@ -1,0 +1,259 @@
+"""Nothing of a training is lost: what is damaged is noticed, what is done twice is refused, and no signal is swallowed."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import runs
+import started
+from faults.killed import DAMAGE, LATEST, MODEL, OPTIONS, differences
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.training.run_folder import RunFolder, find_damaged_file
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("base")
+    (base / "config.json").write_text(json.dumps(MODEL))
+    return base
+
+
+def start(base, folder, *options, expect=0, **how):
+    return runs.run(*arguments(base, folder), *options, expect=expect, **how)
+
+
+def arguments(base, folder):
+    return [*OPTIONS, f"--model_config_name_or_path={base / 'config.json'}", f"--output_dir={folder}"]
+
+
+@pytest.fixture(scope="module")
+def finished(base):
+    start(base, base / "run")
+    return base / "run"
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def damaged(file, how):
+    change = DAMAGE[how]
+    file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
+
+
+def test_nothing_is_pickled_but_what_torch_and_its_optimizers_save(finished):
+    names = {path.suffix for path in (finished / "checkpoint-8").rglob("*") if path.is_file()}
+    assert names == {".json", ".safetensors", ".bin", ".parquet"}
+    assert [path.name for path in (finished / "checkpoint-8").glob("*.bin")] == ["optimizer.bin"]
+
+
+def test_every_file_of_a_checkpoint_damaged_in_every_way(copy, capsys):
+    """Each is noticed by its name, and the checkpoint before is taken."""
+    newest = copy / "checkpoint-8"
+    for name in sorted(path.relative_to(newest) for path in newest.rglob("*") if path.is_file()):
+        content = (newest / name).read_bytes()
+        for how in DAMAGE:
+            damaged(newest / name, how)
+            assert str(newest / name) in find_damaged_file(newest), how
+            assert RunFolder(copy).newest_checkpoint() == copy / "checkpoint-6"
+            (warning,) = capsys.readouterr().err.splitlines()
+            assert warning.startswith("warning: ")
+            assert str(newest / name) in warning
+            (newest / name).write_bytes(content)
+    assert RunFolder(copy).newest_checkpoint() == newest
+
+
+def test_latest_goes_on_from_the_newest_that_is_whole(base, finished, copy):
+    damaged(copy / "checkpoint-8" / "optimizer.bin", "bit")
+    error = start(base, copy, LATEST)
+    assert (
+        "optimizer.bin' is damaged (its SHA-256 has changed). The newest checkpoint that is whole is checkpoint-6" in error
+    )
+    assert error.count("warning:") == 1
+    assert not differences(finished, copy)
+
+
+def test_a_damaged_checkpoint_that_is_named_is_refused(base, copy):
+    damaged(copy / "checkpoint-8" / "random_states_0.json", "half")
+    error = start(base, copy, "--resume_from_checkpoint=checkpoint-8", expect=2)
+    assert "random_states_0.json' has" in error
+    assert "Give another one (there are checkpoint-6, checkpoint-8), or 'latest'" in error
+
+
+def test_without_a_whole_checkpoint_nothing_is_done(base, copy):
+    for name in ("checkpoint-6", "checkpoint-8"):
+        damaged(copy / name / "denoiser" / "config.json", "gone")
+    error = start(base, copy, LATEST, expect=2)
+    assert "No checkpoint in" in error
+    assert "--overwrite_output_dir" in error
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_log_that_lost_rows_is_told(copy, capsys, how):
+    log, record = copy / "lrlab" / "metrics.jsonl", json.loads((copy / "checkpoint-8" / "trainer.json").read_text())["log"]
+    damaged(log, how)
+    folder = RunFolder(copy)
+    folder.rewind(8, record)
+    assert "metrics.jsonl' has changed since update 8, and rows may be lost" in capsys.readouterr().err
+    assert all(set(row) >= {"update"} for row in folder.read_metrics())
+    folder.append_metrics({"update": 8, "loss": 1.0})  # and training goes on
+
+
+def test_a_log_goes_back_to_its_bytes(copy, capsys):
+    record = json.loads((copy / "checkpoint-6" / "trainer.json").read_text())["log"]
+    before = (copy / "lrlab" / "metrics.jsonl").read_bytes()
+    RunFolder(copy).rewind(6, record)
+    assert before.startswith((copy / "lrlab" / "metrics.jsonl").read_bytes())
+    assert [path.name for path in copy.glob("checkpoint-*")] == ["checkpoint-6"]
+    assert not capsys.readouterr().err
+
+
+def test_damaged_diagnostics_come_from_the_checkpoint(base, finished, copy):
+    damaged(copy / "lrlab" / "timesteps.parquet", "half")
+    start(base, copy, LATEST)
+    assert not differences(finished, copy)
+
+
+# --- one run at a time -----------------------------------------------------------------------------------------------
+
+
+def test_the_second_start_is_refused(base, tmp_path):
+    folder = tmp_path / "run"
+    first = runs.start_and_wait_for((folder / "lrlab" / "run.json").exists, *arguments(base, folder))
+    os.kill(first.pid, signal.SIGSTOP)
+    for options in ([], [LATEST], ["--overwrite_output_dir"]):
+        error = start(base, folder, *options, expect=2)
+        assert f"is being written by process {first.pid} on " in error
+        assert "Wait for it, stop it, or give another --output_dir" in error
+    os.kill(first.pid, signal.SIGCONT)
+    assert first.wait() == 0
+    assert len(runs.read_metrics(folder)[0]) == 8
+    assert not list(folder.glob(".*"))
+
+
+def remove_the_folder_at(update, folder):
+    """Called in the process, first."""
+    from diffusers_lrlab.training.trainer import Trainer
+
+    do_update = Trainer.do_update
+
+    def and_remove(trainer, images):
+        if trainer.update == update:
+            shutil.rmtree(folder)
+        return do_update(trainer, images)
+
+    Trainer.do_update = and_remove
+
+
+@pytest.mark.parametrize("update", [3, 7])
+def test_a_folder_that_is_removed_is_no_finished_run(base, tmp_path, update):
+    from functools import partial
+
+    error = start(base, tmp_path / "run", expect=2, before=partial(remove_the_folder_at, update, tmp_path / "run"))
+    assert "metrics.jsonl' was removed while the run was writing there" in error
+    assert "Finished" not in error
+    assert not (tmp_path / "run" / "lrlab" / "run.json").exists()
+
+
+# --- folders of runs that were stopped early --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [None, LATEST, "--overwrite_output_dir"])
+@pytest.mark.parametrize(
+    "left", [(), ("lrlab/.tmp-1-run.json",), (".lock", ".lock-holder", ".tmp-checkpoint-2/trainer.json")]
+)
+def test_a_run_that_was_killed_at_once_blocks_nobody(tmp_path, option, left):
+    from diffusers_lrlab import TrainingConfig
+    from diffusers_lrlab.training.resolve import resolve_config
+    from diffusers_lrlab.training.resume import find_checkpoint
+
+    for name in left:
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("")
+    options = {"resume_from_checkpoint": "latest"} if option == LATEST else {"overwrite_output_dir": option is not None}
+    config = resolve_config(TrainingConfig(dataset_name="moons", output_dir=str(tmp_path / "run"), **options))
+    assert find_checkpoint(config) is None
+    RunFolder(tmp_path / "run").clear()
+    assert {path.name for path in tmp_path.rglob("*")} <= {"run", ".lock", ".lock-holder"}
+
+
+def test_latest_starts_anew_without_a_checkpoint(base, finished, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "lrlab").mkdir(parents=True)
+    (folder / "lrlab" / "run.json").write_text(json.dumps({"run": {"status": "running"}}))
+    (folder / "lrlab" / "metrics.jsonl").write_text('{"update": 0, "loss": 3}\n')
+    error = start(base, folder, LATEST)
+    assert f"warning: there is no checkpoint to resume from in '{folder}': the run starts at update 0." in error
+    assert not differences(finished, folder)
+
+
+def test_latest_replaces_no_result(base, copy):
+    for path in copy.glob("checkpoint-*"):
+        shutil.rmtree(path)
+    error = start(base, copy, LATEST, expect=2)
+    assert "a pipeline that was trained" in error
+    assert (copy / "model_index.json").exists()
+
+
+def test_a_damaged_record_is_named(copy):
+    damaged(copy / "lrlab" / "run.json", "half")
+    with pytest.raises(LabError, match=r"run\.json' is damaged .* Remove this file"):
+        RunFolder(copy).read_record()
+
+
+# --- signals and the pipeline -----------------------------------------------------------------------------------------
+
+
+def signal_in_last_checkpoint():
+    """Called in the process, first."""
+    from diffusers_lrlab.training import trainer
+
+    save = trainer.save_checkpoint
+
+    def and_signal(accelerator, run, folder):
+        if run.update == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return save(accelerator, run, folder)
+
+    trainer.save_checkpoint = and_signal
+
+
+def test_a_signal_during_the_last_checkpoint_counts(base, finished, tmp_path):
+    error = start(base, tmp_path / "run", expect=143, before=signal_in_last_checkpoint)
+    assert "Stopped by SIGTERM" in error
+    assert runs.read_record(tmp_path / "run")["run"]["status"] == "cancelled"
+    start(base, tmp_path / "run", LATEST)
+    assert not differences(finished, tmp_path / "run")
+
+
+def test_the_index_of_a_pipeline_is_there_only_while_it_is_whole(base, copy):
+    """Whatever is renamed or removed when a pipeline is replaced, the index is gone by then, and comes last."""
+    before = {path.name for path in copy.iterdir()}
+    status, _, error = started.run(
+        runs.SCRIPT, *arguments(base, copy), LATEST, env=runs.environment(), before=whole_or_nothing_watched
+    )
+    assert status == 0, error
+    assert {path.name for path in copy.iterdir()} == before
+
+
+def whole_or_nothing_watched():
+    """Called in the process, first."""
+    from pathlib import Path
+
+    replace = os.replace
+
+    def watched(old, new):
+        parts = Path(old).parts + Path(new).parts
+        if any(part.endswith("-pipeline") for part in parts):
+            index = next(parent for parent in Path(new).parents if (parent / "lrlab").exists()) / "model_index.json"
+            assert not index.exists()
+            replace(old, new)
+            assert index.exists() == (Path(old).name == "model_index.json")
+        else:
+            replace(old, new)
+
+    os.replace = watched
