@@ -99,19 +99,16 @@ def check_fresh(folder: RunFolder, overwrite: bool) -> None:
 
 
 def _is_no_result(file: Path, folder: RunFolder) -> bool:
-    inside = file.relative_to(folder.path).parts
-    return file.name in LOCK_FILES or inside[:-1] == ("lrlab",) and inside[-1] in FINDER_FILES or _is_leftover(inside)
-
-
-def _is_leftover(parts: tuple[str, ...]) -> bool:
-    return any(part.startswith(".tmp-") for part in parts)
+    if file.name in LOCK_FILES or any(part.startswith(".tmp-") for part in file.relative_to(folder.path).parts):
+        return True
+    return file.parent == folder.lab and file.name in FINDER_FILES
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """`trainer.json` of a checkpoint."""
     try:
         return json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise LabError(f"{str(checkpoint / 'trainer.json')!r} is damaged ({error}). Resume from another one.") from None
 
 
