@@ -11,7 +11,9 @@ from faults.killed import as_markdown, kill_everywhere
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60, help="when to stop, if not all operations have been taken")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which operations are taken")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        table = kill_everywhere(Path(folder), parser.parse_args().minutes * 60)
+        table = kill_everywhere(Path(folder), options.minutes * 60, options.seed)
     print(*as_markdown(table), sep="\n")
     sys.exit(any(outcomes["cases"] != outcomes["identical"] for outcomes in table.values()))
