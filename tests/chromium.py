@@ -135,13 +135,6 @@ class Chromium:
         path.write_bytes(base64.b64decode(image["data"]))
 
 
-def draw_everything(browser):
-    """Scrolls through the page as a reader does."""
-    browser.evaluate("(async () => { for (let y = 0; y < document.body.scrollHeight; y += 500) {"
-                     " scrollTo(0, y); await new Promise(requestAnimationFrame); } })()")  # fmt: skip
-    browser.wait("[...document.querySelectorAll('.canvas')].every(c => !c.offsetParent || c._fullData)")
-
-
 PROGRAM = find_chromium()
 
 

@@ -14,7 +14,7 @@ from .errors import LabError
 # torch, diffusers or accelerate bring are not here: they are never missing.
 EXTRAS = {
     "train": ("data_morph", "datasets", "matplotlib", "pyarrow", "sklearn", "transformers"),
-    "study": ("plotly", "statsmodels"),
+    "study": ("statsmodels",),
 }
 _BUILDS_ON = {"study": ("train",)}
 

@@ -21,7 +21,7 @@ _STUDY_WEIGHTS = ("weights/*.safetensors",)
 _DATASET_FILES = ("README.md", "points.png", "data/*.parquet")
 _SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")
 _MARKERS = {"run": "lrlab/run.json", "study": "spec.yaml", "schedule": "schedule.json", "dataset": "data/*.parquet"}
-_SPACE_FILES = ("README.md", "index.html", "summary.json", "spec.yaml")
+_SPACE_FILES = ("README.md", "index.html", "curves.csv", "seeds.csv", "summary.json", "spec.yaml")
 REPO_TYPES = {"run": "model", "schedule": "model", "dataset": "dataset", "study": "dataset", "space": "space"}
 
 
@@ -152,7 +152,7 @@ def _study(folder: Path, repo_id: str, revision: str, space: bool, include_weigh
         if not page.exists():
             raise LabError(f"{str(folder)!r} has no report. Make one by `lrlab study report {folder}`.")
         made: dict[str, Path | bytes] = {"index.html": page, "README.md": space_card(title).encode()}
-        files = made | _files(folder, ("summary.json", "spec.yaml"))
+        files = made | _files(page.parent, ("*.csv",)) | _files(folder, ("summary.json", "spec.yaml"))
         return Contents("space", files, _SPACE_FILES, f"The report of the study: {title}")
     weights = _STUDY_WEIGHTS if include_weights else ()
     results = _files(folder, ("runs/*.json", *weights))

@@ -81,7 +81,7 @@ def _write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], 
     results, of_tuning = study.folder.results(runs), study.folder.results(tuning)
     summary = summarise(spec, runs, results, of_tuning, study, command)
     write_summary(study.folder, summary)
-    return write_report(study.folder.path, [*results, *of_tuning], summary)
+    return write_report(study.folder.path, [*results, *of_tuning], summary, study.progress)
 
 
 def _do_missing(specs: list[RunSpec], study: StudyContext, executor: str | None, description: str) -> None:

@@ -142,7 +142,14 @@ REFUSED = {
     ),
     "long name": ({"arms": {"a" * 65: {}}}, ["64 at most"]),
     "metric twice": ({"metrics": ["kl", "kl"]}, ["metrics: 'kl' is there twice"]),
-    "rate twice": ({"learning_rates": ["1e-3", 0.001]}, ["learning_rates of 'constant': 0.001 is there twice"]),
+    "no metrics": ({"metrics": []}, ["metrics: [] is not allowed", "Name one or more, or leave metrics out"]),
+    "a list for a title": ({"title": [1]}, ["title: [1] is not allowed", "give text"]),
+    "how many rates": ({"learning_rates": 5}, ["learning_rates: 5 is not allowed", "such as [1e-4, 3e-4]"]),
+    "how many rates of an arm": (
+        {"arms": {"a": {"learning_rates": 5}}},
+        ["learning_rates of 'a': 5 is not allowed", "such as [1e-4, 3e-4]"],
+    ),
+    "rate twice": ({"learning_rates": ["1e-3", 0.001]}, ["learning_rates: 0.001 is there twice"]),
     "rates of one name": ({"learning_rates": [0.001, 0.0010000001]}, ["'constant@0.001'", "6 digits"]),
     "rate and rates": (
         {"arms": {"a": {"learning_rate": 1e-3, "learning_rates": [1e-3, 1e-2]}}},
@@ -273,6 +280,7 @@ TUNINGS = {
     "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' is for images"]),
     "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
     "seed twice": ({"seeds": [10, 10]}, {}, ["tune: seeds: 10 is there twice"]),
+    "how many rates": ({"learning_rates": 5}, {}, ["tune: learning_rates: 5 is not allowed"]),
     "no rates": ({"learning_rates": []}, {}, ["tune: learning_rates: [] is not allowed"]),
     "arms that differ in their rate": (
         {},

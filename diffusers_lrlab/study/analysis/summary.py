@@ -49,7 +49,7 @@ def summarise(
     sentences, ranked, controls = {}, {}, {}
     asked = dict.fromkeys(name for run in runs for name in run.metrics)
     metrics = list(spec.metrics) or [name for name in asked if any(name in result.results for result in results)]
-    for metric in metrics:
+    for metric in study.progress.steps(metrics, "statistics"):
         values = values_of(spec, results, metric)
         of_metric = _compare(results, metric, values, spec.baseline)
         rows += of_metric

@@ -1,4 +1,4 @@
-"""The pictures of a report as PNGs: curves, seeds over means, ranks with their critical difference, samples."""
+"""The pictures of a report as PNGs: differences from the baseline, curves, seeds, ranks, samples."""
 
 import base64
 import io
@@ -10,14 +10,19 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator
+from PIL import Image
 
-from ...core.plotting import DARK, GREY, new_figure, plain_axes, save_figure
+from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes
+from ...evaluation.metrics import better_of
 from ...training.plots.points import draw_points
 from ..runs.results import RunResult
-from .report_data import Course, Family, Look, Place, compared, shortened, shown_arms, shown_datasets
+from .report_data import Course, Family, Look, Place, compared, shortened, shown_arms, shown_datasets, spans_decades
+from .tables import verdict
 
 _MOST_COLUMNS_OF_SAMPLES = 24  # a picture is at most some thousand pixels wide
+_MOST_ROWS_OF_DIFFERENCES = 40
+_VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
 
 
 def plain(text: str, most: int = 40) -> str:
@@ -29,11 +34,19 @@ def _save(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():
         # A name in a script that the font lacks is drawn as boxes, which is no reason to stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        save_figure(figure, path)
+        figure.canvas.draw()
+    image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+    if not any(axes.images for axes in figure.axes):  # a palette makes lines and text a third as large, and spoils photos
+        image = image.quantize(dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
+
+
+def _columns(count: int) -> int:
+    return 2 if count in (2, 4) else min(count, 3)
 
 
 def _panels(count: int, height: float) -> tuple[Any, list[Axes]]:
-    columns = 2 if count in (2, 4) else min(count, 3)
+    columns = _columns(count)
     rows = math.ceil(count / columns)
     figure = new_figure(max(3.4 * columns, 4.5), height * rows + 0.5, dpi=130)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -52,6 +65,44 @@ class _PlainLogFormatter(LogFormatter):
         return f"{x:.3g}"
 
 
+def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list[str], baseline: str, path: Path) -> None:
+    """Every arm beside the baseline in one metric, coloured only where the adjusted test says so; a panel a data set."""
+    found = {(row["arm"], row["dataset"]): row for row in rows}
+    datasets = shown_datasets(datasets, found)
+    shown = arms[:_MOST_ROWS_OF_DIFFERENCES]
+    figure, panels = _panels(len(datasets), 0.6 + 0.24 * max(len(shown), 2))
+    for place, (axes, dataset) in enumerate(zip(panels, datasets, strict=True)):
+        axes.set_title(plain(dataset), fontsize=9)
+        axes.axvline(0, color=DARK, linewidth=1)
+        axes.grid(axis="y", visible=False)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        labelled = place % _columns(len(datasets)) == 0
+        axes.set_yticks(range(len(shown)), [plain(arm, 24) for arm in shown] if labelled else [""] * len(shown), fontsize=8)
+        for height, arm in enumerate(shown):
+            if row := found.get((arm, dataset)):
+                _difference(axes, height, row)
+    better = better_of(rows[0]["metric"])
+    ways = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[better]
+    cut = f"; the first {len(shown)} of {len(arms)} arms" if len(shown) < len(arms) else ""
+    figure.supxlabel(f"← {ways[0]}    difference from {plain(baseline)}    {ways[1]} →{cut}", fontsize=9)
+    legend = {word: _VERDICT_COLORS[word] for word in sorted(ways)} | {"the test shows no difference": GREY}
+    handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def _difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
+    said = verdict(row, None)
+    color, diff = _VERDICT_COLORS.get(said, GREY), row["diff"]
+    if diff is None:
+        axes.text(0, height, f" {'diverged' if said == 'diverged' else 'no test'}", va="center", fontsize=7, color=DARK)
+        return
+    if row["diff_low"] is not None:
+        axes.plot([row["diff_low"], row["diff_high"]], [height] * 2, color=color, linewidth=2)
+    axes.plot(diff, height, "o", color=color, markersize=5)
+
+
 def plot_courses(
     shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family, path: Path
 ) -> None:
@@ -65,6 +116,8 @@ def plot_courses(
         for arm, look in looks.items():
             if course := shown.get((arm, dataset)):
                 axes.fill_between(course.updates, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
+                for seed in course.seeds:
+                    axes.plot(course.seed_updates, seed, color=look.color, linewidth=0.3, alpha=0.4)
                 axes.plot(course.updates, course.mean, color=look.color, linestyle=look.line, linewidth=1.2)
         if family.is_loss and all(shown[place].mean.min() > 0 for place in shown):
             axes.set_yscale("log")
@@ -81,19 +134,28 @@ def plot_courses(
 
 
 def plot_seeds(
-    values: dict[Place, list[tuple[int, float]]], datasets: list[str], looks: dict[str, Look], label: str, path: Path
-) -> None:
-    """Every seed as a point over its arm, with the mean as a bar, a panel for each data set."""
+    values: dict[Place, list[tuple[int, float]]], rows: list[dict[str, Any]], datasets: list[str], looks: dict[str, Look],
+    label: str, path: Path,
+) -> None:  # fmt: skip
+    """Every seed as a point over its arm, the mean with its 95 % interval, and what held-out points score, a panel each."""
     datasets = shown_datasets(datasets, values)
     arms = shown_arms(looks, values)
+    of_place = {(row["arm"], row["dataset"]): row for row in rows}
+    wide = spans_decades({place: np.array([value for _, value in found]) for place, found in values.items()})
     figure, panels = _panels(len(datasets), 2.6)
     for axes, dataset in zip(panels, datasets, strict=True):
         for place, arm in enumerate(arms):
             if (arm, dataset) in values:
-                found, look = np.array([value for _, value in values[arm, dataset]]), looks[arm]
-                x = place + spread(len(found))
-                axes.plot(x, found, look.marker, color=look.color, markersize=3, alpha=0.6, mew=0)
+                found, look, row = np.array([value for _, value in values[arm, dataset]]), looks[arm], of_place[arm, dataset]
+                axes.plot(place + spread(len(found)), found, look.marker, color=look.color, markersize=3, alpha=0.6, mew=0)
                 axes.plot([place - 0.33, place + 0.33], [found.mean()] * 2, color=look.color, linewidth=1.5)
+                if row["ci_low"] is not None and not (wide and row["ci_low"] <= 0):
+                    axes.plot([place] * 2, [row["ci_low"], row["ci_high"]], color=look.color, linewidth=1)
+        floors = [row["floor"] for row in rows if row["dataset"] == dataset and row.get("floor") is not None]
+        if floors and not (wide and floors[0] <= 0):
+            axes.axhline(floors[0], color=DARK, linewidth=1, linestyle=":")
+        if wide:
+            axes.set_yscale("log")
         axes.set_title(plain(dataset), fontsize=9)
         axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
         axes.grid(axis="x", visible=False)
@@ -197,8 +259,6 @@ def _drawer(of_row: list[dict[str, Any]]) -> Callable[[Axes, dict[str, Any], str
         if samples.get("points"):
             draw_points(axes, np.asarray(samples["points"], dtype=float), limits, color)
         else:
-            from PIL import Image
-
             with Image.open(io.BytesIO(base64.b64decode(samples["png"]))) as image:
                 axes.imshow(np.asarray(image.convert("RGB")))
 

@@ -1,5 +1,7 @@
 """What the pictures of a report are drawn from: one look for each arm, and curves as means, spreads and single seeds."""
 
+import csv
+import io
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,9 +11,9 @@ from ...core.plotting import COLORS
 from ..runs.results import RunResult
 
 *_COLORS, _BASELINE = COLORS  # the baseline is black
-# More arms than colours differ by their lines and markers, in the words of plotly, matplotlib and (for lines) SVG.
-_LINES = (("solid", "-", ""), ("dash", "--", "7 4"), ("dot", ":", "2 3"), ("dashdot", "-.", "7 3 2 3"))
-_MARKERS = (("circle", "o"), ("diamond", "D"), ("square", "s"), ("triangle-up", "^"), ("x", "x"))
+# More arms than colours differ by their lines, in the words of matplotlib and SVG, and markers.
+_LINES = (("-", ""), ("--", "7 4"), (":", "2 3"), ("-.", "7 3 2 3"))
+_MARKERS = ("o", "D", "s", "^", "x")
 
 MOST_POINTS = 120  # of a mean curve: a plot is a few hundred pixels wide
 _MOST_SEED_POINTS = 60
@@ -28,20 +30,18 @@ def shortened(text: str, most: int) -> str:
 
 
 class Look(NamedTuple):
-    """How an arm is drawn in all plots: colour, line and marker in the words of plotly, matplotlib and SVG."""
+    """How an arm is drawn in all plots: colour, line in the words of matplotlib and of SVG, and marker."""
 
     color: str
-    plotly_line: str
     line: str
     dashes: str
-    plotly_marker: str
     marker: str
 
 
 class Family(NamedTuple):
-    """Curves in one row of plots."""
+    """Curves in one picture."""
 
-    name: str  # for files and buttons
+    name: str  # for files
     title: str
     group: str  # of a run's curves
     keys: tuple[str, ...]  # in that group: the first one that a run has is drawn
@@ -76,10 +76,10 @@ class Course(NamedTuple):
 
 def looks(arms: Iterable[str], baseline: str | None) -> dict[str, Look]:
     arms = list(arms)
-    chosen = {arm: Look(_BASELINE, *_LINES[0], *_MARKERS[0]) for arm in arms}
+    chosen = {arm: Look(_BASELINE, *_LINES[0], _MARKERS[0]) for arm in arms}
     for place, arm in enumerate(arm for arm in arms if arm != baseline):
         turn, color = divmod(place, len(_COLORS))
-        chosen[arm] = Look(_COLORS[color], *_LINES[turn % len(_LINES)], *_MARKERS[(turn + 1) % len(_MARKERS)])
+        chosen[arm] = Look(_COLORS[color], *_LINES[turn % len(_LINES)], _MARKERS[(turn + 1) % len(_MARKERS)])
     return chosen
 
 
@@ -103,14 +103,14 @@ def courses(results: Iterable[RunResult], family: Family) -> dict[Place, Course]
     """Curves of one kind, by arm and data set, of finished runs; runs without one are left out."""
     found: dict[Place, list[tuple[np.ndarray, np.ndarray]]] = {}
     for result in compared(results):
-        if (curve := _curve(result.curves, family)) is not None:
+        if (curve := curve_of(result.curves, family)) is not None:
             found.setdefault((result.arm, result.dataset), []).append(curve)
     arms = len({arm for arm, _ in found})
     most_lines = min(_MOST_LINES_OF_AN_ARM, max(3, _MOST_SEED_LINES // max(arms, 1)))
     return {place: _course(curves, most_lines) for place, curves in found.items()}
 
 
-def _curve(curves: dict[str, Any], family: Family) -> tuple[np.ndarray, np.ndarray] | None:
+def curve_of(curves: dict[str, Any], family: Family) -> tuple[np.ndarray, np.ndarray] | None:
     """Updates and finite values, both `(num,)`, if there are any."""
     group = curves.get(family.group) or {}
     key = next((key for key in family.keys if group.get(key)), None)
@@ -158,6 +158,31 @@ def lines_left_out(shown: dict[Place, Course]) -> str:
         return ""
     most, drawn = max(course.num_runs for course in crowded), max(len(course.seeds) for course in crowded)
     return f"Of up to {most} seeds an arm, the first {drawn} are drawn as lines; means and bands are of all."
+
+
+def courses_as_csv(shown: dict[str, dict[Place, Course]]) -> str:
+    """What is drawn as curves: the mean over seeds, and the ends of the band around it."""
+    rows = [
+        (kind, dataset, arm, f"{update:g}", *(f"{value:.6g}" for value in values), course.num_runs)
+        for kind, of_kind in shown.items() for (arm, dataset), course in of_kind.items()
+        for update, *values in zip(course.updates, course.mean, course.low, course.high, strict=True)
+    ]  # fmt: skip
+    return _csv(("curve", "data set", "arm", "update", "mean", "low", "high", "runs"), rows)
+
+
+def values_as_csv(values: dict[str, dict[Place, list[tuple[int, float]]]]) -> str:
+    """What every run scored."""
+    rows = [
+        (metric, dataset, arm, seed, f"{value:.9g}")
+        for metric, of_metric in values.items() for (arm, dataset), found in of_metric.items() for seed, value in found
+    ]  # fmt: skip
+    return _csv(("metric", "data set", "arm", "seed", "value"), rows)
+
+
+def _csv(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()
 
 
 def final_values(results: Iterable[RunResult], metric: str) -> dict[Place, list[tuple[int, float]]]:

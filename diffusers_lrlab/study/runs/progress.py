@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from tqdm.auto import tqdm
 
 from ...core.environment import is_watched
 from ..spec.spec import RunSpec
+
+T = TypeVar("T")
 
 
 class StudyProgress:
@@ -34,6 +37,10 @@ class StudyProgress:
         )
         with self._bar:
             yield
+
+    def steps(self, items: list[T], description: str) -> Iterator[T]:
+        """The items, with a bar of their own over them: for work that is not counted in updates."""
+        yield from tqdm(items, description, disable=self.quiet, mininterval=0.2 if is_watched() else 30)
 
     def advance(self, updates: int) -> None:
         self._bar.update(updates)

@@ -42,6 +42,8 @@ def read_seeds(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _numbers(value: Any, what: str) -> tuple[float, ...]:
+    if is_whole(value):  # by itself it reads like the number of them
+        raise LabError(f"{what}: {value} is not allowed; give the numbers themselves, such as [1e-4, 3e-4].")
     values = list_of(value, what)
     try:
         rates = tuple(float(rate) for rate in values)
@@ -100,7 +102,7 @@ def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[s
         if own is not None:
             if "learning_rate" in fields:
                 raise LabError(f"The arm {name!r} has learning_rate and learning_rates. Give one of them.")
-            several = _numbers(own, f"learning_rates of {name!r}")
+            several = _numbers(own, "learning_rates" if own is rates else f"learning_rates of {name!r}")
             expanded = [(f"@{rate:g}", {**fields, "learning_rate": rate}) for rate in several]
         for ending, its_fields in expanded:
             arm = name + ending

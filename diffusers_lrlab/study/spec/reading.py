@@ -58,6 +58,8 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
             f"The baseline {baseline!r} is none of the arms.{did_you_mean(baseline, arms)} They are {', '.join(arms)}."
         )
     parts.resolve_controls(arms, endings, baseline)
+    if options.get("metrics") == []:
+        raise LabError("metrics: [] is not allowed, as runs would not be measured. Name one or more, or leave metrics out.")
     metrics = tuple(str(name) for name in parts.list_of(options.get("metrics", []), "metrics"))
     tune = parts.read_tuning(options.get("tune"), seeds)
     if tune and any("learning_rates" in (fields or {}) for fields in (options, *options["arms"].values())):
@@ -71,12 +73,15 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
         raise LabError(f"paper: {paper!r} is not allowed; use table, nearest, or nothing.")
     if paper == "nearest" and metrics and not {"kl", "training_set_loss"} <= {*metrics}:
         raise LabError("paper: nearest compares kl and training_set_loss with the paper's. Add both to metrics.")
+    title = options.get("title", name)
+    if isinstance(title, (bool, list, dict)):
+        raise LabError(f"title: {title!r} is not allowed; give text, such as title: 'My study'.")
     logged = [name for name, metric in METRICS.items() if metric.of == "log"]
     speedup = options.get("speedup_metric")
     if speedup not in (None, *logged):
         raise LabError(f"speedup_metric: {speedup!r} has no course over a run. Use {' or '.join(logged)}.")
     return StudySpec(
-        name, str(options.get("title", name)), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
+        name, str(title), base, arms, datasets, seeds, baseline, metrics, primary, tune, points,
         speedup, folder=str(folder.resolve()), paper=paper,
     )  # fmt: skip
 
