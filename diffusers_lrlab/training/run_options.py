@@ -127,7 +127,9 @@ class OutputConfig:
         OUTPUT,
         at_least=0,
     )
-    resume_from_checkpoint: str | None = option(None, "'latest', or the folder of a checkpoint.", THIS_START)
+    resume_from_checkpoint: str | None = option(
+        None, "'latest', which starts a new run where there is none, or the folder of a checkpoint.", THIS_START
+    )
     logger: str = option(
         "none",
         "Trackers, several with commas: tensorboard, trackio, wandb, mlflow and whatever else accelerate knows. They are "
