@@ -192,7 +192,7 @@ class OptimizerConfig:
     )
     adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, below=1)
     adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, below=1)
-    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0, at_most=1e6)
+    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0, at_most=10**6)
     adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, above=0, at_most=1)
     max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, at_least=0)
     use_ema: bool = option(
@@ -201,8 +201,8 @@ class OptimizerConfig:
         " (off upstream; here --no_use_ema turns it off).",
         WHOLE_RUN,
     )
-    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, above=0, at_most=1e9, needs=(EMA,))
-    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, at_least=0, at_most=100, needs=(EMA,))
+    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, above=0, at_most=10**9, needs=(EMA,))
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, at_least=0, at_most=10**9, needs=(EMA,))
     ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, below=1, needs=(EMA,))
     ema_update_every: int = option(
         1, "Optimizer updates from one update of the EMA to the next.", WHOLE_RUN, at_least=1, needs=(EMA,)

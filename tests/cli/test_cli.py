@@ -95,12 +95,12 @@ def test_what_should_be_quick_imports_nothing_heavy(arguments):
 
 @cases("name", COMMANDS)
 def test_help_shows_each_command_and_its_example_is_understood(name, capsys):
-    from diffusers_lrlab.cli.main import _parse
+    from diffusers_lrlab.cli.main import SCRIPTS, _parse
 
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
-    assert "Example: lrlab" in capsys.readouterr().out
+    assert (f"usage: lrlab {name} [" if name in SCRIPTS else "Example: lrlab") in capsys.readouterr().out
     assert _parse(COMMANDS[name].example.split()[1:]).command == name
 
 

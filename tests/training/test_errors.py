@@ -145,7 +145,7 @@ OPTIONS = {
     "infinite learning rate": (["--learning_rate=inf"], ["--learning_rate inf", "above 0"]),
     "a seed below zero": (["--seed=-1"], ["--seed -1", "use 0 or more"]),
     "an epsilon without sense": (["--adam_epsilon=1e300"], ["--adam_epsilon 1e+300", "use 1 or less"]),
-    "a power without sense": (["--ema_power=1e300"], ["--ema_power 1e+300", "use 100 or less"]),
+    "a power without sense": (["--ema_power=1e300"], ["--ema_power 1e+300", "use 1,000,000,000 or less"]),
     "a decay that is no number": (["--adam_weight_decay=nan"], ["--adam_weight_decay nan"]),
     "a width without sense": (["--loss_weighting=edm:sigma_data=1e-300"], ["sigma_data=1e-300", "[0.001, 1000]"]),
     "updates without end": (["--max_train_steps=10000000000"], ["--max_train_steps 10000000000", "1,000,000,000 or less"]),
