@@ -115,6 +115,8 @@ def _parse_module(name, words):
         return parse_arguments(words, "")
     if name == "diffusers_lrlab":
         return _parse_lrlab(words)
+    if name.startswith("tests."):
+        return _parse_script(f"{name.replace('.', '/')}/__main__.py", words)
     assert name in ("venv", "pytest", "build"), name
     return None
 
