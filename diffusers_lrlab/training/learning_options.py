@@ -201,7 +201,9 @@ class OptimizerConfig:
         " (off upstream; here --no_use_ema turns it off).",
         WHOLE_RUN,
     )
-    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, above=0, at_most=10**9, needs=(EMA,))
+    ema_inv_gamma: float = option(
+        1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, above=0, at_most=10**9, needs=(EMA,)
+    )
     ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, at_least=0, at_most=10**9, needs=(EMA,))
     ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, below=1, needs=(EMA,))
     ema_update_every: int = option(

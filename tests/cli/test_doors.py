@@ -186,7 +186,7 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
         ({"learning_rate": -1e-4}, "learning_rate=-0.0001 is not allowed"),
         ({"dataset_name": "a/b", "train_data_dir": "c"}, "Both dataset_name='a/b' and train_data_dir='c' are given"),
         ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps instead of num_epochs."),
-        ({"resume_from_checkpoint": "latest", "output_dir": "none"}, "Leave resume_from_checkpoint out"),
+        ({"resume_from_checkpoint": "checkpoint-7", "output_dir": "none"}, "is not a checkpoint of this script"),
     ],
 )
 def test_errors_from_python_name_the_argument(options, message):

@@ -61,7 +61,7 @@ def outcomes(hidden, cwd):
     return dict(zip(NEEDS, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("hidden", [("train", "study"), ("study",)], ids=" and ".join)
+@pytest.mark.parametrize("hidden", [("train", "study"), pytest.param(("study",), marks=pytest.mark.slow)], ids=" and ".join)
 def test_a_missing_package_is_named_with_its_extra(hidden, tmp_path):
     packages = [package for extra in hidden for package in EXTRAS[extra]]
     for command, (status, stderr) in outcomes(packages, tmp_path).items():

@@ -46,6 +46,7 @@ def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):
     assert runs.read_record(tmp_path / "asked")["train"]["results"]["frechet_num_samples"] == 20
 
 
+@pytest.mark.slow
 def test_the_dry_run_shows_the_checks_of_the_run(tmp_path, capsys):
     """The process of few steps does not end in noise, which the run itself warns of."""
     arguments = ["train", "--dataset_name=dino", "--dry_run", "--max_train_steps=20", "--ddpm_num_steps=10"]
