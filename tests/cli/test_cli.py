@@ -490,6 +490,7 @@ def test_a_picture_and_json_at_once(tmp_path):
     assert "<!-- learning rate -->" in out.read_text()
 
 
+@pytest.mark.slow
 def test_the_gallery_shows_every_schedule(tmp_path):
     out = tmp_path / "all.svg"
     assert lrlab("preview", "--all", "--out", out) == f"Wrote {out}.\n"
@@ -529,6 +530,7 @@ def test_densities_and_weights_are_shown_as_they_are(tmp_path):
     assert "min_snr: weight" in table
 
 
+@pytest.mark.slow
 def test_all_densities_and_weights_fit_into_a_picture(tmp_path):
     out = tmp_path / "all.png"
     arguments = ["--timestep_sampler", "all", "--loss_weighting", "all", "--num_training_steps", 100, "--ddpm_num_steps", 20]

@@ -55,6 +55,7 @@ IMPORTS = {
 }
 
 
+@pytest.mark.slow
 def test_names_work_whatever_is_imported_first():
     """In processes that are forked from one that has imported torch, and nothing of diffusers or of ours."""
     run_python(

@@ -787,6 +787,7 @@ def log_likelihoods(beta_schedule, prediction_type, mean, scales, steps):
     return torch.stack(logs).numpy(), exact
 
 
+@pytest.mark.slow
 @every_prediction
 @every_schedule
 @cases(("mean", "scales"), [GAUSSIANS[1], GAUSSIANS[3]])

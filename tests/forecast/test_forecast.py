@@ -87,7 +87,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("accumulation", "checkpointing") else []) for name in CASES],
+)
 def test_the_peak_is_what_torch_hands_out(tmp_path, name):
     trainer = make_trainer(tmp_path / "run", **{"train_batch_size": 128, **CASES[name]})
     forecast = forecast_memory(trainer.plan)
@@ -112,6 +115,7 @@ def test_every_optimizer_has_a_forecast(tmp_path, name):
         assert optimizer_bytes(plan, name) == pytest.approx(facts["state_bytes"] * plan.num_parameters, rel=0.35, abs=4096)
 
 
+@pytest.mark.slow
 def test_what_changes_the_memory(tmp_path):
     plan = make_trainer(tmp_path, train_batch_size=128).plan
     usual = forecast_memory(plan)

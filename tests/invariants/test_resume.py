@@ -105,6 +105,7 @@ def test_killed_after_a_checkpoint(uninterrupted, tmp_path):
     assert_same_end(uninterrupted, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_two_processes_with_accumulation(tmp_path):
     """The same with two processes, from a checkpoint in the middle; each has random states of its own."""
     args = [

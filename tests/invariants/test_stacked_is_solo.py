@@ -219,7 +219,7 @@ ARMS = {
 SWEEPS = {torch.float64: (None, EXACT), torch.float32: (FIRST, CLOSE)}
 
 
-@pytest.fixture(scope="module", params=SWEEPS, ids=str)
+@pytest.fixture(scope="module", params=[torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 def sweep(request):
     """All of them as one stack; beside it how far it was trained, and the tolerance."""
     last, tolerance = SWEEPS[request.param]

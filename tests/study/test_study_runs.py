@@ -292,6 +292,7 @@ def test_speedups(stacked):
     assert "speedup" in read_summary(stacked)["findings"]
 
 
+@pytest.mark.slow
 def test_controls_are_compared_besides(home, tmp_path):
     """Arms beside their controls, in a family of their own: nothing about the baseline changes by it."""
     arms = {**SPEC["arms"], "linear": {"lr_scheduler": "linear"}}
@@ -533,6 +534,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.slow
 @RESUMES
 @cases(("executor", "pattern"), MOMENTS)
 def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern):

@@ -446,6 +446,7 @@ def test_a_tutorial_that_is_gone_is_named(checkout):
         upstream_patch("rex", checkout)
 
 
+@pytest.mark.slow
 def test_code_around_the_places_may_change(checkout):
     """Methods behind the members, an annotation of the table and a comment at its end."""
     text = (checkout / OPTIMIZATION).read_text()
