@@ -18,6 +18,7 @@ from ..core.errors import LabError
 from ..core.options import arguments_named, defaults_of, names_where
 from ..core.random_states import random_states, restore_random_states
 from ..optimizers.entries import OPTIMIZERS
+from ..training.asked import as_call
 from ..training.config import TrainingConfig
 from ..training.resume import check_fresh, locked_folder
 from ..training.run_folder import RunFolder
@@ -141,6 +142,6 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "global_batch": plan.layout.global_batch,
         "seed": config.seed,
         "at_update": trainer.update,
-        "command": launch_command() or "find_lr(TrainingConfig(...))",
+        "command": launch_command() or as_call(config, "find_lr"),
         "meta": describe_environment(),
     }

@@ -22,14 +22,14 @@ def asked_options(config: TrainingConfig) -> dict[str, Any]:
 def as_command(config: TrainingConfig) -> str:
     """The command that asks for the same."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    several = ["accelerate", "launch", "--num_processes", str(processes), "-m", "diffusers_lrlab.train"]
+    several = ["accelerate", "launch", "--multi_gpu", "--num_processes", str(processes), "-m", "diffusers_lrlab.train"]
     words = ["lrlab", "train"] if processes == 1 else several
     for name, value in asked_options(config).items():
         words.append(f"--{name}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
     return shlex.join(words)
 
 
-def as_call(config: TrainingConfig) -> str:
+def as_call(config: TrainingConfig, function: str = "train") -> str:
     """The call of Python that asks for the same."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in asked_options(config).items())
-    return f"train(TrainingConfig({arguments}))"
+    return f"{function}(TrainingConfig({arguments}))"

@@ -157,7 +157,8 @@ class RunFolder:
         config = self.read_record().get("config", {})
         logs_of_tracker = self.path / _plain_name(config.get("logging_dir"))
         self.remove_leftovers()
-        remove_leftovers(logs_of_tracker)
+        for name in TRACKER_FOLDERS:  # other things there may be somebody else's
+            remove_leftovers(logs_of_tracker, pattern=f".tmp-old-{name}")
         own = [path for pattern in (*_OWN, *components()) for path in self.path.glob(pattern)]
         own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         # The record last: it says that the rest is a run's, should this be interrupted.

@@ -414,11 +414,14 @@ def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
     for path in (folder / "lrlab", folder / "photos", folder / "logs" / "diffusers_lrlab", outside):
         path.mkdir(parents=True)
         (path / "file").write_text("mine")
+        (path / ".tmp-mine").write_text("mine")
     directory = logging_dir.replace("TMP", str(tmp_path)) if isinstance(logging_dir, str) else logging_dir
     record = {"run": {}, "config": {"logger": "tensorboard", "logging_dir": directory}}
     (folder / "lrlab" / "run.json").write_text(json.dumps(record))
     RunFolder(folder).clear()
     assert (outside / "file").read_text() == (folder / "photos" / "file").read_text() == "mine"
+    assert (outside / ".tmp-mine").exists()
+    assert (folder / "photos" / ".tmp-mine").exists()
     assert not (folder / "lrlab").exists()
 
 
