@@ -40,7 +40,7 @@ class Points(DataKind):
     pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
     sampling_batch = 1_000_000
-    sampling_cost = 0.25
+    sampling_cost = 0.3
     is_bounded = False
     has_neighbours = False
     default_length = {"max_train_steps": 10_000}

@@ -1,0 +1,50 @@
+"""What a step of sampling costs beside the training of an item: `sampling_cost` of the kinds of data.
+
+    python benchmarks/sampling_cost.py
+
+Previews of a run may take a twentieth of it, by this figure. Seconds of the processor, on one thread.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from common import machine, make_parser, make_trainer, parse
+
+
+def seconds(call):
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
+def main():
+    """Prints a line for each kind."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--updates", type=int, default=100, help="that are timed, after ten others")
+    parser.add_argument("--steps", type=int, default=100, help="of sampling")
+    options = parse(parser, updates=3, steps=2)
+    from diffusers_lrlab.training.samples import draw_samples
+
+    print(machine())
+    for name in ("digits", "dino"):
+        length = f"--max_train_steps={options.updates + 11}"
+        arguments = [f"--dataset_name={name}", length, "--num_validation_images=0", "--frechet_samples=0"]
+        arguments += ["--save_images_epochs=1000000", "--cpu_threads=1", f"--ddpm_num_inference_steps={options.steps}"]
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = make_trainer(Path(folder) / "run", arguments)
+            updates = trainer.updates(show_progress=False)
+            times = [seconds(lambda updates=updates: next(updates)) for _ in range(10 + options.updates)][10:]
+            num = trainer.config.eval_batch_size
+            step = seconds(lambda trainer=trainer, num=num: draw_samples(trainer, num)) / num / options.steps
+            item = statistics.median(times) / trainer.plan.layout.global_batch
+            updates.close()
+        print(
+            f"{name}: {1e6 * item:.1f} us an item of training, {1e6 * step:.1f} us a step of sampling, ratio "
+            f"{step / item:.2f}; {trainer.kind.name} have {trainer.kind.sampling_cost}"
+        )
+
+
+if __name__ == "__main__":
+    main()
