@@ -20,7 +20,7 @@ def seconds(call):
 
 
 def main():
-    """Prints a line for each kind."""
+    """Prints the table."""
     parser = make_parser(__doc__)
     parser.add_argument("--updates", type=int, default=100, help="that are timed, after ten others")
     parser.add_argument("--steps", type=int, default=100, help="of sampling")
@@ -28,6 +28,7 @@ def main():
     from diffusers_lrlab.training.samples import draw_samples
 
     print(machine())
+    print("| data | training, us an item | a step of sampling, us an item | ratio | taken as |\n|---|---|---|---|---|")
     for name in ("digits", "dino"):
         length = f"--max_train_steps={options.updates + 11}"
         arguments = [f"--dataset_name={name}", length, "--num_validation_images=0", "--frechet_samples=0"]
@@ -40,10 +41,7 @@ def main():
             step = seconds(lambda trainer=trainer, num=num: draw_samples(trainer, num)) / num / options.steps
             item = statistics.median(times) / trainer.plan.layout.global_batch
             updates.close()
-        print(
-            f"{name}: {1e6 * item:.1f} us an item of training, {1e6 * step:.1f} us a step of sampling, ratio "
-            f"{step / item:.2f}; {trainer.kind.name} have {trainer.kind.sampling_cost}"
-        )
+        print(f"| {name} | {1e6 * item:.1f} | {1e6 * step:.1f} | {step / item:.2f} | {trainer.kind.sampling_cost} |")
 
 
 if __name__ == "__main__":
