@@ -117,6 +117,74 @@ def test_max_train_steps_and_num_updates_set_the_length(tmp_path):
     np.testing.assert_allclose([row["lr"] for row in rows], lr_curve("rex", LR, 2, 96)[:48], rtol=1e-12)
 
 
+def changed_host_script(folder, *changes):
+    """The script of our own with other lines in place of some of its own."""
+    text = HOST_SCRIPT.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "script.py").write_text(text)
+    return folder / "script.py"
+
+
+MAKE_LOADER = "    loader = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=args.train_batch_size)\n"
+
+
+@pytest.mark.parametrize("options", [["--fix_lr_clock", "--strict_lr_audit"], ["--strict_lr_audit"]])
+def test_images_of_a_class_that_are_made_first_are_no_training_data(tmp_path, options):
+    """As in the scripts of DreamBooth, which prepare a loader of prompts before they train."""
+    prompts = "    for _ in accelerator.prepare(torch.utils.data.DataLoader(list(range(5)), batch_size=4)):\n        pass\n"
+    script = changed_host_script(tmp_path, (MAKE_LOADER, prompts + MAKE_LOADER))
+    stderr = launch(script, f"--output_dir={tmp_path}", "--lr_scheduler=cosine", options=options)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    np.testing.assert_allclose([row["lr"] for row in rows], promised("cosine", 48)[0], rtol=1e-12, atol=1e-18)
+    assert "LR audit: 48 updates, every value that follows the clock was as expected" in stderr
+
+
+def test_another_length_than_the_expected_one_is_reported(tmp_path):
+    _, stderr = host_run(tmp_path, "--lr_scheduler=rex", options=["--num_updates=40"])
+    assert "The script did 48 updates where 40 were expected" in stderr
+    options = ["--num_updates=40", "--fix_lr_clock", "--strict_lr_audit"]
+    _, stderr = host_run(tmp_path, "--lr_scheduler=rex", options=options, expect=2)
+    assert "error: --strict_lr_audit: the script goes on after 40 updates" in stderr
+
+
+FIX = ("--fix_lr_clock",)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "processes"),
+    [
+        (("cosine", ()), ("cosine", FIX), 1),
+        (("cosine", ()), ("rex", FIX), 2),
+        (("rex", ()), ("rex", FIX), 1),
+        (("cosine", FIX), ("rex", FIX), 1),
+        (("rex", FIX), ("cosine", ()), 2),
+    ],
+)
+def test_a_checkpoint_of_another_schedule_or_clock(tmp_path, first, then, processes):
+    how = {"accumulation": 2, "processes": processes}
+    stopped, num_updates = 5, 48 // 2 // processes
+    host_run(tmp_path, f"--lr_scheduler={first[0]}", f"--stop_after={stopped}", options=first[1], **how)
+    rows, stderr = host_run(tmp_path, f"--lr_scheduler={then[0]}", "--resume", options=then[1], **how)
+    assert f"From update {stopped} on, the learning rate follows {then[0]}" in stderr
+    if then[1]:
+        expected = promised(then[0], num_updates)[0]
+    else:  # the script's own clock: micro-batches of one process, a step for each process at every update
+        expected = schedule_curves(resolve_schedule(then[0]), LR, BETA1, 4, 48)[0][::processes][:num_updates]
+    np.testing.assert_allclose([row["lr"] for row in rows], expected[stopped:], rtol=1e-12, atol=1e-18)
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 0), (FIX, 2), (("--strict_lr_audit",), 2)])
+def test_a_schedule_that_is_made_elsewhere_is_reported_before_training(tmp_path, options, status):
+    """transformers' `get_scheduler`, in train_llada2.py; a constructor of diffusers, in the one of Cosmos."""
+    elsewhere = "from transformers import get_scheduler"
+    script = changed_host_script(tmp_path, ("from diffusers.optimization import get_scheduler", elsewhere))
+    stderr = launch(script, f"--output_dir={tmp_path}", "--lr_scheduler=cosine", options=options, expect=status)
+    assert "akes its LambdaLR without diffusers.optimization.get_scheduler" in stderr
+    assert (tmp_path / "rows.json").exists() == (status == 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

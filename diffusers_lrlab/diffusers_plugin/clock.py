@@ -9,68 +9,21 @@ import argparse
 import functools
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..schedules.audit import TOLERANCE, ScheduleAudit
-from ..schedules.momentum import read_momentum
+from ..schedules.audit import TOLERANCE
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, resolve_schedule
-from ..schedules.schedule import ENDLESS, Schedule
+from ..schedules.schedule import ENDLESS
 from ..schedules.scheduler import CurveLR, build
 from . import schedules as diffusers_plugin
-
-
-class WatchedSchedule:
-    """A schedule that a script has built with a length of its own, from there to its last update."""
-
-    def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, given: Progress, strict: bool):
-        self.schedule, self.scheduler = schedule, scheduler
-        self.given = self.expected = given  # the script's own clock, and the one that was asked for, both at update 0
-        self.steps_per_update = 1  # of the script's own clock
-        self.audit = ScheduleAudit(strict)
-        self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
-        self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
-        self.update: int | None = None
-        # Once it is prepared: compares or corrects its clock as soon as the length of the run is known.
-        self.resolve_clock: Callable[[], None] | None = None
-        self.is_prepared = False
-        optimizer.register_step_pre_hook(self._before_step)
-
-    def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
-        """The learning rates that the script's own clock gives its updates, and those that were asked for, float64."""
-        updates, scheduler = np.arange(num_updates), self.scheduler
-        counts = updates * self.steps_per_update
-        if isinstance(scheduler, LambdaLR):
-            applied = np.array([self.base_lrs[0] * scheduler.lr_lambdas[0](int(count)) for count in counts])
-        else:
-            applied = self._at(self.given, counts)[0]
-        return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates)[0]
-
-    def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
-        return self.schedule.at(replace(clock, update=counts), self.base_lrs[group], self.base_momenta[group])
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Audits the coming update."""
-        if self.resolve_clock is not None:
-            self.resolve_clock()
-        if self.update is None:  # not 0 in a resumed run
-            self.update = self.scheduler.last_epoch // self.steps_per_update
-        groups = range(len(self.base_lrs))
-        self.audit.check(
-            self.update,
-            [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
-            [self._at(self.expected, self.update, index) for index in groups],
-            self.base_lrs,
-        )
-        self.update += 1
+from .watched import WatchedSchedule
 
 
 class HostClock:
@@ -85,7 +38,9 @@ class HostClock:
 
     def __init__(self, fix: bool, strict: bool, num_updates: int | None = None):
         self.fix, self.strict, self.num_updates = fix, strict, num_updates
-        self.watched: list[WatchedSchedule] = []
+        self.built: list[LRScheduler] = []
+        self.watched: list[WatchedSchedule] = []  # those of them that follow the clock
+        self.training_loader: Any = None  # the one that was prepared together with an optimizer
         self.arguments: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -111,27 +66,58 @@ class HostClock:
 
     def _follow_preparation(self, accelerator_class: Any) -> None:
         """Resolves clocks when all is prepared, or before the first update if the data are prepared later or never."""
+        from accelerate.scheduler import AcceleratedScheduler
+        from accelerate.state import PartialState
+
         prepare, prepare_scheduler = accelerator_class.prepare, accelerator_class.prepare_scheduler
 
         @functools.wraps(prepare_scheduler)
         def prepare_and_remember(accelerator: Any, scheduler: Any) -> Any:
             wrapper = prepare_scheduler(accelerator, scheduler)
-            for watched in self.watched:
-                if watched.scheduler is scheduler:
-                    watched.is_prepared = True
-                    watched.resolve_clock = functools.partial(self._resolve_clock, accelerator, wrapper, watched)
+            if watched := self._find(scheduler):
+                watched.is_prepared = True
+                watched.resolve_clock = functools.partial(self._resolve_clock, accelerator, wrapper, watched)
+            elif not any(scheduler is built for built in self.built):
+                self._pass_by(accelerator, scheduler)
             return wrapper
 
         @functools.wraps(prepare)
         def prepare_and_resolve(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
             prepared = prepare(accelerator, *args, **kwargs)
+            # Scripts that make images of a class first prepare a loader for these too, without an optimizer.
+            if any(isinstance(part, Optimizer) for part in args):
+                known = {id(loader) for loader in accelerator._dataloaders}
+                loaders = [part for part in (prepared if len(args) > 1 else [prepared]) if id(part) in known]
+                self.training_loader = loaders[0] if loaders else self.training_loader
             for watched in self.watched:
                 if watched.resolve_clock is not None and self._count_updates(accelerator) is not None:
                     watched.resolve_clock()
             return prepared
 
+        def load_or_go_on(wrapper: AcceleratedScheduler, state: dict[str, Any]) -> None:
+            watched = self._find(wrapper.scheduler)
+            if watched is None:
+                wrapper.scheduler.load_state_dict(state)
+            elif note := watched.load_state_dict(state):
+                self._warn(PartialState(), note)
+
         accelerator_class.prepare_scheduler = prepare_and_remember
         accelerator_class.prepare = prepare_and_resolve
+        cast(Any, AcceleratedScheduler).load_state_dict = load_or_go_on
+
+    def _find(self, scheduler: Any) -> WatchedSchedule | None:
+        return next((watched for watched in self.watched if watched.scheduler is scheduler), None)
+
+    def _pass_by(self, accelerator: Any, scheduler: Any) -> None:
+        """Says that a schedule was made elsewhere, such as by transformers' `get_scheduler` or by its class."""
+        text = (
+            f"this script makes its {type(scheduler).__name__} without diffusers.optimization.get_scheduler, so its "
+            "learning rate is neither audited nor corrected."
+        )
+        if self.fix or self.strict:
+            flag = "--fix_lr_clock" if self.fix else "--strict_lr_audit"
+            raise LabError(f"{text[0].upper()}{text[1:]} Leave {flag} out.")
+        self._warn(accelerator, text)
 
     def _recorded(self, spec: str, host_function: Any = None) -> Any:
         """The function behind a name, which records what it builds; diffusers' own are used unless clocks are fixed."""
@@ -152,6 +138,7 @@ class HostClock:
                 scheduler = host_function(optimizer, last_epoch=last_epoch, **taken, **kwargs)
             else:
                 scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
+            self.built.append(scheduler)
             if not schedule.follows_metric:
                 total = num_training_steps or getattr(scheduler, "plan", {}).get("num_training_steps", ENDLESS)
                 warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
@@ -170,6 +157,7 @@ class HostClock:
             watched.steps_per_update = accelerator.gradient_accumulation_steps
         elif not wrapper.split_batches:
             watched.steps_per_update = accelerator.num_processes
+        watched.own_steps_per_update, watched.num_updates = watched.steps_per_update, num_updates
         if num_updates is None:
             self._warn(
                 accelerator,
@@ -199,14 +187,18 @@ class HostClock:
         if self.arguments.get("max_train_steps"):
             return int(self.arguments["max_train_steps"])
         epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
-        loaders = [loader for loader in accelerator._dataloaders if hasattr(loader, "__len__")]
-        if not epochs or not loaders:
+        # One that was prepared by itself is known when the script takes batches from it.
+        loader = self.training_loader
+        if loader is None:
+            loader = accelerator.gradient_state.active_dataloader
+        if not epochs or not hasattr(loader, "__len__"):
             return None
-        return int(epochs) * math.ceil(len(loaders[0]) / accelerator.gradient_accumulation_steps)
+        return int(epochs) * math.ceil(len(loader) / accelerator.gradient_accumulation_steps)
 
     def _correct(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
         clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # since clocks are fixed
         watched.given, watched.steps_per_update = clock, 1
+        vars(scheduler)["steps_per_update"] = 1  # saved with its state, so that a resume knows
         scheduler.replan(clock.warmup_updates, clock.total_updates)
         # What accelerate calls split batches is one step per update, whatever the batches are.
         wrapper.split_batches = wrapper.step_with_optimizer = True
@@ -221,18 +213,21 @@ class HostClock:
         if np.abs(applied - expected).max() <= TOLERANCE * watched.base_lrs[0]:
             return
         given, name = watched.given, describe_schedule(watched.schedule)
+        steps = "once" if watched.steps_per_update == 1 else f"{watched.steps_per_update} times"
+        end = f"{applied[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for"
+        peaks = applied.argmax(), expected.argmax()
         text = (
-            f"this script does {num_updates} updates, each of which steps its schedule {watched.steps_per_update} times, "
-            f"but made {name!r} {given.total_updates} steps long, {given.warmup_updates} of them warm-up. The learning rate "
-            f"will be {applied[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for, and highest at update "
-            f"{applied.argmax()} instead of {expected.argmax()}. Add --fix_lr_clock before the script's name to make it "
-            "right."
+            f"this script does {num_updates} updates, each of which steps its schedule {steps}, but made {name!r} "
+            f"{given.total_updates} steps long, {given.warmup_updates} of them warm-up. The learning rate will be {end}"
+            + (f", and highest at update {peaks[0]} instead of {peaks[1]}" if peaks[0] != peaks[1] else "")
+            + ". Add --fix_lr_clock before the script's name to make it right."
         )
         if self.strict:
             raise LabError("--strict_lr_audit: " + text)
         self._warn(accelerator, text)
 
     def _warn(self, accelerator: Any, text: str) -> None:
+        """`accelerator` may be its `PartialState`."""
         if accelerator.is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
 
@@ -241,7 +236,7 @@ class HostClock:
         lines = []
         for watched in self.watched:
             if watched.audit.num_updates:
-                lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}")
+                lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}{watched.other_length()}")
                 if self.fix and not watched.is_prepared:
                     lines[-1] += (
                         " --fix_lr_clock left it alone: accelerate does not step it, so its length is the script's own."

@@ -72,9 +72,10 @@ class CurveLR(LRScheduler):
     def replan(self, num_warmup_steps: int, num_training_steps: int) -> None:
         """Gives the schedule another length before the first update, and sets the rate of that update."""
         self.plan = _plan(self.schedule, num_warmup_steps, num_training_steps)
-        self._apply()
+        self.apply()
 
-    def _apply(self) -> None:
+    def apply(self) -> None:
+        """Writes learning rate and momentum of this update into the optimizer."""
         write_lrs(self.optimizer.param_groups, self.get_lr())
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
@@ -85,6 +86,11 @@ class CurveLR(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues at the saved update of the same schedule; that of another one or of another length is refused."""
+        if "plan" not in state_dict:
+            raise LabError(
+                "The saved schedule is another one: not of diffusers_lrlab. Resume with the schedule of the checkpoint, or "
+                "build the optimizer and schedule anew and load only the model."
+            )
         saved = state_dict["plan"]
         if differing := [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]:
             raise LabError(
@@ -95,7 +101,7 @@ class CurveLR(LRScheduler):
         # Whether the optimizer's state is restored before or after this, it ends up with the values of this update.
         for group, momentum in zip(self.optimizer.param_groups, self._base_momenta, strict=False):
             group["initial_momentum"] = momentum
-        self._apply()
+        self.apply()
 
 
 def _plan(schedule: Schedule, num_warmup_steps: int, num_training_steps: int) -> dict[str, Any]:

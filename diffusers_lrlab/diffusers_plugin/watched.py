@@ -1,0 +1,113 @@
+"""A schedule of somebody else's script: its rates at every update, those expected, and how it goes on after a resume."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from ..core.errors import LabError
+from ..core.progress import Progress
+from ..schedules.audit import ScheduleAudit
+from ..schedules.momentum import read_momentum, write_lrs
+from ..schedules.resolve import describe_schedule
+from ..schedules.schedule import Schedule
+from ..schedules.scheduler import CurveLR
+
+
+class WatchedSchedule:
+    """A schedule that a script has built with a length of its own, from there to its last update."""
+
+    def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, given: Progress, strict: bool):
+        self.schedule, self.scheduler = schedule, scheduler
+        self.given = self.expected = given  # the script's own clock, and the one that was asked for, both at update 0
+        self.steps_per_update = self.own_steps_per_update = 1  # now, and of the script's own clock
+        self.audit = ScheduleAudit(strict)
+        self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
+        self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
+        self.update: int | None = None
+        self.num_updates: int | None = None  # of the run, once they are known
+        # Once it is prepared: compares or corrects its clock as soon as the length of the run is known.
+        self.resolve_clock: Callable[[], None] | None = None
+        self.is_prepared = False
+        optimizer.register_step_pre_hook(self._before_step)
+
+    def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
+        """The learning rates that the script's own clock gives its updates, and those that were asked for, float64."""
+        updates, scheduler = np.arange(num_updates), self.scheduler
+        counts = updates * self.steps_per_update
+        if isinstance(scheduler, LambdaLR):
+            applied = np.array([self.base_lrs[0] * scheduler.lr_lambdas[0](int(count)) for count in counts])
+        else:
+            applied = self._at(self.given, counts)[0]
+        return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates)[0]
+
+    def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
+        return self.schedule.at(replace(clock, update=counts), self.base_lrs[group], self.base_momenta[group])
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Audits the coming update."""
+        if self.resolve_clock is not None:
+            self.resolve_clock()
+        if self.update is None:  # not 0 in a resumed run
+            self.update = self.scheduler.last_epoch // self.steps_per_update
+        if self.audit.strict and self.update == self.num_updates:
+            raise LabError(
+                f"--strict_lr_audit: the script goes on after {self.num_updates} updates, where its schedule ends. Say how "
+                "many it does (--num_updates N before its name)."
+            )
+        groups = range(len(self.base_lrs))
+        self.audit.check(
+            self.update,
+            [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
+            [self._at(self.expected, self.update, index) for index in groups],
+            self.base_lrs,
+        )
+        self.update += 1
+
+    def other_length(self) -> str:
+        """A sentence for the report if the script did another number of updates than its schedule was audited for."""
+        if self.num_updates in (None, self.update):
+            return ""
+        return (
+            f" The script did {self.update} updates where {self.num_updates} were expected: if that is its length, start it "
+            f"with --num_updates {self.update}."
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """
+        Restores a saved schedule, that of another name or clock too.
+
+        An unmodified script cannot leave out its schedule when it resumes. So the saved one only says how many updates were
+        done, and this one goes on from there.
+
+        Returns:
+            `str` or `None`: what to tell the user if it was not this schedule that was saved.
+        """
+        scheduler = self.scheduler
+        same = state.get("plan") == scheduler.plan if isinstance(scheduler, CurveLR) else "lr_lambdas" in state
+        if same:
+            scheduler.load_state_dict(state)
+            return None
+        # Schedules that follow a metric count their metrics in `last_epoch`, and ours among them the updates beside it.
+        steps = state.get("num_updates" if "best" in state else "last_epoch")
+        if steps is None:
+            raise LabError(
+                "The checkpoint's schedule does not say how many updates were done. Resume with the --lr_scheduler that it "
+                "was trained with."
+            )
+        update = steps // state.get("steps_per_update", self.own_steps_per_update)
+        scheduler.last_epoch = update * self.steps_per_update
+        scheduler._step_count = scheduler.last_epoch + 1
+        groups = scheduler.optimizer.param_groups
+        if isinstance(scheduler, CurveLR):
+            scheduler.apply()
+        elif isinstance(scheduler, LambdaLR):
+            lambdas = zip(self.base_lrs, scheduler.lr_lambdas, strict=True)
+            write_lrs(groups, [lr * function(scheduler.last_epoch) for lr, function in lambdas])
+        return (
+            f"the checkpoint was trained with another schedule or clock. From update {update} on, the learning rate "
+            f"follows {describe_schedule(self.schedule)}: {groups[0]['lr']:.4g}."
+        )
