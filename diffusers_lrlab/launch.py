@@ -96,6 +96,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--fix_lr_clock", action="store_true", help=fix)
     add("--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than expected an error.")
     add("--num_updates", type=int, help="Updates of the run, if they do not follow from the script's arguments.")
+    add("--timestep_sampler", metavar="SPEC", help="Draw timesteps by this sampler, where the script draws them.")
+    add("--loss_weighting", metavar="SPEC", help="Weigh the loss of each image by its noise level.")
+    add("--strict", action="store_true", help="Make it an error if an option of ours cannot be used in this script.")
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
     add("script", metavar="SCRIPT.py", help="The script, as it is.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
@@ -111,11 +114,11 @@ def main() -> None:
         sys.exit(report_error(error))
     widen_choices()
     follow_into_spawned_processes()
-    from .diffusers_plugin.clock import HostClock
+    from .diffusers_plugin.hooks import Hooks
 
-    clock = HostClock(options.fix_lr_clock, options.strict_lr_audit, options.num_updates)
-    clock.install()
+    hooks: Hooks | None = None
     try:
+        hooks = Hooks(options)
         run_script(options.script, options.arguments)
     except LabError as error:
         sys.exit(report_error(error))
@@ -127,8 +130,8 @@ def main() -> None:
         traceback.print_exception(error.with_traceback(level or error.__traceback__))
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     finally:
-        if int(os.environ.get("RANK", 0)) == 0:
-            sys.stderr.write(f"{clock.report()}\n")
+        if hooks is not None and int(os.environ.get("RANK", 0)) == 0:
+            sys.stderr.write(f"{hooks.report()}\n")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from ..schedules.resolve import describe_schedule, resolve_schedule
 from ..schedules.schedule import ENDLESS
 from ..schedules.scheduler import CurveLR, build
 from . import schedules as diffusers_plugin
+from .host_script import NotRecognised
 from .watched import WatchedSchedule
 
 
@@ -34,10 +35,12 @@ class HostClock:
         fix (`bool`): Whether to give them the script's real number of updates, and one step per update.
         strict (`bool`): Whether a deviation is an error.
         num_updates (`int`, *optional*): Updates of the run, if they do not follow from the script's arguments.
+        strict_hooks (`bool`): Whether it is an error if a hook does not recognise what it is for.
     """
 
-    def __init__(self, fix: bool, strict: bool, num_updates: int | None = None):
-        self.fix, self.strict, self.num_updates = fix, strict, num_updates
+    def __init__(self, fix: bool, strict: bool, num_updates: int | None = None, strict_hooks: bool = False):
+        self.fix, self.strict, self.num_updates, self.strict_hooks = fix, strict, num_updates, strict_hooks
+        self.accelerator: Any = None  # once something is prepared
         self.built: list[LRScheduler] = []
         self.watched: list[WatchedSchedule] = []  # those of them that follow the clock
         self.training_loader: Any = None  # the one that was prepared together with an optimizer
@@ -83,6 +86,7 @@ class HostClock:
 
         @functools.wraps(prepare)
         def prepare_and_resolve(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            self.accelerator = accelerator
             prepared = prepare(accelerator, *args, **kwargs)
             # Scripts that make images of a class first prepare a loader for these too, without an optimizer.
             if any(isinstance(part, Optimizer) for part in args):
@@ -90,7 +94,7 @@ class HostClock:
                 loaders = [part for part in (prepared if len(args) > 1 else [prepared]) if id(part) in known]
                 self.training_loader = loaders[0] if loaders else self.training_loader
             for watched in self.watched:
-                if watched.resolve_clock is not None and self._count_updates(accelerator) is not None:
+                if watched.resolve_clock is not None and self.count_updates() is not None:
                     watched.resolve_clock()
             return prepared
 
@@ -152,7 +156,8 @@ class HostClock:
 
     def _resolve_clock(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule) -> None:
         watched.resolve_clock = None
-        num_updates = self._count_updates(accelerator)
+        self.accelerator = accelerator
+        num_updates = self.count_updates()
         if not wrapper.step_with_optimizer:
             watched.steps_per_update = accelerator.gradient_accumulation_steps
         elif not wrapper.split_batches:
@@ -180,7 +185,31 @@ class HostClock:
         else:
             self._compare(accelerator, watched, num_updates)
 
-    def _count_updates(self, accelerator: Any) -> int | None:
+    @property
+    def update(self) -> int:
+        """Optimizer updates done so far, by the first schedule that the script built."""
+        if not self.watched:
+            raise LabError(
+                "The script builds no schedule by diffusers.optimization.get_scheduler, which its updates are counted by: "
+                "neither timesteps nor losses can follow them."
+            )
+        watched = self.watched[0]
+        done = watched.scheduler.last_epoch // watched.steps_per_update
+        return done if watched.update is None else watched.update
+
+    def refuse(self, option: str, reason: NotRecognised) -> None:
+        """Says that an option of ours leaves this script alone; an error if hooks are strict."""
+        text = f"{option} cannot be used in this script: {reason}."
+        if self.strict_hooks:
+            raise LabError(f"{text} (--strict)")
+        self.warn(text[0].upper() + text[1:] + " It is left alone.")
+
+    def warn(self, text: str) -> None:
+        from accelerate.state import PartialState
+
+        self._warn(PartialState(), text)
+
+    def count_updates(self) -> int | None:
         """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
         if self.num_updates is not None:
             return self.num_updates
@@ -188,8 +217,8 @@ class HostClock:
             return int(self.arguments["max_train_steps"])
         epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
         # One that was prepared by itself is known when the script takes batches from it.
-        loader = self.training_loader
-        if loader is None:
+        loader, accelerator = self.training_loader, self.accelerator
+        if loader is None and accelerator is not None:
             loader = accelerator.gradient_state.active_dataloader
         if not epochs or not hasattr(loader, "__len__"):
             return None

@@ -102,6 +102,8 @@ PREDICTIONS = {
     "epsilon": Prediction(error=lambda snr: snr, plain=np.ones_like),
     "sample": Prediction(error=np.ones_like, plain=lambda snr: snr),
     "v_prediction": Prediction(error=lambda snr: snr + 1, plain=np.ones_like),
+    # Noise minus data of flow matching, whose mixture is (1 - sigma) * data + sigma * noise: sqrt(SNR) = 1 / sigma - 1.
+    "flow_velocity": Prediction(error=lambda snr: (1 + np.sqrt(snr)) ** 2, plain=np.ones_like),
 }
 
 

@@ -1,0 +1,189 @@
+"""Timesteps of a script that is not ours: seen where it draws them, and drawn by a sampler of the registry if asked.
+
+Scripts for DDPM draw indices, `torch.randint(0, num_train_timesteps, (batch_size,))`. Those for flow matching draw numbers
+`u` in [0, 1), whose places in a table of timesteps, from the most to the least noise, are `floor(u T)`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.errors import LabError
+from ..core.spec import resolve_spec
+from ..core.streams import stream_generator
+from ..timesteps.noise_levels import NoiseLevels, noise_levels
+from ..timesteps.registries import TIMESTEP_SAMPLERS
+from ..timesteps.sampling import TimestepSampler, contradiction
+from .clock import HostClock
+from .host_script import DENSITY, HostScript, NotRecognised, find_scheduler
+
+# Stratified draws of small batches are spread over as many updates as give this many draws.
+_STRATA = 64
+
+
+class TimestepHook:
+    """
+    Sees the timesteps that a script draws, and replaces them if there is a sampler.
+
+    Attributes:
+        timesteps: What the script drew last, as timesteps that grow with the noise: int64 of shape `(batch_size,)`.
+        levels: The noise of each timestep, known from the first draw on.
+    """
+
+    def __init__(self, script: HostScript, clock: HostClock, spec: str | None):
+        self.script, self.clock = script, clock
+        self.name: str | None = None
+        self.kwargs: dict[str, Any] = {}
+        if spec:
+            self.name, self.kwargs = resolve_spec(spec, None, TIMESTEP_SAMPLERS)
+        if self.name and "feedback" in TIMESTEP_SAMPLERS[self.name].traits:
+            raise LabError(
+                f"--timestep_sampler {self.name!r} follows the losses of single images, which a script does not show. "
+                "Choose one that does not."
+            )
+        self.form = script.form
+        self.sampler: TimestepSampler | None = None
+        self.levels: NoiseLevels | None = None
+        self.scheduler: Any = None
+        self.is_active = True
+        self.timesteps: torch.Tensor | None = None
+        self.num_draws = self._largest_batch = 0
+        self._place = (-1, -1)  # the update and the micro-batch of the last draw
+
+    def install(self) -> None:
+        if self.form == "density":
+            from diffusers import training_utils
+
+            setattr(training_utils, DENSITY, self._density_hook(getattr(training_utils, DENSITY)))
+        else:
+            torch.randint = self._index_hook(torch.randint)
+
+    def _index_hook(self, randint: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(randint)
+        def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
+            # First the script's own, from its generator: its other numbers stay the same.
+            drawn = randint(*args, **kwargs)
+            frame = self.script.caller(self.script.index_draws)
+            if frame is None or not self._begun(frame, functools.partial(_is_of_indices, num=args[1])):
+                return drawn
+            self.timesteps = self._drawn_by_sampler(drawn)
+            return self.timesteps
+
+        return draw
+
+    def _density_hook(self, density: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(density)
+        def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
+            drawn = density(*args, **kwargs)
+            frame = self.script.caller(self.script.density_draws)
+            if frame is None or not self._begun(frame, _is_flow):
+                return drawn
+            num = self.scheduler.config.num_train_timesteps
+            own = self._turned((drawn * num).long().clamp(max=num - 1))
+            self.timesteps = self._drawn_by_sampler(own)
+            return drawn if self.timesteps is own else ((self._turned(self.timesteps) + 0.5) / num).to(drawn.dtype)
+
+        return draw
+
+    def _turned(self, places: torch.Tensor) -> torch.Tensor:
+        """Timesteps, which grow with the noise, of places in the script's table, or the other way round."""
+        return places if self.script.sigma_is_of_data else self.scheduler.config.num_train_timesteps - 1 - places
+
+    def _begun(self, frame: Any, matches: Callable[[Any], bool]) -> bool:
+        """At the first draw finds the scheduler; whether this script's draws are understood."""
+        if self.levels is None and self.is_active:
+            try:
+                self._begin(find_scheduler(frame, matches))
+            except NotRecognised as reason:
+                self.is_active = False
+                self.clock.refuse("--timestep_sampler or --loss_weighting", reason)
+        return self.is_active
+
+    def _begin(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.levels = (
+            flow_levels(scheduler, self.script.sigma_is_of_data) if _is_flow(scheduler) else noise_levels(scheduler)
+        )
+        if self.name is None:
+            return
+        num_updates = self.clock.count_updates()
+        if num_updates is None and "curriculum" in TIMESTEP_SAMPLERS[self.name].traits:
+            raise LabError(
+                f"--timestep_sampler {self.name!r} moves over the run, whose length does not follow from the script's "
+                "arguments. Give --num_updates N before its name."
+            )
+        self.sampler = TimestepSampler(self.name, self.kwargs, self.levels, num_updates)
+        if warning := contradiction(self.name, self.prediction_type):
+            self.clock.warn(warning)
+
+    @property
+    def is_unbiased(self) -> bool:
+        return bool(self.kwargs.get("unbiased"))
+
+    @property
+    def prediction_type(self) -> str:
+        return "flow_velocity" if _is_flow(self.scheduler) else self.scheduler.config.prediction_type
+
+    def _drawn_by_sampler(self, own: torch.Tensor) -> torch.Tensor:
+        """Timesteps in place of the script's `own`, which are returned as they are without a sampler or by `uniform`."""
+        self.num_draws += 1
+        update = self.clock.update
+        micro_batch = self._place[1] + 1 if self._place[0] == update else 0
+        self._place = update, micro_batch
+        sampler = self.sampler
+        if sampler is None or sampler.name == "uniform" and sampler.draw == "independent":
+            return own
+        accelerator, size = self.clock.accelerator, len(own)
+        accumulation, num_processes = accelerator.gradient_accumulation_steps, accelerator.num_processes
+        self._largest_batch = max(self._largest_batch, size, int(self.clock.arguments.get("train_batch_size") or 0))
+        if micro_batch >= accumulation:
+            raise LabError(
+                f"The script draws timesteps {micro_batch + 1} times in one update, where {accumulation} micro-batches "
+                "were expected. --timestep_sampler cannot tell what each draw is for: leave it out."
+            )
+        batch = self._largest_batch * accumulation * num_processes
+        # Strata of one batch of 1 would be none, so that small batches share theirs with the updates after them.
+        window = math.ceil(_STRATA / batch) if sampler.draw == "stratified" else 1
+        generator = stream_generator(int(self.clock.arguments.get("seed") or 0), "timesteps", update // window)
+        drawn = sampler.sample(batch * window, update, generator)
+        start = update % window * batch + (micro_batch * num_processes + accelerator.process_index) * self._largest_batch
+        return drawn[start : start + size].to(own.device)
+
+    def loss_weights(self) -> torch.Tensor | None:
+        """What makes up for the density at the last draw, if the sampler is `unbiased`."""
+        if self.sampler is None or self.timesteps is None:
+            return None
+        return self.sampler.loss_weights(self.timesteps, self._place[0])
+
+    def report(self) -> str:
+        if self.name is None:
+            return ""
+        seen = f"{self.num_draws} draws of timesteps" if self.num_draws else "no draw of timesteps"
+        return f"--timestep_sampler {self.name}: {seen} replaced."
+
+
+def _is_flow(scheduler: Any) -> bool:
+    return hasattr(scheduler, "sigmas") and hasattr(scheduler, "scale_noise") and not hasattr(scheduler, "alphas_cumprod")
+
+
+def _is_of_indices(scheduler: Any, num: int) -> bool:
+    """Whether its timesteps are places in `alphas_cumprod`: not so for those that interpolate, such as Euler's."""
+    is_ddpm = hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas")
+    return is_ddpm and scheduler.config.num_train_timesteps == num
+
+
+def flow_levels(scheduler: Any, sigma_is_of_data: bool = False) -> NoiseLevels:
+    """
+    The noise levels of a flow-matching scheduler, which mixes `(1 - sigma) * data + sigma * noise`.
+
+    Timesteps are places in its table, counted from the least noise. Divided by `sqrt((1 - sigma)^2 + sigma^2)`, such a
+    mixture is the state of a variance-preserving process of the same SNR, whose share of the data is returned.
+    """
+    sigmas = np.asarray(scheduler.sigmas[: scheduler.config.num_train_timesteps].cpu(), np.float64)
+    # Without any noise, the SNR would be infinite.
+    sigmas = np.maximum(1 - sigmas if sigma_is_of_data else sigmas[::-1], 1e-6)
+    return NoiseLevels((1 - sigmas) ** 2 / ((1 - sigmas) ** 2 + sigmas**2))

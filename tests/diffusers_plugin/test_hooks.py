@@ -1,0 +1,184 @@
+"""Timesteps and weights of scripts that are not ours, of each form that diffusers' examples have, in real processes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from scipy.stats import chisquare
+from test_launch import launch
+
+from diffusers_lrlab import get_loss_weighting, get_timestep_sampler
+from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.timesteps_hook import flow_levels
+from diffusers_lrlab.timesteps.noise_levels import NoiseLevels
+
+SCRIPTS = {name: Path(__file__).parents[1] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
+
+
+def run(folder, name, *arguments, options=(), **how):
+    """What a script did: its rows, its weights, and what the launcher said."""
+    folder.mkdir(exist_ok=True)
+    stderr = launch(SCRIPTS[name], f"--output_dir={folder}", *arguments, options=options, **how)
+    done = [json.loads(path.read_text()) for path in sorted(folder.glob("rows-*.json"))]
+    return done, stderr
+
+
+def timesteps(rows):
+    """As they grow with the noise, of either form."""
+    return [np.array(row["timesteps"] if "timesteps" in row else 999 - np.array(row["indices"])) for row in rows]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_uniform_changes_nothing(tmp_path, name):
+    (bare,), _ = run(tmp_path / "bare", name)
+    (hooked,), stderr = run(tmp_path / "hooked", name, options=["--timestep_sampler=uniform"])
+    assert hooked == bare
+    assert "--timestep_sampler uniform: 6 draws of timesteps replaced." in stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_draws_follow_the_density_of_their_update(tmp_path, name):
+    """At the first, a middle and the last update of a curriculum; other numbers of the script stay as they were."""
+    spec, size = "clts:sigma=0.5", 64
+    arguments = [f"--train_batch_size={size}", "--gradient_accumulation_steps=8"]
+    (bare,), _ = run(tmp_path / "bare", name, *arguments)
+    (hooked,), _ = run(tmp_path / "hooked", name, *arguments, options=[f"--timestep_sampler={spec}"])
+    assert [row["after"] for row in hooked["rows"]] == [row["after"] for row in bare["rows"]]
+    scheduler = DDPMScheduler() if name == "ddpm" else None
+    sampler = get_timestep_sampler(spec, 1000, 6, scheduler)
+    for update in (0, 3, 5):
+        drawn = np.concatenate(timesteps(row for row in hooked["rows"] if row["update"] == update))
+        expected = sampler.probabilities(update).numpy()
+        counts = np.histogram(drawn, np.arange(0, 1001, 100))[0]
+        parts = expected.reshape(10, 100).sum(1)
+        assert len(drawn) == 512
+        assert chisquare(counts, parts * len(drawn)).pvalue > 1e-4, update
+
+
+def test_processes_and_accumulation_share_one_batch(tmp_path):
+    """The global batch of an update is the same however it is divided; each process and micro-batch has its own part."""
+    options = ["--timestep_sampler=logit_normal", "--strict"]
+    whole = run(tmp_path / "1", "ddpm", "--train_batch_size=8", "--seed=3", options=options)[0]
+    split = run(
+        tmp_path / "2",
+        "ddpm",
+        "--train_batch_size=2",
+        "--gradient_accumulation_steps=2",
+        "--seed=3",
+        options=options,
+        processes=2,
+    )[0]
+    for update in range(6):
+        together = [row["timesteps"] for row in whole[0]["rows"] if row["update"] == update]
+        parts = zip(*([row["timesteps"] for row in rank["rows"] if row["update"] == update] for rank in split), strict=True)
+        assert [t for row in together for t in row] == [t for micro in parts for part in micro for t in part]
+
+
+def test_strata_span_updates_where_batches_are_small(tmp_path):
+    """64 draws of batch 1 have one in each 64th of the timesteps."""
+    arguments = ["--train_batch_size=1", "--max_train_steps=128"]
+    (done,), _ = run(tmp_path / "run", "ddpm", *arguments, options=["--timestep_sampler=stratified"])
+    drawn = np.concatenate(timesteps(done["rows"]))
+    for window in drawn.reshape(2, 64):
+        borders = np.arange(65) * 1000 / 64
+        assert (np.sort(window) >= np.floor(borders[:-1])).all()
+        assert (np.sort(window) < borders[1:]).all()
+
+
+@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction"])
+def test_losses_of_ddpm_are_weighted(tmp_path, prediction_type):
+    arguments = [f"--prediction_type={prediction_type}"]
+    (done,), stderr = run(tmp_path / "run", "ddpm", *arguments, options=["--loss_weighting=min_snr", "--strict"])
+    weighting = get_loss_weighting("min_snr", DDPMScheduler(prediction_type=prediction_type))
+    for row in done["rows"]:
+        weights = weighting.weights(torch.tensor(row["timesteps"])).numpy()
+        np.testing.assert_allclose(row["loss"], np.mean(weights * row["errors"]), rtol=1e-5)
+    assert "--loss_weighting min_snr: 6 losses weighted." in stderr
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("precondition", [0, 1])
+def test_losses_of_flow_matching_are_weighted(tmp_path, shift, precondition):
+    """Min-SNR is on the error of the image: min(SNR, 5) of it, and SNR is ((1 - sigma) / sigma)^2."""
+    arguments = [f"--shift={shift}", f"--precondition_outputs={precondition}"]
+    options = ["--loss_weighting=min_snr", "--timestep_sampler=logit_normal:mean=1", "--strict"]
+    (done,), _ = run(tmp_path / "run", "flow", *arguments, options=options)
+    for row in done["rows"]:
+        sigmas = np.array(row["sigmas"])
+        weights = np.minimum(((1 - sigmas) / sigmas) ** 2, 5.0)
+        weights = weights if precondition else weights * sigmas**2
+        np.testing.assert_allclose(row["loss"], np.mean(weights * row["errors"]), rtol=1e-4)
+
+
+def test_what_makes_up_for_a_density_weighs_losses(tmp_path):
+    spec = "logit_normal:unbiased=true"
+    (done,), _ = run(tmp_path / "run", "ddpm", options=[f"--timestep_sampler={spec}"])
+    probabilities = get_timestep_sampler(spec, 1000).probabilities(0).numpy()
+    for row in done["rows"]:
+        weights = 1 / (1000 * probabilities[row["timesteps"]])
+        np.testing.assert_allclose(row["loss"], np.mean(weights * row["errors"]), rtol=1e-5)
+
+
+def test_the_levels_of_flow_matching():
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    levels = flow_levels(scheduler)
+    sigma = scheduler.sigmas[:1000].double().numpy()[::-1]
+    np.testing.assert_allclose(levels.snr, ((1 - sigma) / sigma) ** 2, rtol=1e-9, atol=1e-12)
+    assert isinstance(levels, NoiseLevels)
+    assert (np.diff(levels.snr) < 0).all()
+    np.testing.assert_allclose(
+        flow_levels(FlowMatchEulerDiscreteScheduler(), True).snr[1:],
+        flow_levels(FlowMatchEulerDiscreteScheduler()).snr[:-1],
+        rtol=1e-3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "status", "message"),
+    [
+        ("ddpm", ["--draw_twice"], ["--timestep_sampler=logit_normal"], 2, "draws timesteps 2 times in one update"),
+        ("ddpm", ["--snr_gamma=5"], ["--loss_weighting=min_snr"], 2, "weighs losses by itself (--snr_gamma 5.0)"),
+        ("flow", ["--weighting_scheme=cosmap"], ["--loss_weighting=p2"], 2, "weighs losses by itself (--weighting_scheme"),
+        ("ddpm", [], ["--timestep_sampler=loss_second_moment"], 2, "follows the losses of single images"),
+        ("ddpm", [], ["--loss_weighting=learned_log_variance"], 2, "follows the losses of single images"),
+        ("ddpm", [], ["--timestep_sampler=logit_norml"], 2, "Did you mean 'logit_normal'"),
+    ],
+)
+def test_what_is_refused(tmp_path, name, arguments, options, status, message):
+    done, stderr = run(tmp_path / "run", name, *arguments, options=options, expect=status)
+    assert message in stderr
+    assert not done
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_script_that_draws_in_another_way_is_left_alone(tmp_path, strict):
+    from test_launch import HOST_SCRIPT
+
+    options = ["--timestep_sampler=logit_normal", *["--strict"] * strict]
+    stderr = launch(HOST_SCRIPT, f"--output_dir={tmp_path}", options=options, expect=2 * strict)
+    assert "cannot be used in this script: it calls neither torch.randint(0, " in stderr
+    assert (tmp_path / "rows.json").exists() != strict
+
+
+def test_forms_are_recognised_by_the_text(tmp_path):
+    def form(text):
+        (tmp_path / "script.py").write_text(text)
+        return HostScript(tmp_path / "script.py")
+
+    index = "t = torch.randint(0, s.config.num_train_timesteps, (b,))\n"
+    density = "u = compute_density_for_timestep_sampling(b)\ni = (u * s.config.num_train_timesteps).long()\n"
+    assert form(index).form == "index"
+    assert form(density).form == "density"
+    assert not form(density + "x = (1.0 - sigmas) * data + sigmas * noise").sigma_is_of_data
+    assert form(density + "x = (1.0 - sigmas) * noise + sigmas * data").sigma_is_of_data
+    for text, reason in [
+        (index + density, "in two ways, in lines 1, 2"),
+        ("u = compute_density_for_timestep_sampling(b)\n", "for noise levels, not for places"),
+        ("t = torch.randint(0, args.num_ddim_timesteps, (b,))\n", "it calls neither"),
+        ("not python", "it calls neither"),
+    ]:
+        with pytest.raises(NotRecognised, match=reason):
+            _ = form(text).form
