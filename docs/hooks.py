@@ -57,7 +57,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Docstrings have Hugging Face's form: other objects in brackets, types in backticks."""
+    """
+    Code that is wider than the page can be scrolled by the keyboard. Docstrings have Hugging Face's form: other objects in
+    brackets, types in backticks.
+    """
+    html = re.sub(r"(<pre\b[^>]*>(?:<span></span>)?<code)\b", r'\1 tabindex="0"', html)
     if page.file.src_uri != "reference/python.md":
         return html
     anchors = dict(re.findall(r'id="(diffusers_lrlab\.[\w.]+\.(\w+))"', html))
