@@ -57,11 +57,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """
-    Code that is wider than the page can be scrolled by the keyboard. Docstrings have Hugging Face's form: other objects in
-    brackets, types in backticks.
-    """
-    html = re.sub(r"(<pre\b[^>]*>(?:<span></span>)?<code)\b", r'\1 tabindex="0"', html)
+    """Docstrings have Hugging Face's form: other objects in brackets, types in backticks."""
     if page.file.src_uri != "reference/python.md":
         return html
     anchors = dict(re.findall(r'id="(diffusers_lrlab\.[\w.]+\.(\w+))"', html))

@@ -62,7 +62,8 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
     from diffusers.configuration_utils import ConfigMixin
     from diffusers.models.modeling_utils import ModelMixin
 
-    if not (inspect.isclass(model_class) and issubclass(model_class, ModelMixin) and issubclass(model_class, ConfigMixin)):
+    is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin) and issubclass(model_class, ConfigMixin)
+    if not is_model:
         raise LabError(
             f"The denoiser {name!r} must be a class of diffusers' ModelMixin and ConfigMixin, to be saved by them."
         )

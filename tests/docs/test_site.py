@@ -48,15 +48,17 @@ HEADINGS = "[...document.querySelectorAll('article h1, article h2, article h3, a
 PICTURES = "[...document.querySelectorAll('article img')].every(i => i.complete && i.naturalWidth && i.alt.length > 10)"
 
 
+def _own_pages(site):
+    return [path for path in sorted(site.rglob("*.html")) if "repository" not in path.parts and path.name != "404.html"]
+
+
 @needs_mkdocs
 @needs_chromium
 @pytest.mark.slow
 def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
     """Nothing sticks out, nothing is asked of the network, pictures are there with a text, headings are in order."""
     with Chromium(PROGRAM) as browser:
-        for page in [
-            path for path in sorted(site.rglob("*.html")) if "repository" not in path.parts and path.name != "404.html"
-        ]:
+        for page in _own_pages(site):
             for width in (390, 1400):
                 browser.open(page, width=width, mobile=width == 390)
                 sticks_out = browser.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
@@ -81,7 +83,7 @@ def test_pages_can_be_read_by_everybody(site, scheme):
     with Chromium(PROGRAM) as browser:
         browser.set_scheme(scheme)  # which the site remembers: a browser for each
         found = {}
-        for page in [path for path in sorted(site.rglob("*.html")) if "repository" not in path.parts]:
+        for page in _own_pages(site):
             for width in (390, 800, 1400) if page.name in LOOKED_AT_CLOSELY else (1400,):
                 browser.open(page, width=width, mobile=width == 390)
                 if violations := browser.violations():
