@@ -74,6 +74,7 @@ def gated(tmp_path):
         yield file
 
 
+@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
 def test_it_is_trained_resumed_and_saved_with_its_code(tmp_path, gated):
     run = tmp_path / "run"
     train(TrainingConfig(**SMALL, plugins=str(gated), output_dir=run))
