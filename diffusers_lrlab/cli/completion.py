@@ -3,6 +3,7 @@
 import argparse
 
 from ..core.errors import LabError
+from ..core.extras import require_extra
 from . import study
 from .lists import KINDS
 from .output import say
@@ -16,6 +17,7 @@ def completion_arguments(parser: argparse.ArgumentParser) -> None:
 
 def print_completion(shell: str, parser: argparse.ArgumentParser) -> None:
     """The script for a shell, which starts no Python: names are those that are known now."""
+    require_extra("train", "lrlab completion")  # as the options of training are among them
     try:
         import shtab
     except ImportError:

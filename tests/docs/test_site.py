@@ -10,6 +10,7 @@ import printed
 import pytest
 import runs
 from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from html_checks import mistakes
 
 NOTEBOOKS = sorted((printed.ROOT / "docs/notebooks").glob("*.ipynb"))
 
@@ -46,6 +47,12 @@ def test_the_site_has_what_is_generated(site):
 
 HEADINGS = "[...document.querySelectorAll('article h1, article h2, article h3, article h4')].map(h => +h.tagName[1])"
 PICTURES = "[...document.querySelectorAll('article img')].every(i => i.complete && i.naturalWidth && i.alt.length > 10)"
+
+
+@needs_mkdocs
+@pytest.mark.slow
+def test_pages_are_in_order_without_a_browser(site):
+    assert {page.name: found for page in _own_pages(site) if (found := mistakes(page))} == {}
 
 
 def _own_pages(site):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from html_checks import mistakes
 from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
 from tables import cases
@@ -751,6 +752,14 @@ def index(tmp_path_factory):
     summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
     summary["study"]["paper"] = "table"
     return write_report(tmp_path_factory.mktemp("browser"), results, summary)
+
+
+def test_the_page_is_in_order_without_a_browser(index, tmp_path):
+    assert mistakes(index) == []
+    text = index.read_text(encoding="utf-8")
+    wrong = text.replace('lang="en"', "").replace("<h2", "<h4", 1).replace('alt="', 'alt="" data-alt="', 1)
+    (tmp_path / "index.html").write_text(wrong, encoding="utf-8")
+    assert len(mistakes(tmp_path / "index.html")) == 3
 
 
 def test_the_page_is_small(index):
