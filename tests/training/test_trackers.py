@@ -182,6 +182,7 @@ def test_a_run_of_the_same_name_is_not_taken_for_the_one_that_is_resumed(tmp_pat
     assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed=first)) == {"trackio": "run 3"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
 def test_the_record_has_the_ids(tmp_path, services, model):
     run = tmp_path / "run"
