@@ -1,6 +1,7 @@
 """`lrlab completion`: what a shell needs to complete commands, flags and names."""
 
 import argparse
+from typing import Any
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
@@ -35,7 +36,7 @@ def print_completion(shell: str, parser: argparse.ArgumentParser) -> None:
     say(shtab.complete(parser, shell=shell))
 
 
-def _options_of_training(file: dict[str, str]) -> dict[str, list[argparse.Action]]:
+def _options_of_training(file: Any) -> dict[str, list[argparse.Action]]:
     """The flags of the training scripts by the command that takes them all, with the names or the `file` that they take."""
     from ..core.options import options_of
     from ..finder.range_test import FinderConfig
