@@ -33,6 +33,7 @@ _HOMES = {
     "list_toy_datasets": "data.toy2d",
     "load_toy_dataset": "data.toy2d",
     "lr_curve": "schedules.expected",
+    "register_denoiser": "models.registry",
     "register_loss_weighting": "timesteps.registries",
     "register_metric": "evaluation.metrics",
     "register_momentum_schedule": "schedules.registries",
@@ -60,7 +61,9 @@ def __getattr__(name: str) -> Any:
         # diffusers looks for the base class of a library's models in the library.
         return importlib.import_module("diffusers").ModelMixin
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}. If it is a denoiser of somebody's own, import its code first."
+        )
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 

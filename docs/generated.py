@@ -18,6 +18,7 @@ from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
@@ -61,6 +62,7 @@ TABLES = {
     "timestep_lrs": TIMESTEP_LRS.table,
     "timestep_lrs-common": TIMESTEP_LRS.common_table,
     "noises": NOISES.table,
+    "denoisers": DENOISERS.table,
     "datasets": TOY_DATASETS.table,
     "metrics": metrics_table,
     "presets": presets_table,

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -129,15 +131,43 @@ class Chromium:
                 raise TimeoutError(f"Not true within {timeout} seconds: {condition}")
             time.sleep(0.02)
 
+    def set_scheme(self, scheme):
+        """As if the reader preferred "light" or "dark"; "" for neither."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}] if scheme else []
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def violations(self):
+        """What axe-core finds wrong with the page for people who read it in other ways: rules, and the first places."""
+        self.evaluate(f"{AXE.read_text(encoding='utf-8')}; 0")
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+        found = self.evaluate(
+            f"axe.run(document, {{resultTypes: ['violations'], runOnly: {tags}}}).then(all => all.violations.map("
+            "rule => [rule.id, rule.nodes.slice(0, 3).map(node => node.failureSummary + node.html)]))"
+        )
+        return [rule for rule in found if rule[0] not in NOT_OURS]
+
     def screenshot(self, path, whole=False):
         """A PNG of the window, or of the whole page."""
         image = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(image["data"]))
 
 
-PROGRAM = find_chromium()
+def find_axe():
+    """The program of axe-core, which `axe-core-python` carries; `None` if that is not installed."""
+    spec = importlib.util.find_spec("axe_core_python")
+    return None if spec is None else Path(spec.origin).with_name("axe.min.js")
+
+
+PROGRAM, AXE = find_chromium(), find_axe()
+# Of the theme: the boxes around its buttons beside code are landmarks without names, and the keyboard reaches code that
+# scrolls only where there is a mouse, which a headless browser lacks.
+NOT_OURS = {"landmark-unique", "scrollable-region-focusable"}
 
 
 needs_chromium = pytest.mark.skipif(
     PROGRAM is None, reason=f"no Chromium: LRLAB_CHROMIUM is not set, and none of {', '.join(NAMES)} is on the PATH"
+)
+
+needs_axe = pytest.mark.skipif(
+    PROGRAM is None or AXE is None, reason="no Chromium, or no axe-core: pip install axe-core-python, and see LRLAB_CHROMIUM"
 )

@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import diffusers_lrlab
 from diffusers_lrlab import launch
 from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.schedules.registries import SCHEDULERS
+from diffusers_lrlab.timesteps.registries import TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Programs of others, whose arguments are theirs.
-OTHERS = {"pip", "git", "hf", "mkdocs", "ruff", "mypy", "lint-imports", "source", "cd"}
+OTHERS = {"pip", "git", "hf", "mkdocs", "ruff", "mypy", "lint-imports", "source", "cd", "trackio"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def commands():
             words = shlex.split(line, comments=True)
             while words:
                 end = words.index("&&") if "&&" in words else len(words)
-                found.append((block, [word for word in words[:end] if word != "..."]))
+                command = words[: words.index(">")] if ">" in words[:end] else words[:end]
+                found.append((block, [word for word in command if word != "..."]))
                 words = words[end + 1 :]
     return found
 
@@ -160,12 +164,17 @@ def _parse_by_running(path, words):
 
 @contextlib.contextmanager
 def registrations_undone():
-    """Schedules that an example registers are not there for other tests."""
-    entries, loaded = dict(SCHEDULERS._entries), dict(plugins._loaded)
+    """Names that an example registers are not there for other tests."""
+    registries = (SCHEDULERS, TIMESTEP_SAMPLERS, DENOISERS)
+    entries, loaded = [dict(registry._entries) for registry in registries], dict(plugins._loaded)
     try:
         yield
     finally:
-        SCHEDULERS._entries = entries
+        for registry, before in zip(registries, entries, strict=True):
+            for name in registry._entries.keys() - before.keys():
+                if registry is DENOISERS:
+                    delattr(diffusers_lrlab, registry[name].factory.__name__)
+            registry._entries = before
         plugins._loaded.clear()
         plugins._loaded.update(loaded)
 

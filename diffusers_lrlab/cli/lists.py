@@ -18,6 +18,7 @@ KINDS = {
     "timestep_lrs": ("timesteps.registries", "TIMESTEP_LRS", "--timestep_lr"),
     "noises": ("objective.noise", "NOISES", "--noise"),
     "optimizers": ("optimizers.entries", "OPTIMIZERS", "--optimizer"),
+    "denoisers": ("models.registry", "DENOISERS", "--denoiser"),
     "datasets": ("data.toy2d_entries", "TOY_DATASETS", "--dataset_name"),
 }
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..core.errors import LabError, did_you_mean, exit_status
 from ..core.plugins import load_plugins
-from . import hub, lists, preview, study, tools, training
+from . import completion, hub, lists, preview, study, tools, training
 from .output import LabParser
 
 
@@ -101,6 +101,12 @@ COMMANDS = {
         "lrlab env",
         tools.environment_arguments,
         tools.environment,
+    ),
+    "completion": Command(
+        "prints a script by which a shell completes commands, flags and names",
+        "lrlab completion bash",
+        completion.completion_arguments,
+        lambda options: completion.print_completion(options.shell, _parser()),
     ),
 }
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .plugins import loaded_plugins
+from .plugins import loaded_plugins, plugin_packages
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _VERSIONS = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
@@ -32,7 +32,11 @@ def describe_environment() -> dict[str, Any]:
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONS if _version(name)},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in _VERSIONS if _version(name)},
+            **plugin_packages(),
+        },
         "git_commit": git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),
         "platform": platform.platform(),

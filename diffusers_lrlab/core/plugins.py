@@ -17,6 +17,7 @@ ENTRY_POINTS = "diffusers_lrlab.plugins"
 """The entry point group of packages whose names are known wherever they are installed."""
 
 _loaded: dict[str, dict[str, str]] = {}  # by what was given to --import
+_packages: dict[str, str] = {}
 _installed = False
 
 
@@ -44,6 +45,11 @@ def loaded_plugins() -> list[dict[str, str]]:
     return list(_loaded.values())
 
 
+def plugin_packages() -> dict[str, str]:
+    """The versions of the installed packages that [`load_installed_plugins`] has loaded."""
+    return dict(_packages)
+
+
 def load_installed_plugins() -> None:
     """Loads what installed packages offer under [`ENTRY_POINTS`], once; one that fails is named and left out."""
     global _installed
@@ -53,6 +59,8 @@ def load_installed_plugins() -> None:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             entry.load()
+            if entry.dist is not None:
+                _packages[entry.dist.name] = entry.dist.version
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             sys.stderr.write(f"warning: the installed plug-in {entry.name!r} ({entry.value}) was left out: {what}\n")

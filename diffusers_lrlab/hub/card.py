@@ -41,7 +41,7 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         title=title,
         kind=kind,
         data=_data_text(config),
-        example=kind.card_example.format(location=location, inference_steps=config["ddpm_num_inference_steps"]),
+        example=_example(kind, config, location),
         results=_result_rows(train["results"]),
         distances=_distance_rows(train["results"]),
         schedule_text=_schedule_text(config, train),
@@ -52,6 +52,17 @@ def write_model_card(folder: Path, record: dict[str, Any], location: str | None 
         run=record["run"],
     )
     write_text(folder / "README.md", card)
+
+
+def _example(kind: DataKind, config: dict[str, Any], location: str) -> str:
+    """How the pipeline is loaded."""
+    example = kind.card_example.format(location=location, inference_steps=config["ddpm_num_inference_steps"])
+    if kind.denoiser in (None, "mlp"):
+        return example
+    return (
+        f"The denoiser is code of its author, `{kind.component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "
+        f"and import a copy of it first.\n\n{example}"
+    )
 
 
 def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
@@ -133,6 +144,7 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
+        *([("Denoiser", f"`{format_spec(kind.denoiser, config['denoiser_kwargs'])}`")] if kind.denoiser else []),
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
         ("Noise schedule", f"{config['ddpm_num_steps']} timesteps, {config['ddpm_beta_schedule']}; {sampling}"),

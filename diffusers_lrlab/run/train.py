@@ -15,7 +15,7 @@ from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.resume import check_same_config, find_checkpoint, locked_folder, read_state
 from ..training.run_folder import RunFolder
-from ..training.trackers import start_trackers
+from ..training.trackers import start_trackers, tracker_ids
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -158,7 +158,7 @@ def _train_and_record(
     record["train"]["preflight"] = _check_run(trainer) if checkpoint is None else _checked_before(trainer, previous)
     folder.write_record(record)
     if accelerator.is_main_process:
-        accelerator.trackers = start_trackers(plan.config, folder.path / plan.config.logging_dir, folder.path.resolve().name)
+        _start_trackers(record, previous, plan, accelerator, folder)
     try:
         with recorded(trainer, record):
             for _ in trainer.updates():
@@ -178,6 +178,18 @@ def _train_and_record(
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+def _start_trackers(
+    record: dict[str, Any], previous: dict[str, Any], plan: Plan, accelerator: Accelerator, folder: RunFolder
+) -> None:
+    """Trackers that know the run from before go on with it: their ids are in the record."""
+    known = previous.get("run", {}).get("trackers", {})
+    logs = folder.path / plan.config.logging_dir
+    accelerator.trackers = start_trackers(plan.config, logs, folder.path.resolve().name, resumed=known)
+    if ids := known | tracker_ids(accelerator.trackers):
+        record["run"]["trackers"] = ids
+        folder.write_record(record)
 
 
 def _warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any], accelerator: Accelerator) -> None:

@@ -46,6 +46,11 @@ def check_combinations(config: ResolvedConfig) -> None:
             f"--ddpm_num_inference_steps {config.ddpm_num_inference_steps} is more than --ddpm_num_steps "
             f"{config.ddpm_num_steps}; use at most as many."
         )
+    if config.denoiser is not None and config.model_config_name_or_path is not None:
+        raise LabError(
+            f"--denoiser {config.denoiser} and --model_config_name_or_path {config.model_config_name_or_path!r} both choose "
+            "the model. Give one of them; a denoiser takes its parameters as NAME:key=value."
+        )
     if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
         ("lrlab", "checkpoint", *components())
     ):

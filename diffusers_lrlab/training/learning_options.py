@@ -18,6 +18,15 @@ class ModelConfig:
 
     _argument_group_name = "model and diffusion process"
 
+    denoiser: str | None = option(
+        None,
+        "Model by name, or as a spec string, for points or of your own by --import; without it a UNet2DModel or an "
+        "MLPDenoiser that fits the data. Names: {names}.",
+        UPDATE,
+        registry="models.registry:DENOISERS",
+        omit_default=True,
+    )
+    denoiser_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", UPDATE, omit_default=True)
     model_config_name_or_path: str | None = option(
         None,
         "Folder or Hub id with the configuration of a UNet2DModel, or of an MLPDenoiser for points; without it one "

@@ -240,7 +240,7 @@ def make_plan(
     lr_form, kind = config.timestep_lr_form, kind_of(config)
     return Plan(
         config=config,
-        model_config=kind.resolve_model_config(config, model_config, data),
+        model_config=kind.model_arguments(config, model_config, data),
         kind=kind,
         data_shape=kind.describe_data(config, data),
         item_shape=data.image_shape,

@@ -107,6 +107,8 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     """Timesteps, loss and noise; length, steps of sampling, bins and the folder."""
     kind, steps = kind_of(config), config.ddpm_num_steps or 0
     resolved = {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
+    if config.denoiser is not None or config.denoiser_kwargs:
+        resolved |= resolve_choice(config, "denoiser")
     if config.num_epochs is None and config.max_train_steps is None:
         resolved |= kind.default_length
     if config.ddpm_num_inference_steps is None:

@@ -18,7 +18,7 @@ _OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler")
 
 PROJECT = "diffusers_lrlab"  # as trackers know it
 # What trackers write into --logging_dir.
-TRACKER_FOLDERS = (PROJECT, "wandb")
+TRACKER_FOLDERS = (PROJECT, "wandb", ".aim")
 FINDER_FILES = ("lr_finder.json", "lr_finder.png")  # in `lrlab/`
 
 

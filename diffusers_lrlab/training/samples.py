@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from ..core.files import atomic_file, full_disk_explained, sync, sync_tree
 from ..core.streams import stream_generator
+from ..models.registry import denoiser_code
 from .base_run import BaseRun
 
 
@@ -60,6 +61,8 @@ def save_pipeline(run: BaseRun, folder: Path) -> None:
     try:
         with full_disk_explained(index):
             run.kind.make_pipeline(run.bare_model, run.process.scheduler).save_pretrained(temporary)
+            if (code := denoiser_code(run.bare_model)) is not None:
+                shutil.copyfile(code, temporary / run.kind.component / f"{type(run.bare_model).__module__}.py")
         sync_tree(temporary)
         index.unlink(missing_ok=True)
         sync(folder)

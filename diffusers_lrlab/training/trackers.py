@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +44,17 @@ def tracker_packages(logger: str) -> list[str]:
 
 
 def start_trackers(
-    config: ResolvedConfig, logs: Path, name: str, group: str | None = None, **about: Any
+    config: ResolvedConfig,
+    logs: Path,
+    name: str,
+    group: str | None = None,
+    resumed: Mapping[str, str] | None = None,
+    **about: Any,
 ) -> list[GeneralTracker]:
     """
     Starts a run in each tracker, with the configuration and what else is known `about` the run. Its name and group are for
-    those that have such, the folder `logs` for those that write files.
+    those that have such, the folder `logs` for those that write files. Trackers that know the run by its id, which
+    [`tracker_ids`] gave when it began, go on with it.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -63,13 +69,37 @@ def start_trackers(
     trackers = []
     for each in tracker_names(config.logger):
         logs.mkdir(parents=True, exist_ok=True)
-        tracker_class = LOGGER_TYPE_TO_CLASS[each]
+        tracker_class, run_id = LOGGER_TYPE_TO_CLASS[each], (resumed or {}).get(each)
         place = [str(logs)] if tracker_class.requires_logging_directory else []
-        tracker = tracker_class(PROJECT, *place, **own.get(each, {}))
+        arguments = own.get(each, {})
+        tracker = tracker_class(PROJECT, *place, **arguments, **_going_on(each, run_id))
         tracker.start()
+        if run_id is not None and tracker_ids([tracker]) != {each: run_id}:  # trackio took the newest run of this name
+            tracker.finish()
+            tracker = tracker_class(PROJECT, *place, **arguments)
+            tracker.start()
         tracker.store_init_configuration(known)
         trackers.append(tracker)
     return trackers
+
+
+def _going_on(tracker: str, run_id: str | None) -> dict[str, Any]:
+    """What a tracker has to be given to go on with a run; the files of others, such as tensorboard's, follow each other."""
+    if run_id is None:
+        return {}
+    ways = {"wandb": {"id": run_id, "resume": "allow"}, "trackio": {"resume": "allow"}, "mlflow": {"run_id": run_id}}
+    return ways.get(tracker, {})
+
+
+def tracker_ids(trackers: Iterable[GeneralTracker]) -> dict[str, str]:
+    """The ids that the runs have in those trackers that can go on with one."""
+    ids = {}
+    for tracker in trackers:
+        if tracker.name in ("wandb", "trackio"):
+            ids[tracker.name] = tracker.tracker.id
+        elif tracker.name == "mlflow":
+            ids[tracker.name] = tracker.tracker.info.run_id
+    return ids
 
 
 def scalars_of(row: dict[str, Any]) -> dict[str, float]:

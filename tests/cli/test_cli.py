@@ -19,6 +19,7 @@ from diffusers_lrlab.cli.lists import KINDS
 from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.terminal_plot import terminal_plot
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.preview.schedules import Run, preview
@@ -35,6 +36,7 @@ REGISTRIES = {
     "timestep_lrs": TIMESTEP_LRS,
     "noises": NOISES,
     "optimizers": OPTIMIZERS,
+    "denoisers": DENOISERS,
     "datasets": TOY_DATASETS,
 }
 

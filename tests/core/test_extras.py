@@ -38,6 +38,7 @@ NEEDS = {
     "lrlab rerun nothing": "train",
     "lrlab train --lr_scheduler cosin": "train",
     "lrlab find-lr --lr_scheduler cosin": "train",
+    "lrlab completion bash": "train",
     "-m diffusers_lrlab.train --lr_scheduler cosin": "train",
     "train_ddpm.py --lr_scheduler cosin": "train",
     "find_lr.py --lr_scheduler cosin": "train",

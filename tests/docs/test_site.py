@@ -9,7 +9,8 @@ import sys
 import printed
 import pytest
 import runs
-from chromium import PROGRAM, Chromium, needs_chromium
+from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from html_checks import mistakes
 
 NOTEBOOKS = sorted((printed.ROOT / "docs/notebooks").glob("*.ipynb"))
 
@@ -49,14 +50,22 @@ PICTURES = "[...document.querySelectorAll('article img')].every(i => i.complete 
 
 
 @needs_mkdocs
+@pytest.mark.slow
+def test_pages_are_in_order_without_a_browser(site):
+    assert {page.name: found for page in _own_pages(site) if (found := mistakes(page))} == {}
+
+
+def _own_pages(site):
+    return [path for path in sorted(site.rglob("*.html")) if "repository" not in path.parts and path.name != "404.html"]
+
+
+@needs_mkdocs
 @needs_chromium
 @pytest.mark.slow
 def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
     """Nothing sticks out, nothing is asked of the network, pictures are there with a text, headings are in order."""
     with Chromium(PROGRAM) as browser:
-        for page in [
-            path for path in sorted(site.rglob("*.html")) if "repository" not in path.parts and path.name != "404.html"
-        ]:
+        for page in _own_pages(site):
             for width in (390, 1400):
                 browser.open(page, width=width, mobile=width == 390)
                 sticks_out = browser.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
@@ -67,6 +76,28 @@ def test_pages_are_whole_on_a_phone_and_on_a_desk(site):
             browser.wait(PICTURES)
         assert browser.errors == []
         assert all(request.startswith(("file:", "data:")) for request in browser.requests)
+
+
+LOOKED_AT_CLOSELY = ("index.html", "schedules.html", "first-study.html", "own-denoiser.html")
+
+
+@needs_mkdocs
+@needs_axe
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_can_be_read_by_everybody(site, scheme):
+    """Contrast, texts of pictures, headings, language, names of controls, by the rules of axe-core."""
+    with Chromium(PROGRAM) as browser:
+        browser.set_scheme(scheme)  # which the site remembers: a browser for each
+        found = {}
+        for page in _own_pages(site):
+            for width in (390, 800, 1400) if page.name in LOOKED_AT_CLOSELY else (1400,):
+                browser.open(page, width=width, mobile=width == 390)
+                if violations := browser.violations():
+                    found[page.name, width] = violations
+        assert found == {}
+        ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(255, 255, 255)") is (scheme == "light")
 
 
 @needs("nbclient", "ipykernel")

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from chromium import PROGRAM, Chromium, needs_chromium
+from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from html_checks import mistakes
 from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
 from tables import cases
@@ -753,6 +754,14 @@ def index(tmp_path_factory):
     return write_report(tmp_path_factory.mktemp("browser"), results, summary)
 
 
+def test_the_page_is_in_order_without_a_browser(index, tmp_path):
+    assert mistakes(index) == []
+    text = index.read_text(encoding="utf-8")
+    wrong = text.replace('lang="en"', "").replace("<h2", "<h4", 1).replace('alt="', 'alt="" data-alt="', 1)
+    (tmp_path / "index.html").write_text(wrong, encoding="utf-8")
+    assert len(mistakes(tmp_path / "index.html")) == 3
+
+
 def test_the_page_is_small(index):
     assert index.stat().st_size < 1.5e6
 
@@ -811,6 +820,20 @@ def luminance(color):
     """Of sRGB, by WCAG 2.2."""
     linear = [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in color]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@needs_axe
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_can_be_read_by_everybody(browser, index, scheme):
+    """Contrast, texts of pictures, headings, language, by the rules of axe-core; with everything unfolded."""
+    browser.set_scheme(scheme)
+    found = {}
+    for width in (390, 800, 1400):
+        browser.open(index, width, 844, mobile=width < 1000)
+        browser.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+        found[width] = browser.violations()
+    browser.set_scheme("")
+    assert found == {390: [], 800: [], 1400: []}
 
 
 @needs_chromium

@@ -1,7 +1,9 @@
 """Trackers: what they are started with, the names of what they are shown, and what is said of those that cannot be."""
 
+import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.training import checks
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.trackers import scalars_of, show_pictures
+from diffusers_lrlab.training.trackers import scalars_of, show_pictures, start_trackers, tracker_ids
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
@@ -128,6 +131,70 @@ def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model, capsys):
         assert {"train/loss", "train/lr", "validation/loss_ema", "results/energy_distance"} <= {*seen[executor][1]}
         shown.clear()
     assert seen["stacked"][1] == seen["local"][1]
+
+
+@pytest.fixture
+def services(monkeypatch):
+    """All starts of trackers that know runs by ids. They behave as the real ones: trackio takes the newest run of a name."""
+    starts = []
+
+    class Service(GeneralTracker):
+        requires_logging_directory = False
+
+        def __init__(self, project, **arguments):
+            super().__init__()
+            self.arguments = arguments
+
+        def start(self):
+            of_name = [run for run, name, _ in starts if name == self.arguments.get("name")]
+            asked = self.arguments.get("id", self.arguments.get("run_id"))
+            go_on = of_name and self.name == "trackio" and self.arguments.get("resume") == "allow"
+            run = asked or (of_name[-1] if go_on else f"run {len(starts)}")
+            starts.append((run, self.arguments.get("name"), self.arguments))
+            self.tracker = SimpleNamespace(id=run, info=SimpleNamespace(run_id=run))
+
+        def store_init_configuration(self, values): ...
+
+        def log(self, values, step=None): ...
+
+        def finish(self): ...
+
+    for name in ("wandb", "trackio", "mlflow"):
+        service = type(name, (Service,), {"name": name, "tracker": None})
+        monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, service)
+    monkeypatch.setattr(checks, "tracker_packages", lambda logger: [])
+    return starts
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+def test_a_resumed_run_goes_on_with_its_run_in_a_tracker(tmp_path, services, name):
+    config = TrainingConfig(logger=name)
+    ids = tracker_ids(start_trackers(config, tmp_path, "a name"))
+    assert ids == {name: "run 0"}
+    assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed=ids)) == ids
+    assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed={"others": "run 0"})) == {name: "run 2"}
+
+
+def test_a_run_of_the_same_name_is_not_taken_for_the_one_that_is_resumed(tmp_path, services):
+    config = TrainingConfig(logger="trackio")
+    first = tracker_ids(start_trackers(config, tmp_path, "a name"))
+    start_trackers(config, tmp_path, "a name")  # from another folder
+    assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed=first)) == {"trackio": "run 3"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
+def test_the_record_has_the_ids(tmp_path, services, model):
+    run = tmp_path / "run"
+    options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False, "checkpointing_steps": 2}
+    config = TrainingConfig(**options, logger="mlflow,wandb", output_dir=run)
+    train(config)
+    ids = {"mlflow": "run 0", "wandb": "run 1"}
+    assert json.loads((run / "lrlab/run.json").read_text())["run"]["trackers"] == ids
+    AcceleratorState._reset_state(reset_partial_state=True)
+    train(dataclasses.replace(config, resume_from_checkpoint="checkpoint-2"))
+    assert json.loads((run / "lrlab/run.json").read_text())["run"]["trackers"] == ids
+    assert [started for started, *_ in services] == ["run 0", "run 1"] * 2
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[ResolvedConfig, dic
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 of_model = ("model_config_name_or_path", "cache_dir")
-                of_data = ("data_kind", "point_column", "resolution", "image_channels")
+                of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
                 key = tuple(getattr(config, name) for name in (*of_model, *of_data))
                 if key not in models:
                     models[key] = kind_of(config).load_model_config(config)

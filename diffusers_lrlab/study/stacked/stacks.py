@@ -30,6 +30,8 @@ def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
     """Why a run cannot be part of a stack; `None` if it can."""
     if reason := kind_of(spec.config).not_stackable:
         return reason
+    if spec.config.denoiser not in (None, "mlp"):
+        return f"stacks are of MLPDenoisers, and this is the denoiser {spec.config.denoiser!r}"
     if spec.config.mixed_precision not in (None, "no"):
         return f"stacks have one precision, and this has mixed_precision {spec.config.mixed_precision}"
     return "its points are not in memory" if study.data(spec).in_memory is None else None

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ...core.errors import LabError
 from ...core.registry import Registry
+from ...models.registry import denoiser_arguments, denoiser_class
+from ..choices import given_kwargs
 from ..config import ResolvedConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -41,6 +44,9 @@ class DataKind(ABC):
     is_compared_between_runs: ClassVar[bool] = False
     # Why runs cannot be stacked, if they cannot.
     not_stackable: ClassVar[str | None] = "stacks are of MLPDenoisers on points"
+
+    def __init__(self, denoiser: str | None = None):
+        self.denoiser = denoiser  # a name; `None` for the kind's own model
 
     # --- options -----------------------------------------------------------------------------------------------------
 
@@ -75,7 +81,7 @@ class DataKind(ABC):
     # --- model -------------------------------------------------------------------------------------------------------
 
     def model_class(self) -> Any:
-        return pkgutil.resolve_name(self.model)
+        return pkgutil.resolve_name(self.model) if self.denoiser is None else denoiser_class(self.denoiser)
 
     @property
     def pipeline_name(self) -> str:
@@ -92,10 +98,23 @@ class DataKind(ABC):
     def resolve_model_config(
         self, config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData
     ) -> dict[str, Any]:
-        """Arguments of the model: those given, checked against the data, or a default that fits them."""
+        """Arguments of the kind's own model: those given, checked against the data, or a default that fits them."""
 
-    @abstractmethod
-    def describe_model(self, model_config: dict[str, Any]) -> str: ...
+    def arguments_of_data(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        """What a denoiser that was chosen by name has to know of the data, by the names that its arguments have."""
+        return {}
+
+    def model_arguments(self, config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData) -> dict[str, Any]:
+        """Arguments of the model that is trained."""
+        if config.denoiser is None:
+            return self.resolve_model_config(config, given, data)
+        if config.gradient_checkpointing and not self.model_class()._supports_gradient_checkpointing:
+            raise LabError(f"--gradient_checkpointing: the denoiser {config.denoiser!r} does not support it. Leave it out.")
+        of_data = self.arguments_of_data(config, data)
+        return denoiser_arguments(config.denoiser, given_kwargs(config, "denoiser"), of_data, self.name)
+
+    def describe_model(self, model_config: dict[str, Any]) -> str:
+        return f"{self.model_class().__name__}({', '.join(f'{key}={value}' for key, value in model_config.items())})"
 
     # --- samples -----------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class Images(DataKind):
 
     def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
         name, (channels, resolution) = config.model_config_name_or_path, config.image_shape
+        if self.denoiser is not None:
+            return None
         if name is None:
             check_resolution(resolution, len(default_down_blocks(resolution)))
             return None
@@ -126,7 +128,13 @@ class Images(DataKind):
         channels, resolution = config.image_shape
         return given or default_unet_config(resolution, channels, data.num_images)
 
+    def arguments_of_data(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        channels, resolution = config.image_shape
+        return {"sample_size": resolution, "in_channels": channels, "out_channels": channels}
+
     def describe_model(self, model_config: dict[str, Any]) -> str:
+        if self.denoiser is not None:
+            return super().describe_model(model_config)
         return f"UNet2DModel {tuple(model_config['block_out_channels'])}"
 
     def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:

@@ -109,8 +109,8 @@ class Points(DataKind):
             )
         return given
 
-    def describe_model(self, model_config: dict[str, Any]) -> str:
-        return f"MLPDenoiser({', '.join(f'{key}={value}' for key, value in model_config.items())})"
+    def arguments_of_data(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        return {"dimension": data.image_shape[0]}
 
     def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
         return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points

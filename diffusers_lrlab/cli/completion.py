@@ -1,0 +1,58 @@
+"""`lrlab completion`: what a shell needs to complete commands, flags and names."""
+
+import argparse
+from typing import Any
+
+from ..core.errors import LabError
+from ..core.extras import require_extra
+from . import study
+from .lists import KINDS
+from .output import say
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+
+
+def print_completion(shell: str, parser: argparse.ArgumentParser) -> None:
+    """The script for a shell, which starts no Python: names are those that are known now."""
+    require_extra("train", "lrlab completion")  # as the options of training are among them
+    try:
+        import shtab
+    except ImportError:
+        raise LabError("lrlab completion needs shtab, which is not installed: pip install shtab") from None
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction)).choices
+    for name, options in _options_of_training(shtab.FILE).items():
+        # These commands leave the rest of their arguments to the parser of the training scripts.
+        known = commands[name]._option_string_actions
+        for action in options:
+            if not any(flag in known for flag in action.option_strings):
+                commands[name]._add_action(action)
+    for command, place, names in (("list", "kind", list(KINDS)), ("study", "action", study.ACTIONS)):
+        (action,) = (action for action in commands[command]._actions if action.dest == place)
+        action.choices = names
+    say(shtab.complete(parser, shell=shell))
+
+
+def _options_of_training(file: Any) -> dict[str, list[argparse.Action]]:
+    """The flags of the training scripts by the command that takes them all, with the names or the `file` that they take."""
+    from ..core.options import options_of
+    from ..finder.range_test import FinderConfig
+    from ..training.arguments import _make_parser
+    from ..training.config import TrainingConfig
+
+    known = options_of(TrainingConfig)
+    found = {}
+    for command, more in {"train": [], "find-lr": [FinderConfig], "plan": [], "rerun": []}.items():
+        found[command] = [action for action in _make_parser("", more)._actions if "--help" not in action.option_strings]
+        for action in found[command]:
+            # Each is also there with hyphens.
+            action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]
+            option = known.get(action.dest)
+            if option is not None and option.registry:
+                action.choices = [*option.entries, *option.entries.aliases]
+            elif action.dest in ("config", "output_dir") or (option is not None and option.is_path):
+                action.complete = file  # type: ignore[attr-defined]
+    return found

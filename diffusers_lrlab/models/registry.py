@@ -1,0 +1,115 @@
+"""Denoisers by name: what a run trains in the place of the model that fits its data."""
+
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import LabError
+from ..core.registry import Parameter, Registry
+
+_PACKAGE = "diffusers_lrlab"
+
+DENOISERS = Registry("denoiser")
+"""Entries are classes, or the places of ours as "module:class"."""
+
+DENOISERS.register(
+    "mlp",
+    description="residual MLP on sinusoidal embeddings, for points: MLPDenoiser",
+    source="AI-Scientist's 2d_diffusion template",
+    parameters=(
+        Parameter("hidden_size", int, 256, "width of the residual blocks", "[1, inf)"),
+        Parameter("num_layers", int, 3, "number of residual blocks", "[0, inf)"),
+        Parameter("embedding_size", int, 128, "numbers that a coordinate or the timestep becomes; even", "[4, inf)"),
+        Parameter("coordinate_scale", float, 25.0, "factor on coordinates before they are embedded", "(0, inf)"),
+    ),
+)("diffusers_lrlab.models.mlp_denoiser:MLPDenoiser")
+
+
+def register_denoiser(
+    name: str, *, description: str, source: str, parameters: tuple[Parameter, ...] = ()
+) -> Callable[[Any], Any]:
+    """
+    A decorator that registers a class of a denoiser under a name, for `--denoiser`.
+
+    The class is one of diffusers' `ModelMixin` and `ConfigMixin`, and is called as `model(noisy, timesteps).sample`. Its
+    `__init__` takes what the data decide (`dimension` for points; `sample_size` and `in_channels`, and `out_channels` if it
+    has such, for images) and the `parameters`. The code is saved beside the weights, so it has to be a file, and to need no
+    other file of yours.
+
+    Args:
+        name (`str`): What `--denoiser` takes.
+        description (`str`): A line for tables.
+        source (`str`): The paper, or where it comes from.
+        parameters (`tuple` of `Parameter`, *optional*): Arguments that may be given with the name.
+    """
+
+    def decorator(model_class: Any) -> Any:
+        _check_class(name, model_class, [parameter.name for parameter in parameters])
+        registered = DENOISERS.register(name, description=description, source=source, parameters=parameters)(model_class)
+        # Saved pipelines name classes by their module, and look for them there.
+        model_class.__module__ = _PACKAGE
+        setattr(sys.modules[_PACKAGE], model_class.__name__, model_class)
+        return registered
+
+    return decorator
+
+
+def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
+    """Raises a `LabError` for a class that could not be trained, or not be loaded again."""
+    from diffusers.configuration_utils import ConfigMixin
+    from diffusers.models.modeling_utils import ModelMixin
+
+    is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin) and issubclass(model_class, ConfigMixin)
+    if not is_model:
+        raise LabError(
+            f"The denoiser {name!r} must be a class of diffusers' ModelMixin and ConfigMixin, to be saved by them."
+        )
+    if unknown := [parameter for parameter in parameters if parameter not in inspect.signature(model_class).parameters]:
+        raise LabError(
+            f"The denoiser {name!r} declares {unknown[0]!r}, which {model_class.__name__}.__init__ does not take."
+        )
+    if model_class.__name__ in dir(sys.modules[_PACKAGE]):
+        raise LabError(f"The denoiser {name!r} cannot be a class {model_class.__name__}: there is one. Choose another name.")
+    file = inspect.getfile(inspect.unwrap(model_class.forward))
+    if not Path(file).is_file():
+        raise LabError(
+            f"The denoiser {name!r} is not in a file ({file}), so that its code could not be saved beside its weights. "
+            "Put it into one, and import that."
+        )
+
+
+def denoiser_class(name: str) -> Any:
+    place = DENOISERS[name].factory
+    return pkgutil.resolve_name(place) if isinstance(place, str) else place
+
+
+def denoiser_code(model: Any) -> Path | None:
+    """The file that has to lie beside the weights of a model, for others to load it; `None` if diffusers knows its class."""
+    if type(model).__module__ != _PACKAGE:
+        return None
+    return Path(inspect.getfile(inspect.unwrap(type(model).forward)))
+
+
+def denoiser_arguments(name: str, kwargs: Mapping[str, Any], of_data: Mapping[str, Any], data: str) -> dict[str, Any]:
+    """All arguments of a denoiser: those that the data decide, and those that were given."""
+    import torch
+
+    model_class = denoiser_class(name)
+    takes = inspect.signature(model_class).parameters
+    needed = [key for key in of_data if key != "out_channels"]
+    if missing := [key for key in needed if key not in takes]:
+        raise LabError(
+            f"--denoiser {name} does not suit {data}: {model_class.__name__} takes no {missing[0]}. Choose other data, or a "
+            f"denoiser that takes {' and '.join(needed)}."
+        )
+    arguments = {key: value for key, value in of_data.items() if key in takes} | dict(kwargs)
+    try:
+        with torch.device("meta"):
+            model_class(**arguments)
+    except Exception as error:  # of somebody's own code
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise LabError(f"--denoiser {name} cannot be built as {model_class.__name__}({given}): {error}") from error
+    return arguments
