@@ -522,9 +522,6 @@ def counted_updates():
         yield updates
 
 
-# diffusers' own EMAModel.from_pretrained does what diffusers warns of.
-RESUMES = pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
-
 # executor, what to wait for: in the middle of training, and in the middle of measuring.
 MOMENTS = [
     ("stacked", "stacks/[!.]*.pt"),
@@ -535,7 +532,6 @@ MOMENTS = [
 
 
 @pytest.mark.slow
-@RESUMES
 @cases(("executor", "pattern"), MOMENTS)
 def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern):
     out = tmp_path / "out"
@@ -560,7 +556,6 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
     assert not list(out.rglob(".tmp*"))
 
 
-@RESUMES
 @pytest.mark.parametrize(
     ("executor", "pattern", "number", "status"),
     [
@@ -838,7 +833,6 @@ def test_runs_of_data_that_have_changed_are_done_again(home, tmp_path, capsys):
     assert prints[0] != prints[1]
 
 
-@RESUMES
 @pytest.mark.parametrize("executor", ["stacked", "local"])
 def test_what_was_begun_with_other_data_is_begun_again(home, tmp_path, monkeypatch, executor):
     """Trained, and not yet measured, when the points change."""
