@@ -193,7 +193,7 @@ class Registry(Mapping[str, Entry]):
         for entry in self.values():
             names = ", ".join(f"`{name}`" for name in (entry.name, *self.aliases_of(entry)))
             arguments = "<br>".join(f"`{p.name}` ({_default(p)}; {p.allowed}): {p.help}" for p in entry.parameters)
-            facts = [str(entry.facts[fact]) for fact in self.shown_facts]
+            facts = [str(entry.facts.get(fact, "–")) for fact in self.shown_facts]
             cells.append((names, entry.description, *facts, arguments or "–", entry.source))
         return markdown_table(headings, cells)
 
