@@ -32,6 +32,7 @@ from tables import cases
 
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
@@ -984,9 +985,12 @@ def test_from_python_and_by_the_script(home, done, capsys):
     spec = write_spec(home, speedup_metric="validation_loss_ema")
     before = moments(done)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}"])
+        (home / "mine.py").write_text("")
+        patch.setattr(plugins, "_loaded", {})
+        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}", f"--import={home / 'mine.py'}"])
         assert script.main() == 0
         assert "python training_scripts/run_study.py" in read_summary(done)["study"]["command"]
+        assert "--import mine.py" in read_summary(done)["study"]["command"]
         patch.setattr(sys, "argv", ["run_study.py", str(spec)])
         assert script.main() == 2
         assert "error: Where to?" in capsys.readouterr().err
