@@ -41,7 +41,7 @@ class FinderResult:
         if self.suggestion.lr is None:
             raise LabError(
                 f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give a "
-                "learning rate, or let training_scripts/find_lr.py try another range or rule."
+                "learning rate, or let `lrlab find-lr` try another range or rule."
             )
         return float(f"{self.suggestion.lr:.1e}")
 
