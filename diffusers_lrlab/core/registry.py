@@ -170,7 +170,9 @@ class Registry(Mapping[str, Entry]):
         # Not a KeyError: its text is shown quoted and escaped, and these texts are for people.
         if name not in self:
             known = sorted([*self, *self._aliases])
-            raise LabError(f"Unknown {self.kind} {name!r}.{did_you_mean(str(name), known)} Known: {', '.join(known)}.")
+            hint = did_you_mean(str(name), known)
+            own = "" if hint else " One of your own needs the code that registers it: --import FILE_OR_MODULE."
+            raise LabError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.{own}")
         return self._entries[self._aliases.get(name, name)]
 
     def __contains__(self, name: object) -> bool:
