@@ -129,6 +129,10 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
         with pytest.raises(LabError, match=r"The schedule 'mine' failed at .+\.py:\d+: .+ use numpy rather than `if`"):
             curve_of(wrong)
 
+    lab.register_schedule("mine", **ABOUT)(lambda progress: -0.5)
+    with pytest.raises(LabError, match="'mine' gives a learning rate of -0.5 at update 0; use 0 or more"):
+        lab.get_scheduler("mine", torch.optim.SGD([weight()], lr=1.0), 0, 4)
+
     lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (1.7, 1.0))
     schedule = resolve_schedule("constant", None, "mine")
     with pytest.raises(LabError, match=r"The schedule 'mine' gives a momentum of 1.7 at update 0; it has to be in \[0, 1\)"):
