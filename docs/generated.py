@@ -15,6 +15,7 @@ from pathlib import Path
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.cli.main import COMMANDS, _parser
+from diffusers_lrlab.core.registry import markdown_table
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
@@ -37,9 +38,8 @@ def readme_command(number: int) -> str:
 
 
 def commands_table() -> str:
-    rows = ["| command | what it does | example |", "|---|---|---|"]
-    rows += [f"| `lrlab {name}` | {command.help} | `{command.example}` |" for name, command in COMMANDS.items()]
-    return "\n".join(rows)
+    rows = [(f"`lrlab {name}`", command.help, f"`{command.example}`") for name, command in COMMANDS.items()]
+    return markdown_table(("command", "what it does", "example"), rows)
 
 
 def schedule_names() -> str:

@@ -155,7 +155,6 @@ def test_it_has_a_card(finished):
     assert "vectors of 5" in card
 
 
-@pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
 def test_it_resumes(data, tmp_path, finished):
     train(config(data, tmp_path / "again", checkpointing_steps=10))
     # As if it had been killed after update 10.

@@ -8,9 +8,10 @@ The same as `lrlab study run`. Presets: `lrlab study list`.
 
 import sys
 
-from diffusers_lrlab.cli.output import LabParser
+from diffusers_lrlab.cli.output import LabParser, add_import
 from diffusers_lrlab.cli.study import add_run_arguments, run
 from diffusers_lrlab.core.errors import exit_status
+from diffusers_lrlab.core.plugins import load_plugins
 
 
 def compare() -> None:
@@ -18,7 +19,10 @@ def compare() -> None:
     parser = LabParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("what", metavar="SPEC", help="a YAML file, or the name of a preset")
     add_run_arguments(parser)
-    run(parser.parse_args(), "python training_scripts/run_study.py")
+    add_import(parser)
+    options = parser.parse_args()
+    load_plugins(options.plugins)
+    run(options, "python training_scripts/run_study.py")
 
 
 def main() -> int:

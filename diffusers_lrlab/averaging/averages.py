@@ -1,5 +1,6 @@
 """Averages of the weights: the exponential moving average, and what a schedule-free optimizer makes by itself."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,16 @@ from diffusers.utils import logging
 
 @contextmanager
 def without_config_warnings() -> Iterator[None]:
-    """Diffusers takes what an EMA keeps in its config.json for misspelt arguments of the model, and says so."""
+    """
+    Diffusers takes what an EMA keeps in its config.json for misspelt arguments of the model, and says so; and its own
+    `EMAModel.from_pretrained` calls what it has deprecated.
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "It is deprecated to pass a pretrained model name or path", FutureWarning)
+            yield
     finally:
         logging.set_verbosity(verbosity)
 

@@ -58,7 +58,7 @@ def pull(options: argparse.Namespace) -> None:
         "run": f"lrlab rerun {folder} --compare",
         "study": f"lrlab study run {folder}/spec.yaml --out NEW",
         "schedule": f"lrlab preview --lr_scheduler hub:{options.repo_id} --num_training_steps 10000",
-        "dataset": f"accelerate launch training_scripts/train_ddpm.py --dataset_name {folder}",
+        "dataset": f"lrlab train --dataset_name {folder}",
     }
     kind = kind_of_folder(out)
     say(f"Downloaded a {kind} to {out}. Go on, for instance, by: {then[kind]}")
@@ -73,7 +73,7 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help="where the run goes; NAME-rerun if not given")
     add("--revision", metavar="REVISION", help="of the repository")
     add("--tolerance", type=float, metavar="SHARE", help="what counts as the same in another environment; 0.05 if not given")
-    parser.add_argument_group("options of training_scripts/train_ddpm.py", "They take the place of what was recorded.")
+    parser.add_argument_group("options of lrlab train", "They take the place of what was recorded.")
 
 
 # They would put the run where the record is, or in place of another one.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..core.errors import LabError, did_you_mean, exit_status
 from ..core.plugins import load_plugins
 from . import completion, hub, lists, preview, study, tools, training
-from .output import LabParser
+from .output import LabParser, add_import
 
 
 class Command(NamedTuple):
@@ -112,7 +112,7 @@ COMMANDS = {
 
 
 REST = (*SCRIPTS, "plan", "rerun")  # what is left of their arguments is for the training script's parser
-_IMPORT = "Python files or modules, with commas, that register names of your own"
+TAKES_NAMES = ("list", "preview", "study", "schedule", "push")  # that may be of plug-ins; REST has the training's --import
 
 
 def _parser() -> LabParser:
@@ -124,8 +124,8 @@ def _parser() -> LabParser:
             name, help=command.help, description=description, epilog=example, allow_abbrev=False
         )
         command.add_arguments(of_command)
-        if name not in REST:
-            of_command.add_argument("--import", dest="plugins", metavar="FILE_OR_MODULE", help=_IMPORT)
+        if name in TAKES_NAMES:
+            add_import(of_command)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: how they print, and how they refuse arguments."""
+"""What commands share: how they print, how they refuse arguments, and the option that loads plug-ins."""
 
 import argparse
 import json
@@ -13,6 +13,12 @@ class LabParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise LabError(f"{message}. See {self.prog} --help.")
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    """The option `--import`; what it names is loaded once the command line is read."""
+    help = "Python files or modules, with commas, that register names of your own"
+    parser.add_argument("--import", dest="plugins", metavar="FILE_OR_MODULE", help=help)
 
 
 def say(text: str) -> None:

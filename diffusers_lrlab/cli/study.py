@@ -83,7 +83,8 @@ def run(options: argparse.Namespace, program: str) -> None:
 
     command = f"{program} {_shown(options.what)} --out {_shown(options.out)}"
     precision = None if spec.precision == "fp32" else spec.precision
-    given = {"executor": options.executor, "stack_size": options.stack_size, "precision": precision}
+    plugins = ",".join(map(_shown, (options.plugins or "").split(","))) if options.plugins else None
+    given = {"executor": options.executor, "stack_size": options.stack_size, "precision": precision, "import": plugins}
     command += "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
     page = run_study(spec, options.out, options.executor, options.stack_size, command)
     say(f"Wrote {page}.")

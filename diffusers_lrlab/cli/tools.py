@@ -10,7 +10,7 @@ from .output import say, say_json
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lrlab plan [--option value ...]"
-    parser.add_argument_group("options of training_scripts/train_ddpm.py", "All of them; its --help explains them.")
+    parser.add_argument_group("options of lrlab train", "All of them; its --help explains them.")
 
 
 def plan(options: argparse.Namespace) -> None:

@@ -7,7 +7,9 @@ import difflib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -39,6 +41,19 @@ class Interrupted(Exception):
             f"again with --resume_from_checkpoint latest ({checkpoint})."
         )
         self.signal_number, self.checkpoint = signal_number, checkpoint
+
+
+@contextmanager
+def failures_located(what: str, remedy: str = "") -> Iterator[None]:
+    """Whatever a plug-in raises in this block is a [`LabError`] that names `what` failed, and its file and line."""
+    try:
+        yield
+    except LabError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        raise LabError(f"{what} failed at {where}: {type(error).__name__}: {error}{remedy}") from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -47,8 +47,8 @@ def as_text(registry: Registry, flag: str, width: int | None) -> str:
         return p.name if p.default is None else f"{p.name}={json.dumps(p.default)}"
 
     def description(entry: Entry) -> str:
-        facts = "".join(f"; {heading}: {entry.facts[fact]}" for fact, heading in registry.shown_facts.items())
-        return entry.description + facts
+        shown = {heading: entry.facts.get(fact) for fact, heading in registry.shown_facts.items()}
+        return entry.description + "".join(f"; {heading}: {value}" for heading, value in shown.items() if value is not None)
 
     rows = [
         (entry.name, ", ".join(registry.aliases_of(entry)), description(entry), ", ".join(map(argument, entry.parameters)))

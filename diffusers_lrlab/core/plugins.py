@@ -6,12 +6,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from .errors import LabError
+from .errors import LabError, failures_located
 
 ENTRY_POINTS = "diffusers_lrlab.plugins"
 """The entry point group of packages whose names are known wherever they are installed."""
@@ -71,14 +70,8 @@ def _is_file(name: str) -> bool:
 
 
 def _run(name: str) -> ModuleType:
-    try:
+    with failures_located(f"--import {name}"):
         return _run_file(Path(name)) if _is_file(name) else _run_module(name)
-    except LabError:
-        raise
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {error}"
-        raise LabError(f"--import {name} failed at {last.filename}:{last.lineno}: {what}") from error
 
 
 def _run_file(path: Path) -> ModuleType:

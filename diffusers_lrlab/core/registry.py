@@ -170,7 +170,9 @@ class Registry(Mapping[str, Entry]):
         # Not a KeyError: its text is shown quoted and escaped, and these texts are for people.
         if name not in self:
             known = sorted([*self, *self._aliases])
-            raise LabError(f"Unknown {self.kind} {name!r}.{did_you_mean(str(name), known)} Known: {', '.join(known)}.")
+            hint = did_you_mean(str(name), known)
+            own = "" if hint else " One of your own needs the code that registers it: --import FILE_OR_MODULE."
+            raise LabError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.{own}")
         return self._entries[self._aliases.get(name, name)]
 
     def __contains__(self, name: object) -> bool:
@@ -193,7 +195,7 @@ class Registry(Mapping[str, Entry]):
         for entry in self.values():
             names = ", ".join(f"`{name}`" for name in (entry.name, *self.aliases_of(entry)))
             arguments = "<br>".join(f"`{p.name}` ({_default(p)}; {p.allowed}): {p.help}" for p in entry.parameters)
-            facts = [str(entry.facts[fact]) for fact in self.shown_facts]
+            facts = [str(entry.facts.get(fact, "–")) for fact in self.shown_facts]
             cells.append((names, entry.description, *facts, arguments or "–", entry.source))
         return markdown_table(headings, cells)
 

@@ -73,29 +73,21 @@ def squared_mmd(first: np.ndarray, second: np.ndarray, bandwidth: float | None =
     return within(first) + within(second) - 2 * _mean_of_pairs(first, second, kernel)
 
 
-def _check_order(p: float) -> None:
-    if not 1 <= p < math.inf:
-        raise ValueError(f"p={p} is not allowed; use a finite number, 1 or more.")
-
-
-def _power_mean(values: np.ndarray, weights: np.ndarray, p: float) -> float:
-    """`(sum of weights * values ** p) ** (1 / p)` of values that are not negative, for large p too."""
+def _root_mean_square(values: np.ndarray, weights: np.ndarray) -> float:
+    """Of values that are not negative."""
     largest = float(values.max())
-    return largest * float((weights * (values / largest) ** p).sum()) ** (1 / p) if largest else 0.0
+    return largest * float((weights * (values / largest) ** 2).sum()) ** 0.5 if largest else 0.0
 
 
-def sliced_wasserstein(
-    first: np.ndarray, second: np.ndarray, p: float = 2.0, num_projections: int = 128, seed: int = 0
-) -> float:
+def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: int = 128, seed: int = 0) -> float:
     r"""
-    The sliced p-Wasserstein distance: \((\mathrm{mean}_u\, W_p(\langle X, u \rangle, \langle Y, u \rangle)^p)^{1/p}\).
+    The sliced 2-Wasserstein distance: \((\mathrm{mean}_u\, W_2(\langle X, u \rangle, \langle Y, u \rangle)^2)^{1/2}\).
 
     The directions u are evenly spread half a turn around in two dimensions, and random in more; along each the distance
     is exact, by quantiles (N. Bonneel et al., J. Math. Imaging Vis. 51, 2015). In the unit of the coordinates; the sets may
-    differ in size, and `p` is 1 or more.
+    differ in size.
     """
     first, second = as_points(first, second)
-    _check_order(p)
     if num_projections < 1:
         raise ValueError(f"num_projections={num_projections} is not allowed; use 1 or more.")
     dimension = first.shape[1]
@@ -112,13 +104,13 @@ def sliced_wasserstein(
     distances = []  # of each direction
     for direction in directions:
         quantiles = [np.sort(points @ direction)[row] for points, row in zip((first, second), rows, strict=True)]
-        distances.append(_power_mean(np.abs(quantiles[0] - quantiles[1]), shares, p))
-    return _power_mean(np.array(distances), np.full(num_projections, 1 / num_projections), p)
+        distances.append(_root_mean_square(np.abs(quantiles[0] - quantiles[1]), shares))
+    return _root_mean_square(np.array(distances), np.full(num_projections, 1 / num_projections))
 
 
-def exact_wasserstein(first: np.ndarray, second: np.ndarray, p: float = 2.0) -> float:
+def exact_wasserstein(first: np.ndarray, second: np.ndarray) -> float:
     """
-    The p-Wasserstein distance of two sets of equally many points, by the best assignment of one to the other.
+    The 2-Wasserstein distance of two sets of equally many points, by the best assignment of one to the other.
 
     Between samples it is biased upwards, by an amount that shrinks slowly with their number. Time grows with about the
     cube of it, so more than `MAX_EXACT_POINTS` are refused.
@@ -129,11 +121,10 @@ def exact_wasserstein(first: np.ndarray, second: np.ndarray, p: float = 2.0) -> 
             f"The exact Wasserstein distance is between sets of equally many points, {MAX_EXACT_POINTS} at most; got "
             f"{len(first)} and {len(second)}. Take parts of them, or sliced_wasserstein."
         )
-    _check_order(p)
     distances = cdist(first, second)
     largest = distances.max()
-    assigned = distances[linear_sum_assignment((distances / largest) ** p if largest else distances)]
-    return _power_mean(assigned, np.full(len(assigned), 1 / len(assigned)), p)
+    assigned = distances[linear_sum_assignment((distances / largest) ** 2 if largest else distances)]
+    return _root_mean_square(assigned, np.full(len(assigned), 1 / len(assigned)))
 
 
 def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..core.errors import failures_located
 from .metrics import METRICS, NEIGHBOUR, Evaluation
 
 
@@ -67,5 +68,6 @@ def compare_samples(
         reference = real[: metric.num_real or len(samples)]
         if metric.equal_sizes:
             samples, reference = samples[: len(reference)], reference[: len(samples)]
-        results[metric.name] = metric.function(reference, samples)
+        with failures_located(f"The metric {metric.name!r}"):
+            results[metric.name] = metric.function(reference, samples)
     return results

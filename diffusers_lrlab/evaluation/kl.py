@@ -11,11 +11,6 @@ from ..core.environment import available_cores
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def check_base(base: float) -> None:
-    if not 1 < base < math.inf:
-        raise ValueError(f"base={base!r} is not allowed; use 2 for bits, math.e for nats.")
-
-
 def check_neighbour(k: int, most: int, sizes: str) -> None:
     if not isinstance(k, (int, np.integer)) or not 1 <= k <= most:
         raise ValueError(f"k={k!r} is not allowed for {sizes}; use 1 to {most}.")
@@ -44,9 +39,9 @@ def resolution(real: np.ndarray) -> float:
     return float(np.finfo(np.float32).eps * max(np.abs(real).max(), np.finfo(np.float32).tiny))
 
 
-def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.0) -> float:
+def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     r"""
-    KL(real || generated) by the distances to nearest neighbours.
+    KL(real || generated) in bits, by the distances to nearest neighbours.
 
     \(\frac{d}{n} \sum_i \log \frac{\nu_k(i)}{\rho_k(i)} + \log \frac{m}{n - 1}\), where \(\rho_k(i)\) is the distance from
     the i-th of n real points to its k-th neighbour among the other real ones, and \(\nu_k(i)\) to its k-th neighbour among
@@ -58,19 +53,18 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5, base: float = 2.
     points of the same sizes, as training runs do, and read the figure beside that one. It can be negative.
 
     Distances below the rounding of float32 at the largest real coordinate count as that much, so that repeated points
-    give large figures and not infinite ones. `k` is less than n, and at most m; `base` 2 gives bits, e nats.
+    give large figures and not infinite ones. `k` is less than n, and at most m.
     """
     real, generated = as_points(real, generated)
     sizes = f"{len(real)} real and {len(generated)} generated points"
     check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
-    check_base(base)
     workers, smallest = available_cores(), resolution(real)
     # Its own point is the nearest one, at distance 0.
     own = cKDTree(real).query(real, k=[k + 1], workers=workers)[0]
     other = cKDTree(generated).query(real, k=[k], workers=workers)[0]
     logs = np.log(np.maximum(other, smallest)) - np.log(np.maximum(own, smallest))
     nats = real.shape[1] * logs.mean() + math.log(len(generated) / (len(real) - 1))
-    return float(nats / math.log(base))
+    return float(nats / math.log(2))
 
 
 def _as_limits(limits: tuple[np.ndarray, np.ndarray], dimension: int) -> list[np.ndarray]:
@@ -86,20 +80,18 @@ def histogram_kl(
     generated: np.ndarray,
     bins: int = 50,
     limits: tuple[np.ndarray, np.ndarray] | None = None,
-    base: float = 2.0,
 ) -> float:
     r"""
-    KL(real || generated) of two histograms on one grid.
+    KL(real || generated) in bits, of two histograms on one grid.
 
     Every cell has half a point more than it holds, in both (the Krichevsky-Trofimov estimate), so that empty cells do not
     make it infinite; points outside the grid count in its outermost cells. It sees nothing finer than a cell.
 
     The grid has `bins` cells along each axis, so 1 to 3 dimensions are practical; `limits` are its lowest and highest
-    coordinates, those of the real points if not given. With `base` 2 the result is in bits.
+    coordinates, those of the real points if not given.
     """
     real, generated = as_points(real, generated)
     dimension = real.shape[1]
-    check_base(base)
     if not 1 <= bins or bins**dimension > 10**7:
         raise ValueError(f"bins={bins} in {dimension} dimensions are not allowed; use 1 to {int(10 ** (7 / dimension))}.")
     lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else _as_limits(limits, dimension)
@@ -110,4 +102,4 @@ def histogram_kl(
         flat = np.ravel_multi_index(tuple(cells.T), (bins,) * dimension)
         counts = np.bincount(flat, minlength=bins**dimension) + 0.5
         shares.append(counts / counts.sum())
-    return float((shares[0] * np.log(shares[0] / shares[1])).sum() / math.log(base))
+    return float((shares[0] * np.log(shares[0] / shares[1])).sum() / math.log(2))

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from ..objective.process import NoiseProcess
-from .kl import check_base
 
 
 class _NoisePrediction:
@@ -82,15 +81,14 @@ def log_likelihood(
     return torch.cat(logs)
 
 
-def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray, base: float = 2.0) -> tuple[float, float]:
+def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray) -> tuple[float, float]:
     r"""
     KL(data || model) from natural log-densities at the same points of the data: \(E[\log p - \log q]\).
 
-    The two numbers are its mean, without bias, and its standard error, in bits with base 2.
+    The two numbers are its mean, without bias, and its standard error, in bits.
     """
     first, second = np.asarray(log_prob, np.float64), np.asarray(model_log_prob, np.float64)
-    check_base(base)
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
         raise ValueError(f"Expected two arrays of as many numbers, 2 at least; got shapes {first.shape} and {second.shape}.")
-    differences = (first - second) / math.log(base)
+    differences = (first - second) / math.log(2)
     return float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(len(differences)))

@@ -118,6 +118,8 @@ def find_lr_of(
 
 def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
     """Settings, checked, with both rates; a `LabError` for an optimizer that finds its rate by itself."""
+    if not isinstance(settings, FinderConfig):
+        raise LabError(f"find_lr() takes a FinderConfig, not {type(settings).__name__}: FinderConfig(num_updates=200, ...).")
     settings.check()
     name = optimizer.partition(":")[0]
     facts = OPTIMIZERS[name].facts if name in OPTIMIZERS else {}

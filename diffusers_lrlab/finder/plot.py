@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes
 from .range_test import FinderConfig, Sweep
 from .suggestions import Suggestion, smooth
 
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOOKS = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the least"), "valley": (GREEN, "valley")}
-
-
-def plot_finder(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion], path: Path) -> None:
-    save_figure(finder_figure(settings, sweeps, suggestions), path)
 
 
 def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion]) -> Any:

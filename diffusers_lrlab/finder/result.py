@@ -14,8 +14,9 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.files import write_text
+from ..core.plotting import save_figure
 from ..training.run_folder import FINDER_FILES
-from .plot import finder_figure, plot_finder
+from .plot import finder_figure
 from .range_test import FinderConfig, Sweep
 from .suggestions import Suggestion, disagreement
 
@@ -41,7 +42,7 @@ class FinderResult:
         if self.suggestion.lr is None:
             raise LabError(
                 f"The finder has no learning rate by {self.settings.rule!r}: {self.suggestion.reason}. Give a "
-                "learning rate, or let training_scripts/find_lr.py try another range or rule."
+                "learning rate, or let `lrlab find-lr` try another range or rule."
             )
         return float(f"{self.suggestion.lr:.1e}")
 
@@ -69,7 +70,7 @@ class FinderResult:
 
     def _repr_html_(self) -> str:
         """For notebooks: the picture, and what [`describe`] says."""
-        finder_figure(self.settings, self.sweeps, self.suggestions).savefig(file := io.BytesIO(), format="png")
+        self._figure().savefig(file := io.BytesIO(), format="png")
         picture = base64.b64encode(file.getvalue()).decode()
         alt = f"Loss over the learning rate, and what each rule suggests: {self!r}"
         return (
@@ -102,7 +103,10 @@ class FinderResult:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-        plot_finder(self.settings, self.sweeps, self.suggestions, folder / FINDER_FILES[1])
+        save_figure(self._figure(), folder / FINDER_FILES[1])
+
+    def _figure(self) -> Any:
+        return finder_figure(self.settings, self.sweeps, self.suggestions)
 
 
 def _finite(values: np.ndarray) -> list[float | None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..core.errors import failures_located
 from ..core.streams import block_randn, stream_generator
 from ..data.layout import BatchLayout
 from ..timesteps.bands import TimestepLR
@@ -128,7 +129,8 @@ class Objective:
         noise = block_randn(seed, "noise", update, everything, shape, self.device)
         others = self._in_order(images) if "images" in entry.traits else None
         generator = stream_generator(seed, "noise-kind", update, device=self.device)
-        noise = entry.factory(noise, others, generator, **self.spec.noise_kwargs)
+        with failures_located(f"The noise {self.spec.noise!r}"):
+            noise = entry.factory(noise, others, generator, **self.spec.noise_kwargs).view(noise.shape)
         for part in positions:
             yield noise[part.start : part.stop]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, failures_located
 from ..core.registry import Parameter, Registry
 from ..core.spec import resolve_spec
 
@@ -27,7 +27,7 @@ for AdamW.
 """
 
 register_optimizer = OPTIMIZERS.register
-"""Registers an optimizer, such a function, with the arguments of [`Registry.register`]; the fact `state_bytes` is needed."""
+"""Registers an optimizer, such a function, with the arguments of [`Registry.register`]."""
 
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
 _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
@@ -60,7 +60,8 @@ def get_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float, **
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
-    return OPTIMIZERS[name].factory(list(params), lr, **resolved)
+    with failures_located(f"The optimizer {name!r}"):
+        return OPTIMIZERS[name].factory(list(params), lr, **resolved)
 
 
 def check_installed(name: str) -> None:

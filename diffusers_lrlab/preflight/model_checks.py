@@ -100,6 +100,6 @@ def overfit_one_batch(subject: Subject) -> str:
     if not last < _SANITY_FALL * first:
         raise LabError(
             f"The sanity run failed: {text}. A model that cannot learn one batch learns nothing else. Look at the "
-            "learning rate (training_scripts/find_lr.py), the data and the model."
+            "learning rate (`lrlab find-lr`), the data and the model."
         )
     return f"Sanity run: {text}."

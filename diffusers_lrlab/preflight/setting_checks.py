@@ -120,7 +120,7 @@ def learning_rate(subject: Subject) -> str | None:
         return None
     return (
         f"The learning rate {rate:.3g} is {_times(rate, low if rate < low else high)} what is usual for {config.optimizer} "
-        f"and a model of {size:,} parameters, {low:g} to {high:g}. training_scripts/find_lr.py tests it."
+        f"and a model of {size:,} parameters, {low:g} to {high:g}. `lrlab find-lr` tests it."
     )
 
 

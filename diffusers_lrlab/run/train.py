@@ -32,7 +32,7 @@ def train(config: TrainingConfig) -> Path | None:
     Trains a diffusers pipeline.
 
     Args:
-        config ([`TrainingConfig`]): See its fields, or `training_scripts/train_ddpm.py --help`.
+        config ([`TrainingConfig`]): See its fields, or `lrlab train --help`.
 
     Returns:
         `Path`: the folder of the run, for `DDPMPipeline.from_pretrained`; `None` after `dry_run`.

@@ -64,6 +64,9 @@ class CurveLR(LRScheduler):
         lrs = []
         for index, group in enumerate(self.optimizer.param_groups):
             lr, momentum = self.values(self.last_epoch, index)
+            if not lr >= 0:  # a plug-in's
+                name, update = self.schedule.name or self.schedule.momentum, self.last_epoch
+                raise LabError(f"The schedule {name!r} gives a learning rate of {lr:g} at update {update}; use 0 or more.")
             lrs.append(float(lr) if self.schedule.sets_lr else group["lr"])
             if momentum is not None:
                 write_momentum(group, float(momentum))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, failures_located
 from ..core.progress import Progress
 from ..core.spec import checked_name, resolve_spec
 from ..schedules.schedule import ENDLESS
@@ -62,7 +62,14 @@ class TimestepSampler(MayFollowLosses):
     def _check_density(self) -> None:
         """Evaluates the density over the run, for the errors that only it can raise."""
         updates = np.linspace(0, self.num_training_steps, 9).astype(np.int64) if self.moves else 0
-        lowest = self.probabilities(updates).min().item()
+        with failures_located(f"The timestep sampler {self.name!r}"):
+            probabilities = self.probabilities(updates)
+        lowest = probabilities.min().item()
+        if probabilities.shape[-1] != self.num_train_timesteps or lowest < 0:
+            raise LabError(
+                f"The timestep sampler {self.name!r} has to give {self.num_train_timesteps} densities of 0 or more, one for "
+                f"each timestep, not {np.array2string(probabilities.numpy(), threshold=5)} (normalised)."
+            )
         if self.unbiased and not 1 / np.finfo(np.float32).max < self.num_train_timesteps * lowest:
             raise LabError(
                 f"{self.name!r} with {self._own} gives some timesteps next to no probability, and no weight makes up for "

@@ -66,7 +66,7 @@ def check_combinations(config: ResolvedConfig) -> None:
     if config.local_rank >= 0 and "LOCAL_RANK" not in os.environ:
         raise LabError(
             f"--local_rank {config.local_rank} without a launcher has no effect. Start several processes with "
-            "`accelerate launch --num_processes N training_scripts/train_ddpm.py ...`."
+            "`accelerate launch --num_processes N -m diffusers_lrlab.train ...`."
         )
 
 

@@ -21,7 +21,7 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
     """
     What is asked of a run; `None` stands for a default that depends on something else, as the help of the field says.
 
-    Every field is a flag of `training_scripts/train_ddpm.py`, whose `--help` documents them. `learning_rate="auto"` is
+    Every field is a flag of `lrlab train`, whose `--help` documents them. `learning_rate="auto"` is
     `auto_learning_rate=True`.
     """
 

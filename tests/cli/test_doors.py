@@ -159,6 +159,13 @@ def test_environment_is_told_for_bug_reports(capsys):
     assert "torch" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["scale", "pull", "data", "upstream-patch", "env"])
+def test_commands_that_take_no_names_import_nothing(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "--import" not in capsys.readouterr().out
+
+
 def test_a_launched_script_takes_code_of_ones_own(tmp_path):
     (tmp_path / "mine.py").write_text(SCHEDULE.replace("NAME", "falls_in_a_launched_script"))
     script = tmp_path / "script.py"

@@ -22,8 +22,6 @@ OPTIONS = json.loads((V1 / "options.json").read_text())
 FLAGS = json.loads((V1 / "help" / "flags.json").read_text())
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 NAMES = {"arm", "dataset", "metric", "baseline", "between", "status"}  # strings that are not words for people
-# diffusers' own EMAModel.from_pretrained does what diffusers warns of.
-RESUMES = pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
 
 
 @pytest.fixture
@@ -90,7 +88,6 @@ def assert_same_tensors(found, expected):
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-@RESUMES
 def test_a_run_on_points_goes_on(home):
     """The sampler and the schedule follow the losses: their state must come from the checkpoint."""
     whole, folder = home / "points-run", home / "points-run-interrupted"
@@ -108,7 +105,6 @@ def test_a_run_on_points_goes_on(home):
     assert_same_figures(new["train"]["results"], old["train"]["results"], rel=1e-4)
 
 
-@RESUMES
 def test_a_run_on_images_goes_on(home):
     whole, folder = home / "images-run", home / "images-run-interrupted"
     assert read(folder / "lrlab" / "run.json")["run"]["status"] == "cancelled"
@@ -172,7 +168,6 @@ def test_the_report_of_a_study_says_the_same(home):
     assert (home / "study" / "report" / "index.html").is_file()
 
 
-@RESUMES
 @pytest.mark.parametrize(
     ("name", "options", "rel"),
     [

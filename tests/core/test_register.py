@@ -6,12 +6,15 @@ import torch
 
 import diffusers_lrlab as lab
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.listing import as_text
 from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.metrics import METRICS, metric_label
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.schedules.resolve import resolve_schedule
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 REGISTRIES = (SCHEDULERS, MOMENTUM_SCHEDULERS, TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS, OPTIMIZERS, NOISES)
@@ -106,3 +109,53 @@ def test_what_a_metric_does_not_have_is_refused():
         lab.register_metric("mine", **ABOUT, traits=("on_hubb",))
     with pytest.raises(LabError, match="The metric 'kl' is already registered"):
         lab.register_metric("kl", **ABOUT)(None)
+
+
+def test_what_a_plug_in_returns_is_checked_before_it_is_used():
+    from diffusers import DDPMScheduler
+
+    def curve_of(function):
+        lab.register_schedule("mine", **ABOUT)(function)
+        try:
+            lab.lr_curve("mine", 1.0, 0, 4)
+        finally:
+            del SCHEDULERS._entries["mine"]
+
+    with pytest.raises(LabError, match=r"'mine' gives a learning rate of -0.25 at update 2; it has to be in \[0, inf\)"):
+        curve_of(lambda progress: 0.25 - progress.fraction)
+    with pytest.raises(LabError, match="gives a learning rate of nan at update 0"):
+        curve_of(lambda progress: float("nan"))
+    for wrong in (lambda progress: 1 if progress.fraction < 0.5 else 0, lambda progress: "x", lambda progress: np.ones(3)):
+        with pytest.raises(LabError, match=r"The schedule 'mine' failed at .+\.py:\d+: .+ use numpy rather than `if`"):
+            curve_of(wrong)
+
+    lab.register_schedule("mine", **ABOUT)(lambda progress: -0.5)
+    with pytest.raises(LabError, match="'mine' gives a learning rate of -0.5 at update 0; use 0 or more"):
+        lab.get_scheduler("mine", torch.optim.SGD([weight()], lr=1.0), 0, 4)
+
+    lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (1.7, 1.0))
+    schedule = resolve_schedule("constant", None, "mine")
+    with pytest.raises(LabError, match=r"The schedule 'mine' gives a momentum of 1.7 at update 0; it has to be in \[0, 1\)"):
+        schedule_curves(schedule, 1.0, 0.8, 0, 4)
+
+    for density in (lambda progress, levels: np.ones(3), lambda progress, levels: np.array([-1.0, 1, 1, 1])):
+        lab.register_timestep_sampler("mine", **ABOUT)(density)
+        with pytest.raises(LabError, match="'mine' has to give 4 densities of 0 or more, one for each timestep, not"):
+            lab.get_timestep_sampler("mine", num_train_timesteps=4)
+        del TIMESTEP_SAMPLERS._entries["mine"]
+
+    for weights in (lambda levels: np.ones(3), lambda levels: -np.ones(4), lambda levels: np.full(4, np.nan)):
+        lab.register_loss_weighting("mine", **ABOUT)(weights)
+        with pytest.raises(LabError, match="'mine' has to give 4 weights of 0 or more, one for each timestep, not"):
+            lab.get_loss_weighting("mine", DDPMScheduler(num_train_timesteps=4))
+        del LOSS_WEIGHTINGS._entries["mine"]
+
+    lab.register_optimizer("mine", **ABOUT)(lambda params, lr: params.nothing)
+    with pytest.raises(LabError, match=r"The optimizer 'mine' failed at .+test_register.py:\d+: AttributeError"):
+        lab.get_optimizer("mine", [weight()], 0.5)
+
+
+def test_an_optimizer_is_listed_without_its_facts():
+    lab.register_optimizer("mine", **ABOUT)(torch.optim.SGD)
+    assert any(line.split() == ["mine", "of", "a", "test"] for line in as_text(OPTIMIZERS, "--optimizer", None).splitlines())
+    assert "| `mine` | of a test | – | – | this test |" in OPTIMIZERS.table()

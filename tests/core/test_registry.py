@@ -46,6 +46,8 @@ def registry():
 def test_unknown_name_suggests_and_lists(registry):
     with pytest.raises(LabError, match=r"Unknown colour 'rad'. Did you mean 'red'\? Known: red, rouge\."):
         registry["rad"]
+    with pytest.raises(LabError, match=r"Unknown colour 'teal'\. Known: red, rouge\. One of your own needs .*--import"):
+        registry["teal"]
 
 
 @pytest.mark.parametrize("taken", [{"name": "red"}, {"name": "rouge"}, {"name": "pink", "aliases": ("red",)}])

@@ -205,6 +205,8 @@ def test_the_range_follows_the_optimizer():
     assert resolve_settings(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         resolve_settings(FinderConfig(), "prodigy")
+    with pytest.raises(LabError, match=r"find_lr\(\) takes a FinderConfig, not dict: FinderConfig\(num_updates=200"):
+        resolve_settings({"num_updates": 20}, "adamw")
 
 
 def test_rates_are_spaced_evenly():

@@ -293,7 +293,7 @@ def test_one_batch_is_learned_by_heart(tmp_path, monkeypatch):
     told = overfit_one_batch(Subject(make_trainer(tmp_path, train_batch_size=8)))
     assert told.startswith("Sanity run: one batch, seen 150 times at a learning rate of 0.001")
     monkeypatch.setattr(model_checks, "_SANITY_UPDATES", 5)
-    with pytest.raises(LabError, match="The sanity run failed: one batch, seen 5 times.*find_lr.py"):
+    with pytest.raises(LabError, match="The sanity run failed: one batch, seen 5 times.*lrlab find-lr"):
         overfit_one_batch(Subject(make_trainer(tmp_path, train_batch_size=8, learning_rate=1e-9)))
 
 

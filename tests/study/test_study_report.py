@@ -22,8 +22,9 @@ from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.findings import findings
 from diffusers_lrlab.study.analysis.statistics import compare
-from diffusers_lrlab.study.report import front, plots, tables
+from diffusers_lrlab.study.report import front, plots, sample_grid, tables
 from diffusers_lrlab.study.report.report import write_report
+from diffusers_lrlab.study.report.report_contents import ReportContents
 from diffusers_lrlab.study.report.report_data import FAMILIES, MOST_POINTS, courses, looks, spans_decades
 from diffusers_lrlab.study.report.table_formats import (
     Table,
@@ -84,17 +85,17 @@ def page_of(tmp_path, results, summary):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Saves time where it is words that matter."""
-    monkeypatch.setattr(plots, "_save", lambda figure, path: path.write_bytes(b"a picture"))
+    monkeypatch.setattr(plots, "save_picture", lambda figure, path: path.write_bytes(b"a picture"))
 
 
 @pytest.fixture
 def only_samples_drawn(monkeypatch):
-    save = plots._save
+    save = plots.save_picture
 
     def save_samples(figure, path):
         save(figure, path) if path.name == "samples.png" else path.write_bytes(b"a picture")
 
-    monkeypatch.setattr(plots, "_save", save_samples)
+    monkeypatch.setattr(plots, "save_picture", save_samples)
 
 
 def number_of(text):
@@ -104,10 +105,12 @@ def number_of(text):
 @pytest.mark.parametrize(("num_arms", "told"), [(24, ""), (30, "the first 24 of 30 arms")])
 def test_samples_that_are_left_out_are_told(monkeypatch, tmp_path, num_arms, told):
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(plots, "save_picture", lambda figure, _: figures.append(figure))
     arms = [f"arm {number}" for number in range(num_arms)]
     points = SimpleNamespace(samples={"points": [[0.0, 1.0], [1.0, 0.0]]})
-    plots.plot_sample_grid({(arm, "dino"): points for arm in arms}, ["dino"], looks(arms, arms[0]), tmp_path / "samples.png")
+    sample_grid.plot_sample_grid(
+        {(arm, "dino"): points for arm in arms}, ["dino"], looks(arms, arms[0]), tmp_path / "samples.png"
+    )
     assert figures[0].get_supxlabel() == told
     assert len(figures[0].axes) == 24
 
@@ -298,7 +301,7 @@ def test_of_many_arms_ten_have_a_sentence_and_all_are_in_a_table(tmp_path):
 
 def test_a_difference_is_coloured_only_where_the_test_says_so(monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(plots, "save_picture", lambda figure, _: figures.append(figure))
     _, summary = made_up_study(("a", "b", "c", "d"), ("dino",))
     rows = {row["arm"]: row for row in tables.rows_of(summary, "kl")}
     rows["c"] |= {"diff": -0.1, "diff_low": -0.2, "diff_high": -0.05}
@@ -464,6 +467,27 @@ def test_a_name_is_never_markup(tmp_path):
     assert "<script>" not in markdown.split("## Command")[0].replace(r"\<script\>", "")
     for path in (tmp_path / "report/tables").iterdir():
         assert not re.search(r"(?<!\\)\$x_1", path.read_text(encoding="utf-8"))
+
+
+def test_plug_ins_that_changed_between_runs_are_a_warning():
+    """The names of results are those of before, so they would be taken for results of the code of now."""
+    results, summary = made_up_study(("a", "b"), ("dino",))
+    before = front.warnings(results, summary)
+    for place, run in enumerate(results):
+        run.record["meta"] = {"plugins": [{"name": "/home/me/mine.py", "sha256": str(place % 2)}]}
+    (warning,) = [text for text in front.warnings(results, summary) if text not in before]
+    assert warning.startswith("The code of mine.py changed between runs")
+    for run in results:
+        run.record["meta"]["plugins"][0]["sha256"] = "0"
+    assert front.warnings(results, summary) == before
+
+
+def test_plug_ins_are_named_where_there_are_some():
+    results, summary = made_up_study()
+    summary["study"]["meta"]["plugins"] = []
+    assert "plugins" not in dict(ReportContents(results, summary).facts())
+    summary["study"]["meta"]["plugins"] = [{"name": "/home/me/mine.py", "sha256": "0"}, {"name": "theirs", "sha256": "1"}]
+    assert dict(ReportContents(results, summary).facts())["plugins"] == "mine.py, theirs"
 
 
 @pytest.mark.usefixtures("undrawn")

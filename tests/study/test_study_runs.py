@@ -32,6 +32,7 @@ from tables import cases
 
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.evaluation.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
@@ -522,9 +523,6 @@ def counted_updates():
         yield updates
 
 
-# diffusers' own EMAModel.from_pretrained does what diffusers warns of.
-RESUMES = pytest.mark.filterwarnings("ignore:It is deprecated to pass a pretrained model name or path:FutureWarning")
-
 # executor, what to wait for: in the middle of training, and in the middle of measuring.
 MOMENTS = [
     ("stacked", "stacks/[!.]*.pt"),
@@ -535,7 +533,6 @@ MOMENTS = [
 
 
 @pytest.mark.slow
-@RESUMES
 @cases(("executor", "pattern"), MOMENTS)
 def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern):
     out = tmp_path / "out"
@@ -560,7 +557,6 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
     assert not list(out.rglob(".tmp*"))
 
 
-@RESUMES
 @pytest.mark.parametrize(
     ("executor", "pattern", "number", "status"),
     [
@@ -838,7 +834,6 @@ def test_runs_of_data_that_have_changed_are_done_again(home, tmp_path, capsys):
     assert prints[0] != prints[1]
 
 
-@RESUMES
 @pytest.mark.parametrize("executor", ["stacked", "local"])
 def test_what_was_begun_with_other_data_is_begun_again(home, tmp_path, monkeypatch, executor):
     """Trained, and not yet measured, when the points change."""
@@ -990,9 +985,12 @@ def test_from_python_and_by_the_script(home, done, capsys):
     spec = write_spec(home, speedup_metric="validation_loss_ema")
     before = moments(done)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}"])
+        (home / "mine.py").write_text("")
+        patch.setattr(plugins, "_loaded", {})
+        patch.setattr(sys, "argv", ["run_study.py", str(spec), f"--out={done}", f"--import={home / 'mine.py'}"])
         assert script.main() == 0
         assert "python training_scripts/run_study.py" in read_summary(done)["study"]["command"]
+        assert "--import mine.py" in read_summary(done)["study"]["command"]
         patch.setattr(sys, "argv", ["run_study.py", str(spec)])
         assert script.main() == 2
         assert "error: Where to?" in capsys.readouterr().err

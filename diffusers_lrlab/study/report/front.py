@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...evaluation.metrics import better_of
@@ -126,7 +127,20 @@ def warnings(results: list[RunResult], summary: dict[str, Any]) -> list[str]:
             f"There are few seeds: {num_seeds}. So few show large differences only, and where the test shows none, there "
             f"may well be one. Give {FEW_SEEDS} or more."
         )
-    return found + _rates(study, summary.get("tuning") or [])
+    return found + _changed_plugins(results) + _rates(study, summary.get("tuning") or [])
+
+
+def _changed_plugins(results: list[RunResult]) -> list[str]:
+    """A run's name does not say with which version of a plug-in it was made."""
+    hashes: dict[str, set[str]] = {}
+    for result in results:
+        for plugin in result.record.get("meta", {}).get("plugins", []):
+            hashes.setdefault(Path(plugin["name"]).name, set()).add(plugin["sha256"])
+    changed = [name for name, found in hashes.items() if len(found) > 1]
+    return [
+        f"The code of {name} changed between runs, which are compared as if it had not. Run the study in a new folder."
+        for name in changed
+    ]
 
 
 def _falling(runs: list[RunResult]) -> list[str]:

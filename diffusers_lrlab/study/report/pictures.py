@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from . import plots, tables
+from . import plots, sample_grid, tables
 from .report_contents import ReportContents
 
 DIFFERENCES, SAMPLES = "differences.png", "samples.png"
@@ -48,9 +48,9 @@ def pictures_of(contents: ReportContents) -> list[Picture]:
             alt = f"{title}. {', '.join(f'{arm}: {rank:.3g}' for arm, rank in ranks['mean_ranks'].items())}."
             draw = partial(plots.plot_ranks, ranks, contents.looks)
             pictures.append(Picture(picture_of("ranks", metric), title, alt, draw))
-    if chosen := plots.sample_grid_of(contents.results):
+    if chosen := sample_grid.samples_to_show(contents.results):
         alt = "What the lowest seed of each arm generates: a row for each data set, a column for each arm."
-        draw = partial(plots.plot_sample_grid, chosen, contents.datasets, contents.looks)
+        draw = partial(sample_grid.plot_sample_grid, chosen, contents.datasets, contents.looks)
         pictures.append(Picture(SAMPLES, "Samples of the lowest seed", alt, draw))
     return pictures
 

@@ -1,10 +1,7 @@
-"""The pictures of a report as PNGs: differences from the baseline, curves, seeds, ranks, samples."""
+"""The plots of a report as PNGs: differences from the baseline, curves, seeds, ranks."""
 
-import base64
-import io
 import math
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,9 @@ from PIL import Image
 
 from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes
 from ...evaluation.metrics import better_of
-from ...training.plots.points import draw_points
-from ..runs.results import RunResult
-from .report_data import Course, Family, Look, Place, compared, shortened, shown_arms, shown_datasets, spans_decades
+from .report_data import Course, Family, Look, Place, shortened, shown_arms, shown_datasets, spans_decades
 from .tables import verdict
 
-_MOST_COLUMNS_OF_SAMPLES = 24  # a picture is at most some thousand pixels wide
 _MOST_ROWS_OF_DIFFERENCES = 40
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
 
@@ -30,7 +24,7 @@ def plain(text: str, most: int = 40) -> str:
     return shortened(text, most).replace("$", r"\$")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_picture(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():
         # A name in a script that the font lacks is drawn as boxes, which is no reason to stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -89,7 +83,7 @@ def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list
     legend = {word: _VERDICT_COLORS[word] for word in sorted(ways)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
-    _save(figure, path)
+    save_picture(figure, path)
 
 
 def _difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
@@ -130,7 +124,7 @@ def plot_courses(
         for arm in shown_arms(looks, shown)
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False, fontsize=8)
-    _save(figure, path)
+    save_picture(figure, path)
 
 
 def plot_seeds(
@@ -160,7 +154,7 @@ def plot_seeds(
         axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel(plain(label, 60), fontsize=7)
-    _save(figure, path)
+    save_picture(figure, path)
 
 
 def spread(count: int) -> np.ndarray:
@@ -195,7 +189,7 @@ def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> Non
     if difference is not None:
         axes.plot([1, 1 + difference], [top - 0.15] * 2, color=GREY, linewidth=1.5, marker="|", clip_on=False)
         axes.text(1 + difference, top - 0.15, f"  critical difference {difference:.3g}", va="center", fontsize=7, color=DARK)
-    _save(figure, path)
+    save_picture(figure, path)
 
 
 def _rank_label(axes: Axes, arm: str, rank: float, color: str, place: int, count: int, last: int) -> None:
@@ -207,59 +201,3 @@ def _rank_label(axes: Axes, arm: str, rank: float, color: str, place: int, count
     axes.plot([rank, rank, edge], [0, depth, depth], color=color, linewidth=1.1)
     text = f"{plain(arm, 24)}  {rank:.2f} " if left else f" {rank:.2f}  {plain(arm, 24)}"
     axes.text(edge, depth, text, ha="right" if left else "left", va="center", fontsize=8)
-
-
-def sample_grid_of(results: list[RunResult]) -> dict[Place, RunResult]:
-    """For every arm and data set, the finished run of the lowest seed that has samples."""
-    chosen: dict[Place, RunResult] = {}
-    for result in compared(results):
-        if result.samples.get("points") or result.samples.get("png"):
-            chosen.setdefault((result.arm, result.dataset), result)
-    return chosen
-
-
-def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks: dict[str, Look], path: Path) -> None:
-    """Samples of one seed: a row for each data set, a column for each arm, one scale in a row."""
-    every = shown_arms(looks, chosen)
-    arms = every[:_MOST_COLUMNS_OF_SAMPLES]
-    datasets = shown_datasets(datasets, chosen)
-    figure = new_figure(1.5 * len(arms) + 0.4, 1.5 * len(datasets) + 0.4, dpi=130)
-    panels = figure.subplots(len(datasets), len(arms), squeeze=False)
-    for row, dataset in zip(panels, datasets, strict=True):
-        draw = _drawer([chosen[arm, dataset].samples for arm in arms if (arm, dataset) in chosen])
-        for axes, arm in zip(row, arms, strict=True):
-            axes.set(xticks=[], yticks=[])
-            for spine in axes.spines.values():
-                spine.set_alpha(0.3)
-            if (arm, dataset) in chosen:
-                draw(axes, chosen[arm, dataset].samples, looks[arm].color)
-            else:
-                axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=8, color=DARK, transform=axes.transAxes)
-        row[0].set_ylabel(plain(dataset, 16), fontsize=11)
-    for axes, arm in zip(panels[0], arms, strict=True):
-        axes.set_title(plain(arm, 16), fontsize=11)
-    if len(arms) < len(every):
-        figure.supxlabel(f"the first {len(arms)} of {len(every)} arms", fontsize=9)
-    _save(figure, path)
-
-
-def _drawer(of_row: list[dict[str, Any]]) -> Callable[[Axes, dict[str, Any], str], None]:
-    """A function that draws samples of one data set, points on the scale of the whole row."""
-    every = [np.asarray(samples["points"], dtype=float) for samples in of_row if samples.get("points")]
-    limits = (np.zeros(2), np.ones(2))
-    if every:
-        together = np.concatenate(every)
-        together = together[np.isfinite(together).all(axis=1)]
-        # A few points far away would leave the shape a dot.
-        lowest, highest = np.quantile(together, [0.005, 0.995], axis=0) if len(together) else limits
-        margin = np.where(highest > lowest, 0.08 * (highest - lowest), 0.5)
-        limits = (lowest - margin, highest + margin)
-
-    def draw(axes: Axes, samples: dict[str, Any], color: str) -> None:
-        if samples.get("points"):
-            draw_points(axes, np.asarray(samples["points"], dtype=float), limits, color)
-        else:
-            with Image.open(io.BytesIO(base64.b64decode(samples["png"]))) as image:
-                axes.imshow(np.asarray(image.convert("RGB")))
-
-    return draw

@@ -1,6 +1,7 @@
 """What a report says, in whatever form: sentences, tables and facts, made once from the results of a study."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from ...evaluation.metrics import metric_label
@@ -89,6 +90,8 @@ class ReportContents:
         for key, value in self.study["meta"].items():
             if isinstance(value, dict):
                 value = ", ".join(f"{name} {inner}" for name, inner in value.items())
+            elif isinstance(value, list):  # plug-ins, of which there may be none; folders are not published
+                value = ", ".join(Path(one["name"]).name for one in value) or None
             if value is not None:
                 facts.append((key.replace("_", " "), str(value)))
         return facts

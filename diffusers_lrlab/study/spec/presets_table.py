@@ -1,5 +1,6 @@
 """The studies that come with the package, for `lrlab study list` and the README."""
 
+from ...core.registry import markdown_table
 from .expansion import expand, expand_tuning
 from .reading import load_spec, preset_names
 from .spec import StudySpec
@@ -10,11 +11,9 @@ def num_runs(spec: StudySpec) -> int:
 
 
 def presets_table() -> str:
-    rows = ["| preset | what it is about | runs |", "|---|---|---|"]
-    for name in preset_names():
-        spec = load_spec(name)
-        rows.append(f"| `{name}` | {spec.title} | {num_runs(spec)} |")
-    return "\n".join(rows)
+    specs = map(load_spec, preset_names())
+    rows = [(f"`{spec.name}`", spec.title, str(num_runs(spec))) for spec in specs]
+    return markdown_table(("preset", "what it is about", "runs"), rows)
 
 
 def presets_text() -> str:

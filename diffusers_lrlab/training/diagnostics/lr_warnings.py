@@ -61,7 +61,7 @@ def _of_course(rows: list[dict[str, Any]], losses: np.ndarray, medians: np.ndarr
     if now > _NOT_FALLEN * start and rows[2]["update"] <= _FIRST:
         return {
             "not_falling": f"The loss has not fallen: {start:.3g} in the first rows, {now:.3g} {at}. The rate may be far "
-            "too low, or so high that nothing is learned; training_scripts/find_lr.py tests it."
+            "too low, or so high that nothing is learned; `lrlab find-lr` tests it."
         }
     if now > _RISEN * medians[best]:
         return {

@@ -26,8 +26,7 @@ def _new_axes(height: float = 3.6, ratios: tuple[int, ...] = (1,)) -> tuple[Any,
 def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
     """Training loss (rows and their running mean) and validation losses over updates."""
     figure, (axes,) = _new_axes()
-    training = [(row["update"], row["loss"]) for row in rows if "loss" in row]
-    updates, losses = np.array(training).T
+    updates, losses = _of_rows(rows, "loss")
     axes.plot(updates, losses, color=GREY, alpha=0.45, linewidth=0.8, label="training, as logged")
     window = max(1, len(losses) // 20)
     if window > 1:
@@ -37,9 +36,9 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
         ("validation_loss", ORANGE, "validation, raw weights"),
         ("validation_loss_ema", GREEN, "validation, EMA weights"),
     ):
-        points = [(row["update"], row[key]) for row in rows if key in row]
-        if points:
-            axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=3, label=label)
+        points = _of_rows(rows, key)
+        if points.size:
+            axes.plot(*points, "o-", color=color, markersize=3, label=label)
     axes.set(xlabel="update", ylabel="denoising loss", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
@@ -53,7 +52,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
     figure, (axes, *below) = _new_axes(5.2, (3, 2)) if plan.schedule.sets_momentum else _new_axes()
     for part in below:
         part.plot(plan.momenta, color=BLUE)
-        _plot_some(part, [(row["update"], row["beta1"]) for row in rows if "beta1" in row])
+        _plot_some(part, _of_rows(rows, "beta1"))
         part.set(xlabel="update", ylabel="momentum (beta1)")
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "expected"
     if plan.lr_factors is None:
@@ -61,12 +60,18 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
     else:
         for factor in np.unique(plan.lr_factors):
             axes.plot(plan.lrs * factor, color=BLUE, linewidth=0.8, label=f"{label}, bands with the factor {factor:g}")
-    _plot_some(axes, [(row["update"], row["lr"]) for row in rows if "lr" in row])
+    _plot_some(axes, _of_rows(rows, "lr"))
     axes.set(xlabel="" if below else "update", ylabel="learning rate", title=plan.schedule_spec, ylim=(0, None))
     axes.legend(frameon=False)
     save_figure(figure, path)
 
 
-def _plot_some(axes: Axes, points: list[tuple[int, float]]) -> None:
+def _of_rows(rows: list[dict[str, Any]], key: str) -> np.ndarray:
+    """Updates and values of the rows that have `key`, float64 `(2, num)`; a log that somebody removed has none."""
+    return np.array([(row["update"], row[key]) for row in rows if key in row], np.float64).reshape(-1, 2).T
+
+
+def _plot_some(axes: Axes, points: np.ndarray) -> None:
     """About 40 of these points, as dots."""
-    axes.plot(*zip(*points[:: max(1, len(points) // 40)], strict=True), "o", color=ORANGE, markersize=3.5, label="applied")
+    shown = points[:, :: max(1, points.shape[1] // 40)]
+    axes.plot(*shown, "o", color=ORANGE, markersize=3.5, label="applied")
