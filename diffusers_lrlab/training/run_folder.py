@@ -116,11 +116,14 @@ class RunFolder:
         """`run.json`, empty if there is none."""
         file = self.lab / "run.json"
         try:
-            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            if not isinstance(record, dict) or not all(isinstance(section, dict) for section in record.values()):
+                raise ValueError("it is no mapping of sections")
         except ValueError as error:
             raise LabError(
                 f"{str(file)!r} is damaged ({error}). Remove this file: a run can go on without it, and be overwritten."
             ) from None
+        return record
 
     def checkpoints(self) -> list[Path]:
         """Those that were written to their end, oldest first; they may have been damaged since."""
