@@ -1,5 +1,6 @@
 """Averages of the weights: the exponential moving average, and what a schedule-free optimizer makes by itself."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,13 @@ from diffusers.utils import logging
 
 @contextmanager
 def without_config_warnings() -> Iterator[None]:
-    """Diffusers takes what an EMA keeps in its config.json for misspelt arguments of the model, and says so."""
+    """Diffusers takes what an EMA keeps in its config.json for misspelt arguments, and warns of its own way to read it."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "It is deprecated to pass a pretrained model name", FutureWarning)
+            yield
     finally:
         logging.set_verbosity(verbosity)
 
@@ -73,6 +76,8 @@ class EMA:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ema.load_state_dict(state)
         self.ema.to(self.device)
+        if self.ema.optimization_step:  # not in the state, and the log asks for it before the next step
+            self.ema.cur_decay_value = self.ema.get_decay(self.ema.optimization_step)
 
     def save(self, folder: Path) -> None:
         # diffusers builds a model for this, which draws random numbers that dropout would miss.

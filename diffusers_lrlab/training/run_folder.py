@@ -134,10 +134,13 @@ class RunFolder:
         ]
         return sorted(found, key=checkpoint_update)
 
-    def newest_checkpoint(self) -> Path | None:
-        """The newest one that is whole, with a warning if that is not the last; a `LabError` if all are damaged."""
+    def newest_checkpoint(self, among: list[Path] | None = None) -> Path | None:
+        """
+        The newest one (`among` these, oldest first, or of all) that is whole, with a warning if that is not the last; a
+        `LabError` if all are damaged.
+        """
         damaged: list[str] = []
-        for checkpoint in reversed(self.checkpoints()):
+        for checkpoint in reversed(self.checkpoints() if among is None else among):
             damage = find_damaged_file(checkpoint)
             if damage is None:
                 if damaged:
