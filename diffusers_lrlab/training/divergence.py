@@ -64,7 +64,7 @@ class Rollbacks:
     def __init__(self, config: ResolvedConfig, folder: RunFolder):
         self.config, self.folder, self.rule = config, folder, rollback_rule(config)
         self.done: list[dict[str, Any]] = []  # oldest first
-        self.first_loss: float | None = None  # unweighted, of the first update; not known if the rule came later
+        self.first_loss: float | None = None  # unweighted, of the first update, or of the first row of the log
 
     def factors(self, updates: Any) -> Any:
         """Factors on the learning rates of updates: float64, of their shape."""

@@ -50,6 +50,11 @@ class LoggedRun(BaseRun):
         *sums, count = self.accelerator.reduce(self.sums, "mean").tolist()
         return tuple(total / count if count else None for total in sums)
 
+    def first_logged_loss(self) -> float | None:
+        """The unweighted loss of the first row."""
+        rows = (row for row in self.folder.read_metrics() if "loss" in row)
+        return next((row.get("unweighted_loss", row["loss"]) for row in rows), None)
+
     def log_row(self, lr: float, momentum: float | None, bar: tqdm) -> None:
         """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
         # None of what all updates since the last row would have, if all of them were skipped.
@@ -82,8 +87,8 @@ class LoggedRun(BaseRun):
 
     def diverged(self, what: str = "The loss is not finite") -> Diverged:
         last, lr = self.folder.checkpoints(), self.current_lr * self.rollbacks.factors(self.update)
-        go_on = f" go on from {last[-1]} by --resume_from_checkpoint latest and" if last else ""
-        or_else = "" if self.rollbacks.rule else f"; or{go_on} give --on_divergence rollback"
+        go_on = f"go on from {last[-1]} by --resume_from_checkpoint latest" if last else "give"
+        or_else = "" if self.rollbacks.rule else f"; or {go_on} --on_divergence rollback"
         return Diverged(
             f"{what} around update {self.update} at learning rate {lr:.3g}: training has diverged. Lower --learning_rate, "
             f"lengthen --lr_warmup_steps or lower --max_grad_norm{or_else}."

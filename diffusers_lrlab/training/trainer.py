@@ -102,6 +102,8 @@ class Trainer(LoggedRun):
         with InterruptGuard() as guard, bar:
             if self.rollbacks.rule is not None and self.update == 0:
                 self.save()  # to have something to go back to
+            elif self.rollbacks.rule is not None and self.rollbacks.first_loss is None:  # the rule came later
+                self.rollbacks.first_loss = self.first_logged_loss()
             while True:
                 try:
                     yield from self._updates_to_the_end(guard, bar)
@@ -189,7 +191,7 @@ class Trainer(LoggedRun):
         self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
         # Earlier versions had neither.
         self.skipped, self.rollbacks.done = SkippedUpdates(**state.get("skipped_updates", {})), state.get("rollbacks", [])
-        self.rollbacks.first_loss = state.get("first_loss")
+        self.rollbacks.first_loss = state.get("first_loss") or self.rollbacks.first_loss
         if self.observer is not None:
             self.observer.load_state_dict(state["observer"], self.update)
 

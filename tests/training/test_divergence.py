@@ -94,7 +94,7 @@ def test_finite_checkpoints_are_not_displaced(tmp_path, model):
     for checkpoint in left:
         assert all(value.isfinite().all() for value in weights_of(checkpoint).values()), checkpoint
     assert "is not finite around update" in error
-    assert f"or go on from {left[-1]} by --resume_from_checkpoint latest and give --on_divergence rollback" in error
+    assert f"or go on from {left[-1]} by --resume_from_checkpoint latest --on_divergence rollback" in error
     record = runs.read_record(tmp_path / "run")
     assert record["run"]["status"] == "failed"
     assert "training has diverged" in record["run"]["error"]
@@ -277,6 +277,17 @@ def test_a_run_that_stopped_goes_on_by_rollback(tmp_path, model):
     trainer.resume(trainer.folder.newest_checkpoint())
     list(trainer.updates(show_progress=False))
     assert_same(end_of(trainer), end_of(whole))
+
+
+def test_a_run_does_not_go_on_from_ruins(tmp_path, model):
+    """The checkpoints of a run that was to stop may be finite and from after the loss exploded."""
+    hot = {**HOT, "logging_steps": 5}
+    with pytest.raises(Diverged, match="not finite"):
+        list(make_trainer(tmp_path, model, **hot).updates(show_progress=False))
+    trainer = make_trainer(tmp_path, model, **hot, on_divergence="rollback")
+    trainer.resume(trainer.folder.newest_checkpoint())
+    with pytest.raises(Diverged, match="The loss grew to .* times its first value .* It went back to update"):
+        list(trainer.updates(show_progress=False))
 
 
 def test_what_decides_where_a_run_goes_back_to_may_not_change(tmp_path, model):
