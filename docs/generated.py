@@ -26,6 +26,7 @@ from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.spec.presets_table import presets_table
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import _make_parser
+from diffusers_lrlab.training.divergence import ON_DIVERGENCE
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -63,6 +64,7 @@ TABLES = {
     "timestep_lrs-common": TIMESTEP_LRS.common_table,
     "noises": NOISES.table,
     "denoisers": DENOISERS.table,
+    "divergence": ON_DIVERGENCE.table,
     "datasets": TOY_DATASETS.table,
     "metrics": metrics_table,
     "presets": presets_table,

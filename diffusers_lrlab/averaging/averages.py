@@ -79,6 +79,8 @@ class EMA:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ema.load_state_dict(state)
         self.ema.to(self.device)
+        if self.ema.optimization_step:  # not in the state, and the log asks for it before the next step
+            self.ema.cur_decay_value = self.ema.get_decay(self.ema.optimization_step)
 
     def save(self, folder: Path) -> None:
         # diffusers builds a model for this, which draws random numbers that dropout would miss.

@@ -101,6 +101,13 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
         f"`{describe_schedule(schedule)}`{origin}, with a peak of {peak:g} after {train['warmup_updates']} updates of "
         f"warm-up, {train['num_updates']} updates in all. "
     )
+    for rollback in train.get("rollbacks", []):
+        text += (
+            f"The run diverged around update {rollback['diverged_at']}, went back to update {rollback['back_to']}, and took "
+            f"{rollback['lr_factor']:g} of this curve from there on. "
+        )
+    if skipped := train.get("skipped_updates"):
+        text += f"{skipped} updates were left out, as their gradients were not finite. "
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
         return text + "The rate follows the validation loss."
     deviation = train["schedule_audit"]["largest_lr_deviation"]

@@ -35,7 +35,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
         from ..training.plots.timesteps import plot_timesteps
 
         plot_losses(rows, folder.lab / "loss.png")
-        plot_lr(rows, trainer.plan, folder.lab / "lr.png")
+        plot_lr(rows, trainer.plan, folder.lab / "lr.png", trainer.rollbacks.factors(np.arange(trainer.update)))
         shown_by.draw(trainer, samples, folder.lab)
         if trainer.observer is not None:
             plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")

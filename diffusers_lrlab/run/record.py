@@ -58,6 +58,8 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
         "training_seconds": trainer.training_seconds,
         "peak_memory_mb": peak_memory_mb(),
         "schedule_audit": trainer.audit.state_dict(),
+        "skipped_updates": trainer.skipped.total,
+        "rollbacks": trainer.rollbacks.done,
         "skipped_corrupt_images": trainer.data.skipped,
         "warnings": trainer.lr_warnings,
     }

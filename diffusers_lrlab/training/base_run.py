@@ -73,15 +73,15 @@ class BaseRun:
         if averages_itself(self.optimizer):
             self.optimizer.train()
 
-    def advance(self) -> None:
-        """Moves the clock by one update, and with it the schedules and the average."""
+    def advance(self, averages: bool = True) -> None:
+        """Moves the clock by one update, and with it the schedules and the average, unless the weights were left alone."""
         self.update += 1
         for scheduler in self.schedulers:
             if isinstance(scheduler, FeedbackSchedule):
                 scheduler.advance()
             else:
                 scheduler.step()
-        if self.average is not None:
+        if self.average is not None and averages:
             self.average.step(self.update)
 
     def at_interval(self, updates: int) -> bool:

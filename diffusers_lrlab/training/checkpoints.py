@@ -23,10 +23,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import without_config_warnings
+from ..core.errors import LabError
 from ..core.files import atomic_file, atomic_folder, full_disk_explained, remove, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
 from .base_run import BaseRun
+from .divergence import find_nonfinite, kept_checkpoints
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
 
@@ -70,7 +72,7 @@ def _facts(accelerator: Accelerator, run: BaseRun) -> dict[str, Any]:
 
 def save_checkpoint(accelerator: Accelerator, run: BaseRun, folder: RunFolder) -> Path:
     """Writes `checkpoint-<update>` atomically, between two updates, and removes the oldest ones. All processes call this."""
-    state, keep = run.state_dict(), run.config.checkpoints_total_limit or 0
+    state = run.state_dict()
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     path = folder.path / f"checkpoint-{run.update}"
     if accelerator.is_main_process:
@@ -87,8 +89,10 @@ def save_checkpoint(accelerator: Accelerator, run: BaseRun, folder: RunFolder) -
                 shutil.copyfile(folder.timesteps_file, temporary / folder.timesteps_file.name)
             accelerator.wait_for_everyone()
             write_manifest(temporary)
-        for old in folder.checkpoints()[: -keep or None] if keep else []:
-            remove(old)
+        kept = kept_checkpoints(folder, run.config)
+        for old in folder.checkpoints():
+            if old not in kept:
+                remove(old)
     else:
         accelerator.wait_for_everyone()
         with full_disk_explained(path):
@@ -131,4 +135,9 @@ def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: 
         with atomic_file(folder.timesteps_file) as temporary:
             shutil.copyfile(rows, temporary)
     run.load_state_dict(state)
+    if part := find_nonfinite(run):  # as earlier versions saved it
+        raise LabError(
+            f"In {path.name} the {part} is not finite: the run had diverged. Resume from an earlier one, by its name, "
+            "or start again by --overwrite_output_dir."
+        )
     folder.rewind(run.update, state.get("log"))

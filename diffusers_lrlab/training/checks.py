@@ -95,6 +95,11 @@ def check_launch() -> None:
 def check_precision(config: ResolvedConfig) -> None:
     """float16 has no use on a CPU: say so instead of training slowly and badly."""
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision == "fp16" and config.skip_bad_updates is not None:
+        raise LabError(
+            f"--skip_bad_updates {config.skip_bad_updates} has no place beside fp16, which repeats updates that "
+            "overflow with a smaller scale of the loss. Leave it out, or use --mixed_precision bf16."
+        )
     if precision == "fp16":
         import torch
 

@@ -136,6 +136,17 @@ class ScheduleConfig:
         "Stop at the first update whose learning rate or momentum is not the expected one, instead of reporting it.",
         WHOLE_RUN,
     )
+    on_divergence: str = option(
+        "stop",
+        "What becomes of a run whose loss or weights are no longer finite: stop, or rollback:factor=0.5,max_rollbacks=3, "
+        "back to the last checkpoint (one further if that did not help) and on from there with the learning rate times "
+        "factor, at most max_rollbacks times. No checkpoint is written that is not finite.",
+        WHOLE_RUN,
+        may_change_on_resume=True,  # until the run has gone back once
+        study="no",
+        omit_default=True,
+        registry="training.divergence:ON_DIVERGENCE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +215,15 @@ class OptimizerConfig:
     adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0, at_most=10**6)
     adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, above=0, at_most=1)
     max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, at_least=0)
+    skip_bad_updates: int | None = option(
+        None,
+        "Leave out updates whose gradients are not finite, this many in a row at most: weights, optimizer and EMA stay, the "
+        "clock and the data go on. Takes a reading of the device at every update; off if not given.",
+        WHOLE_RUN,
+        study="no",
+        omit_default=True,
+        at_least=1,
+    )
     use_ema: bool = option(
         True,
         "Keep an exponential moving average of the weights, for samples and the saved model: raw weights sample worse"

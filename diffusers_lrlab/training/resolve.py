@@ -8,12 +8,13 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.options import check_needs, check_ranges, check_types, defaults_of
 from ..core.plugins import load_plugins
+from ..core.spec import format_spec, resolve_spec
 from ..data.sources import find_point_column
 from ..data.toy2d_entries import TOY_DATASETS
 from ..optimizers.entries import OPTIMIZERS, check_installed
 from ..schedules.resolve import merge_spec
 from .checks import check_combinations, check_source
-from .choices import LEARNED_FROM, given_kwargs, resolve_choice
+from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import kind_of
 from .resolve_schedules import resolve_lr_schedule, resolve_momentum
@@ -109,6 +110,7 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     resolved = {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
     if config.denoiser is not None or config.denoiser_kwargs:
         resolved |= resolve_choice(config, "denoiser")
+    resolved["on_divergence"] = format_spec(*resolve_spec(config.on_divergence, None, registry_of("on_divergence")))
     if config.num_epochs is None and config.max_train_steps is None:
         resolved |= kind.default_length
     if config.ddpm_num_inference_steps is None:

@@ -114,10 +114,15 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def check_same_config(config: ResolvedConfig, checkpoint: Path) -> None:
     """Refuses, before data are read, to go on with a run under another configuration, and says what differs."""
+    state = read_state(checkpoint)
     # Checkpoints of earlier versions lack what was added since, and were trained without it.
-    saved = {**defaults_of(TrainingConfig), **read_state(checkpoint)["config"]}
+    saved = {**defaults_of(TrainingConfig), **state["config"]}
     # What may change is compared in other ways where it matters: the batch as a whole, the model by its configuration.
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
+    if saved["on_divergence"] != "stop":  # they say where a run goes back to
+        fixed += ("checkpointing_steps", "checkpoints_total_limit")
+    if state.get("rollbacks"):
+        fixed += ("on_divergence",)
     current = {f"--{name}": value for name, value in config.to_dict().items() if name in fixed}
     check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
 

@@ -116,11 +116,14 @@ class RunFolder:
         """`run.json`, empty if there is none."""
         file = self.lab / "run.json"
         try:
-            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            if not isinstance(record, dict) or not all(isinstance(section, dict) for section in record.values()):
+                raise ValueError("it is no mapping of sections")
         except ValueError as error:
             raise LabError(
                 f"{str(file)!r} is damaged ({error}). Remove this file: a run can go on without it, and be overwritten."
             ) from None
+        return record
 
     def checkpoints(self) -> list[Path]:
         """Those that were written to their end, oldest first; they may have been damaged since."""
@@ -131,10 +134,13 @@ class RunFolder:
         ]
         return sorted(found, key=checkpoint_update)
 
-    def newest_checkpoint(self) -> Path | None:
-        """The newest one that is whole, with a warning if that is not the last; a `LabError` if all are damaged."""
+    def newest_checkpoint(self, among: list[Path] | None = None) -> Path | None:
+        """
+        The newest one (`among` these, oldest first, or of all) that is whole, with a warning if that is not the last; a
+        `LabError` if all are damaged.
+        """
         damaged: list[str] = []
-        for checkpoint in reversed(self.checkpoints()):
+        for checkpoint in reversed(self.checkpoints() if among is None else among):
             damage = find_damaged_file(checkpoint)
             if damage is None:
                 if damaged:

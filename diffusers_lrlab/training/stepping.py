@@ -24,6 +24,10 @@ class Stepper:
     """What is done with a loss, inside `accelerator.accumulate`; model and optimizer are prepared by that accelerator."""
 
     norm: torch.Tensor  # of the gradients of the last update, before clipping
+    # Whether updates with gradients that are not finite do nothing. Any optimizer can be spared a step, but only by a host
+    # that knows: the norm is read at every update, which on a GPU waits for it.
+    skips_bad = False
+    was_skipped = False  # the last update
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
         self.accelerator, self.optimizer = accelerator, optimizer
@@ -38,13 +42,17 @@ class Stepper:
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 self.norm = accelerator.clip_grad_norm_(self.parameters, self.max_norm)
-            self.optimizer.step()
+                self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
+            if not self.was_skipped:
+                self.optimizer.step()
             self.optimizer.zero_grad()
             return
         (loss / accelerator.gradient_accumulation_steps).backward()
         if not accelerator.sync_gradients:
             return
         self.norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
-        self.optimizer.optimizer.step()
+        self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
+        if not self.was_skipped:
+            self.optimizer.optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None

@@ -1,17 +1,14 @@
 """The training loop: one clock, in optimizer updates, that everything else reads."""
 
-import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 
 from ..core.environment import is_watched
@@ -20,29 +17,26 @@ from ..data.batches import to_device
 from ..data.loading import TrainingData
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
-from .base_run import BaseRun
 from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
-from .diagnostics.lr_warnings import find_lr_warnings
 from .diagnostics.observer import TimestepObserver
+from .divergence import SkippedUpdates, find_nonfinite
 from .interrupts import InterruptGuard
+from .logged_run import LoggedRun
 from .plan import Plan
-from .results.base import results_of
 from .run_folder import RunFolder
-from .samples import draw_samples, save_pipeline, save_preview
+from .samples import draw_samples, save_pipeline
 from .stepping import Stepper, do_one_update
-from .trackers import scalars_of, show_pictures
 
 _LOOKS = 50  # for learning-rate warnings, over a run
 
 
-class Trainer(BaseRun):
+class Trainer(LoggedRun):
     """A run, and the loop over its updates."""
 
     on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved in the middle
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
-        super().__init__(plan, data, accelerator.process_index)
-        self.accelerator, self.folder = accelerator, folder
+        super().__init__(plan, data, accelerator, folder)
         config, device = plan.config, accelerator.device
         self.make_parts(device)
         self._hooks = register_model_format(accelerator, self.kind.component)
@@ -51,15 +45,10 @@ class Trainer(BaseRun):
         self.objective = Objective.of(
             self.objective_spec, self.process, plan.layout, plan.num_updates, device, accelerator.gather
         )
-        self.observer: TimestepObserver | None = None
         if config.log_timestep_bins:
             probes = data.held_out if config.timestep_grad_every else None
             bins, path = config.log_timestep_bins, folder.timesteps_file
             self.observer = TimestepObserver(bins, self.objective, self.process, probes, path)
-        # Since the last logged row, and read only there: loss, unweighted loss, gradient norm, updates.
-        self.sums = torch.zeros(4, device=device)
-        self.lr_warnings: dict[str, str] = {}  # those that were shown
-        self._shows = True
 
     def release(self) -> None:
         """Leaves the accelerator to another trainer."""
@@ -72,7 +61,7 @@ class Trainer(BaseRun):
         return self.accelerator.unwrap_model(self.model)
 
     def do_update(self, images: torch.Tensor) -> bool:
-        """One optimizer update on this process's share of images; `False` if fp16 overflowed and it was skipped."""
+        """One optimizer update on this process's share of images; `False` if fp16 overflowed and it has to be repeated."""
         layout, device = self.plan.layout, self.accelerator.device
         timesteps = self.objective.draw(self.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
@@ -90,6 +79,8 @@ class Trainer(BaseRun):
                 loss += weighted.detach() / layout.accumulation
         if self.accelerator.optimizer_step_was_skipped:
             return False
+        if self.step.was_skipped:
+            return True
         losses = torch.cat(unweighted)
         self.sums += torch.stack([loss, losses.mean(), self.step.norm.detach().to(loss), torch.ones_like(loss)])
         if self.observer is not None:
@@ -99,71 +90,68 @@ class Trainer(BaseRun):
 
     def updates(self, show_progress: bool = True) -> Iterator[int]:
         """
-        Trains from the current update to the end, and yields the number of updates done after each of them. It may end in
-        `Interrupted`, after SIGINT or SIGTERM and with everything saved, and in `Diverged`.
+        Trains from the current update to the end, and yields the number of updates done after each of them, which is less
+        than before after a rollback. It may end in `Interrupted`, after SIGINT or SIGTERM and with everything saved, and in
+        `Diverged`.
         """
         config, plan = self.config, self.plan
         self._shows = show_progress and self.accelerator.is_main_process
         pace, hide = 0.2 if is_watched() else 10, not self._shows
         bar = tqdm(total=plan.num_updates, initial=self.update, desc="train", unit="update", disable=hide, mininterval=pace)
-        batches = self.batches(config.seed, range(self.update, plan.num_updates))
-        self.set_training()
+        self.step.skips_bad = config.skip_bad_updates is not None
         with InterruptGuard() as guard, bar:
+            if self.rollbacks.rule is not None and self.update == 0:
+                self.save()  # to have something to go back to
+            elif self.rollbacks.rule is not None and self.rollbacks.first_loss is None:  # the rule came later
+                self.rollbacks.first_loss = self.first_logged_loss()
+            while True:
+                try:
+                    yield from self._updates_to_the_end(guard, bar)
+                    return
+                except Diverged as reason:
+                    self._go_back(reason)
+                    bar.n = self.update
+                    bar.refresh()
+
+    def _updates_to_the_end(self, guard: InterruptGuard, bar: tqdm) -> Iterator[int]:
+        config = self.config
+        batches = self.batches(config.seed, range(self.update, self.plan.num_updates))
+        self.set_training()
+        started = time.perf_counter()
+        for images in batches:
+            with scaled_lr(self.optimizer, self.lr_factor):
+                self.check_schedules()
+                is_done = do_one_update(self, images)
+                lr, momentum = self.current_lr, self.current_momentum
+            if not is_done:
+                raise self.diverged()
+            self.skipped.count(self.step.was_skipped)
+            if self.skipped.in_a_row > (most := config.skip_bad_updates or 0):
+                raise self.diverged(f"The gradients of {most + 1} updates in a row are not finite")
+            self.advance(averages=not self.step.was_skipped)
+            if self.rollbacks.rule is not None and self.update == 1:
+                self.rollbacks.first_loss = self.mean_losses()[1]
+            bar.update()
+            if self.at_interval(config.logging_steps):
+                self.log_row(lr, momentum, bar)
+            self.training_seconds += time.perf_counter() - started
+            self._at_boundary()
+            if signal_number := guard.received():
+                raise Interrupted(signal_number, self._save_or_last())
+            # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
+            if self.at_interval(config.checkpointing_steps):
+                checkpoint = self.save()
+                if signal_number := guard.received():  # while it was written, which may have been after the last update
+                    raise Interrupted(signal_number, checkpoint)
+            yield self.update
             started = time.perf_counter()
-            for images in batches:
-                with scaled_lr(self.optimizer, self.lr_factor):
-                    self.check_schedules()
-                    if not do_one_update(self, images):
-                        raise self._diverged()
-                    lr, momentum = self.current_lr, self.current_momentum
-                self.advance()
-                bar.update()
-                if self.at_interval(config.logging_steps):
-                    self._log(lr, momentum, bar)
-                self.training_seconds += time.perf_counter() - started
-                self._at_boundary()
-                if signal_number := guard.received():
-                    raise Interrupted(signal_number, self.save())
-                # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
-                if self.at_interval(config.checkpointing_steps):
-                    checkpoint = self.save()
-                    if signal_number := guard.received():  # while it was written, which may have been after the last update
-                        raise Interrupted(signal_number, checkpoint)
-                yield self.update
-                started = time.perf_counter()
 
-    def _log(self, lr: float, momentum: float | None, bar: tqdm) -> None:
-        """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
-        *sums, count = self.accelerator.reduce(self.sums, "mean").tolist()
-        self.sums.zero_()
-        loss, unweighted, norm = (total / count for total in sums)
-        if not math.isfinite(loss + norm):
-            raise self._diverged()
-        row = {
-            "update": self.update - 1,
-            "loss": loss,
-            "lr": lr,
-            "beta1": momentum,
-            "grad_norm": norm,
-            "images_seen": self.update * self.plan.layout.global_batch,
-            "largest_lr_deviation": self.audit.largest_lr_deviation,
-            "unweighted_loss": unweighted if self.objective.is_weighted else None,
-            "ema_decay": None if self.average is None else self.average.decay,
-        }
-        row = {key: value for key, value in row.items() if value is not None}
-        if self.observer is not None and (spikes := self.observer.read_sums(self.update - round(count), self.update - 1)):
-            row["loss_spike_bins"] = spikes
-        self.folder.append_metrics(row)
-        self.accelerator.log(scalars_of(row), step=self.update)
-        bar.set_postfix(loss=f"{loss:.4f}", lr=f"{lr:.3g}", refresh=False)
-
-    def _diverged(self) -> Diverged:
-        last = self.folder.checkpoints()
-        return Diverged(
-            f"The loss is not finite around update {self.update} at learning rate {self.current_lr:.3g}: training has "
-            "diverged. Lower --learning_rate, lengthen --lr_warmup_steps or lower --max_grad_norm"
-            + (f"; the last checkpoint is {last[-1]}." if last else ".")
-        )
+    def _go_back(self, reason: Diverged) -> None:
+        """Goes back to a checkpoint, for a lower rate from there on; raises `reason` if that is not asked for or no help."""
+        done, diverged_at = self.rollbacks.done, self.update
+        self.resume(self.rollbacks.find_checkpoint(reason))
+        self.rollbacks.done = done  # the checkpoint knows of earlier ones only
+        self.rollbacks.add(reason, diverged_at, self.update)
 
     def _at_boundary(self) -> None:
         """What happens between updates: validation, sample images, saving the pipeline."""
@@ -173,7 +161,7 @@ class Trainer(BaseRun):
         if self.validation and self.at_interval(plan.validation_updates):
             self.validate()
         if self.accelerator.is_main_process and self.at_interval(max(1, plan.num_updates // _LOOKS)):
-            self._warn_of_lr()
+            self.warn_of_lr()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
         if (
@@ -189,42 +177,11 @@ class Trainer(BaseRun):
             if self.on_saved and self.accelerator.is_main_process:
                 self.on_saved(self.update)
 
-    def _warn_of_lr(self) -> None:
-        """What the log says of the learning rate; each warning is shown once."""
-        plan, rows = self.plan, self.folder.read_metrics()
-        still = not (self.objective.sampler.moves or self.objective.follows_losses)
-        warnings = find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, self.config.max_grad_norm, still)
-        for name, message in warnings.items():
-            if name not in self.lr_warnings:
-                self.lr_warnings[name] = message
-                if self._shows:
-                    tqdm.write(f"learning-rate warning: {message}", file=sys.stderr)
-
-    def keep_samples(self, samples: np.ndarray) -> None:
-        """Keeps samples of this moment for the plots, and shows them to the trackers."""
-        save_preview(self.folder.lab / "samples", self.update, self.kind.preview(samples))
-        if trackers := self.accelerator.trackers:
-            show_pictures(trackers, "samples", results_of(self.kind).as_pictures(self, samples), self.update)
-
-    def validate(self) -> dict[str, float]:
-        """Validation losses of the raw and the averaged weights; the schedule is shown the former."""
-        of_images = self.validation_losses()
-        losses = {name: float(values.mean()) for name, values in of_images.items()}
-        # A schedule that follows the loss must see the same number everywhere.
-        broadcast_object_list(values := [losses])
-        losses = values[0]
-        if not all(map(math.isfinite, losses.values())):
-            raise self._diverged()
-        if self.observer is not None and self.validation is not None:
-            self.observer.after_validation(self.update, self.validation.timesteps, of_images)
-        self.folder.append_metrics({"update": self.update, **losses})
-        self.accelerator.log(scalars_of(losses), step=self.update)
-        self.follow_loss(losses["validation_loss"])
-        return losses
-
     def state_dict(self) -> dict[str, Any]:
         """See [`BaseRun`]; the sums and `observer` are those of all processes, which all call this."""
-        own = {"sums": self.accelerator.gather(self.sums[None]).tolist()}
+        own: dict[str, Any] = {"sums": self.accelerator.gather(self.sums[None]).tolist()}
+        own |= {"skipped_updates": asdict(self.skipped), "rollbacks": self.rollbacks.done}
+        own["first_loss"] = self.rollbacks.first_loss
         if self.observer is not None:
             own["observer"] = self.observer.state_dict()
         return super().state_dict() | own
@@ -232,13 +189,30 @@ class Trainer(BaseRun):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
+        # Earlier versions had neither.
+        self.skipped, self.rollbacks.done = SkippedUpdates(**state.get("skipped_updates", {})), state.get("rollbacks", [])
+        self.rollbacks.first_loss = state.get("first_loss") or self.rollbacks.first_loss
         if self.observer is not None:
             self.observer.load_state_dict(state["observer"], self.update)
 
     def save(self) -> Path:
+        """Writes a checkpoint; raises `Diverged` in the place of one that is of no use."""
+        if part := find_nonfinite(self, loss=self.sums):
+            raise self.diverged(f"The {part} of the run is not finite")
+        if self.rollbacks.rule is not None and (exploded := self.rollbacks.explosion(self.mean_losses()[1])):
+            raise self.diverged(exploded)
         if self.observer is not None:
             self.observer.write()
         return save_checkpoint(self.accelerator, self, self.folder)
+
+    def _save_or_last(self) -> Path:
+        """A checkpoint of now; if that is not finite, the last one: what comes after it happens again on resuming."""
+        try:
+            return self.save()
+        except Diverged:
+            if not (last := self.folder.checkpoints()):
+                raise
+            return last[-1]
 
     def resume(self, checkpoint: Path) -> None:
         load_checkpoint(self.accelerator, self, checkpoint, self.folder)
@@ -246,6 +220,6 @@ class Trainer(BaseRun):
     def save_result(self) -> None:
         with self.averaged_weights():
             if not all(parameter.isfinite().all() for parameter in self.bare_model.parameters()):
-                raise self._diverged()
+                raise self.diverged()
             if self.accelerator.is_main_process:
                 save_pipeline(self, self.folder.path)

@@ -84,6 +84,21 @@ def test_whatever_can_be_chosen_for_images_trains_points(tmp_path, model, option
         assert trainer.audit.largest_lr_deviation < 1e-12
 
 
+def test_an_optimizer_with_two_modes_is_put_into_the_one_for_updates(tmp_path, model):
+    """As it is when somebody evaluated the model between two uses of a trainer."""
+    options = {"optimizer": "schedulefree_adamw", "use_ema": False, "lr_scheduler": "constant"}
+    ends = []
+    for evaluated in (False, True):
+        trainer = make_trainer(tmp_path / str(evaluated), model, **options)
+        if evaluated:
+            trainer.optimizer.eval()
+        trainer.set_training()
+        assert trainer.optimizer.param_groups[0]["train_mode"]
+        list(trainer.updates())
+        ends.append(trainer.bare_model.state_dict())
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
 def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
     """Mean squared error of the noise, over coordinates, at the timestep and noise of the run's own streams."""
     trainer = make_trainer(tmp_path, model)

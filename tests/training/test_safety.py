@@ -205,6 +205,20 @@ def test_a_damaged_record_is_named(copy):
         RunFolder(copy).read_record()
 
 
+@pytest.mark.parametrize("content", ["[]", '"text"', "null", '{"config": [1]}', '{"run": null}'])
+def test_a_record_that_is_no_mapping_is_named(tmp_path, content):
+    from diffusers_lrlab import TrainingConfig
+    from diffusers_lrlab.training.resolve import resolve_config
+    from diffusers_lrlab.training.resume import find_checkpoint
+
+    (tmp_path / "lrlab").mkdir()
+    (tmp_path / "lrlab" / "run.json").write_text(content)
+    config = resolve_config(TrainingConfig(dataset_name="moons", output_dir=str(tmp_path), overwrite_output_dir=True))
+    for look in (RunFolder(tmp_path).clear, lambda: find_checkpoint(config)):
+        with pytest.raises(LabError, match=r"run\.json' is damaged \(it is no mapping of sections\)\. Remove this file"):
+            look()
+
+
 # --- signals and the pipeline -----------------------------------------------------------------------------------------
 
 

@@ -47,19 +47,25 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
-    """Learning rate, and momentum if it is scheduled: expected as lines, applied as dots."""
+def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path, changes: np.ndarray) -> None:
+    """
+    Learning rate, and momentum if it is scheduled: expected as lines, applied as dots. `changes` are factors on the rate of
+    each update, of a run that went back and on at a lower one.
+    """
     figure, (axes, *below) = _new_axes(5.2, (3, 2)) if plan.schedule.sets_momentum else _new_axes()
     for part in below:
         part.plot(plan.momenta, color=BLUE)
         _plot_some(part, _of_rows(rows, "beta1"))
         part.set(xlabel="update", ylabel="momentum (beta1)")
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "expected"
+    lrs = plan.lrs * changes
+    if (changes != 1).any():
+        axes.plot(plan.lrs, color=GREY, linestyle="--", label="expected, before the run diverged and went back")
     if plan.lr_factors is None:
-        axes.plot(plan.lrs, color=BLUE, label=label)
+        axes.plot(lrs, color=BLUE, label=label)
     else:
         for factor in np.unique(plan.lr_factors):
-            axes.plot(plan.lrs * factor, color=BLUE, linewidth=0.8, label=f"{label}, bands with the factor {factor:g}")
+            axes.plot(lrs * factor, color=BLUE, linewidth=0.8, label=f"{label}, bands with the factor {factor:g}")
     _plot_some(axes, _of_rows(rows, "lr"))
     axes.set(xlabel="" if below else "update", ylabel="learning rate", title=plan.schedule_spec, ylim=(0, None))
     axes.legend(frameon=False)
