@@ -15,7 +15,9 @@ from typing import Any, cast
 import diffusers_lrlab
 
 from .core.errors import LabError, report_error
+from .core.options import MOST_UPDATES, shown_number
 from .core.plugins import load_plugins
+from .core.signals import interrupts_as_usual
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -106,6 +108,9 @@ def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = _parse(sys.argv[1:])
     try:
+        if options.num_updates is not None and not 1 <= options.num_updates <= MOST_UPDATES:
+            given = shown_number(options.num_updates)
+            raise LabError(f"--num_updates {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
         load_plugins(options.plugins)
     except LabError as error:
         sys.exit(report_error(error))
@@ -115,6 +120,7 @@ def main() -> None:
 
     clock = HostClock(options.fix_lr_clock, options.strict_lr_audit, options.num_updates)
     clock.install()
+    interrupts_as_usual()
     try:
         run_script(options.script, options.arguments)
     except LabError as error:
