@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,25 @@ def _sum_of(files: dict[str, Any]) -> str:
 
 def find_damage(folder: Path) -> str | None:
     """The first file of a folder that is not as its manifest says, and what is wrong with it; `None` if all are."""
+    return next(each_damage(folder), None)
+
+
+def each_damage(folder: Path) -> Iterator[str]:
+    """Every such file."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         expected = manifest["files"]
         is_whole = manifest["sha256"] == _sum_of(expected)
     except FileNotFoundError:
-        return f"{str(folder / MANIFEST)!r} is missing"
+        yield f"{str(folder / MANIFEST)!r} is missing"
+        return
     except (ValueError, KeyError, TypeError):
         is_whole = False
     if not is_whole:
-        return f"{str(folder / MANIFEST)!r} is damaged"
+        yield f"{str(folder / MANIFEST)!r} is damaged"
+        return
     damage = (_damage_of(folder / name, sums) for name, sums in expected.items())
-    return next((found for found in damage if found is not None), None)
+    yield from (found for found in damage if found is not None)
 
 
 def _damage_of(path: Path, expected: dict[str, Any]) -> str | None:
