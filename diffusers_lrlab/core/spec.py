@@ -10,6 +10,7 @@ from .errors import LabError
 from .registry import Registry
 
 _DEEPEST = 20  # lists and mappings within each other; parameters need no more than a few
+_CONTAINERS = (Mapping, list, tuple)
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
 
 
@@ -24,9 +25,6 @@ def check_nesting(value: Any, what: str) -> None:
     raise LabError(f"{what} has lists or mappings within each other, more than {_DEEPEST} deep. Nothing needs so many.")
 
 
-_CONTAINERS = (Mapping, list, tuple)
-
-
 def shortened(text: str) -> str:
     """A text as an error shows it: the beginning of a long one."""
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
@@ -38,7 +36,11 @@ def shortened_message(message: str) -> str:
 
 
 def _fail(text: str, position: int, problem: str) -> LabError:
-    return LabError(f"Cannot read the spec string: {problem}; {_FORM}.\n  {text}\n  {' ' * position}^")
+    start = max(0, position - 100)  # of a long text, what is around
+    shown = text[start : position + 100]
+    return LabError(
+        f"Cannot read the spec string: {shortened_message(problem)}; {_FORM}.\n  {shown}\n  {' ' * (position - start)}^"
+    )
 
 
 def _value(text: str) -> Any:
@@ -63,6 +65,8 @@ def _split(text: str, start: int, separator: str) -> Iterator[tuple[int, str]]:
         character = text[position]
         if character == "[":
             opened.append(position)
+            if len(opened) > _DEEPEST:
+                raise _fail(text, position, f"these are lists within each other, more than {_DEEPEST} deep")
         elif character == "]":
             if not opened:
                 raise _fail(text, position, "this bracket was never opened")

@@ -15,9 +15,9 @@ from fuzz.fuzzing import Tally, search
 from fuzz.targets import TARGETS
 
 
-def fuzz(seconds, cases, seed):
+def fuzz(seconds, cases, seed, kinds):
     """Tallies by kind, after so many seconds, or once each kind had so many cases."""
-    tallies, ends = {kind: Tally() for kind in TARGETS}, time.monotonic() + seconds
+    tallies, ends = {kind: Tally() for kind in kinds}, time.monotonic() + seconds
     for turn in itertools.count():
         for kind, tally in tallies.items():
             if time.monotonic() > ends or all(each.cases >= cases for each in tallies.values()):
@@ -31,8 +31,9 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=60, help="when to stop at the latest")
     parser.add_argument("--cases", type=int, default=10**9, help="of each kind, after which it stops earlier")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
+    parser.add_argument("--only", choices=TARGETS, action="append", metavar="KIND", help=f"of {', '.join(TARGETS)}")
     options = parser.parse_args()
-    found = fuzz(options.minutes * 60, options.cases, options.seed)
+    found = fuzz(options.minutes * 60, options.cases, options.seed, options.only or TARGETS)
     print("| inputs | cases | accepted | refused | tracebacks | hangs | slowest, s |", "|---" * 7 + "|", sep="\n")
     for kind, tally in found.items():
         print(f"| {kind} | {' | '.join(map(str, tally.row))} |")
