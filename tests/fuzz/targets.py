@@ -248,7 +248,11 @@ _RECORD = json.loads(_texts("points-run/lrlab/run.json"))
 _SCHEDULE = {"format": "diffusers_lrlab schedule 1", "lr_scheduler": "rex", "lr_scheduler_kwargs": {"d": 0.9}}
 _ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
 _INDEX = json.loads(_texts("images-run/model_index.json"))
-_STUDY = {"base": {"max_train_steps": 10}, "arms": {"a": {"lr_scheduler": "cosine"}, "b": {}}, "datasets": ["dino"]}
+_STUDY = {
+    "base": {"max_train_steps": 10},
+    "arms": {"a": {"lr_scheduler": "cosine"}, "b": {"lr_scheduler": "rex"}},
+    "datasets": ["dino"],
+}
 _SPEC = {"command": "lrlab study run x", "spec": {**read_spec(_STUDY, "x").to_dict(), "folder": "."}}
 
 
