@@ -19,8 +19,10 @@ def file_sums(path: Path) -> dict[str, Any]:
 
 def write_manifest(folder: Path) -> None:
     """Notes the sums of all files in a folder, as the last of them."""
-    files = {path.relative_to(folder).as_posix(): file_sums(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-    write_text(folder / MANIFEST, json.dumps({"files": files, "sha256": _sum_of(files)}, indent=1) + "\n")
+    file = folder / MANIFEST  # which may be there already, from somebody else
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != file)
+    files = {path.relative_to(folder).as_posix(): file_sums(path) for path in paths}
+    write_text(file, json.dumps({"files": files, "sha256": _sum_of(files)}, indent=1) + "\n")
 
 
 def _sum_of(files: dict[str, Any]) -> str:
