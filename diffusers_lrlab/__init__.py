@@ -10,7 +10,10 @@ import sys
 import warnings
 from typing import Any
 
-from .diffusers_plugin.register import register
+from .core.signals import end_quietly_by_ctrl_c
+
+end_quietly_by_ctrl_c()  # what follows takes a second
+from .diffusers_plugin.register import register  # noqa: E402
 
 _HOMES = {
     "LabError": "core.errors",

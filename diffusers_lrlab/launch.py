@@ -15,7 +15,9 @@ from typing import Any, cast
 import diffusers_lrlab
 
 from .core.errors import LabError, report_error
+from .core.options import MOST_UPDATES, shown_number
 from .core.plugins import load_plugins
+from .core.signals import interrupts_as_usual
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -109,6 +111,9 @@ def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = _parse(sys.argv[1:])
     try:
+        if options.num_updates is not None and not 1 <= options.num_updates <= MOST_UPDATES:
+            given = shown_number(options.num_updates)
+            raise LabError(f"--num_updates {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
         load_plugins(options.plugins)
     except LabError as error:
         sys.exit(report_error(error))
@@ -117,6 +122,7 @@ def main() -> None:
     from .diffusers_plugin.hooks import Hooks
 
     hooks: Hooks | None = None
+    interrupts_as_usual()
     try:
         hooks = Hooks(options)
         run_script(options.script, options.arguments)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..core.errors import LabError, did_you_mean, exit_status
 from ..core.plugins import load_plugins
-from . import completion, hub, lists, preview, study, tools, training
+from . import check, completion, hub, lists, preview, study, tools, training
 from .output import LabParser, add_import
 
 
@@ -20,7 +20,7 @@ class Command(NamedTuple):
     help: str
     example: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
+    run: Callable[[argparse.Namespace], int | None]  # its exit status, if that is not always 0
 
 
 # Those that leave all their arguments to the parser of the training scripts.
@@ -70,6 +70,12 @@ COMMANDS = {
         "lrlab study run quick --out first-study",
         study.add_arguments,
         study.command,
+    ),
+    "check": Command(
+        "verifies a run, a study, a data set or a download, and says what is damaged and from where it goes on",
+        "lrlab check ddpm-digits-8",
+        check.check_arguments,
+        check.check,
     ),
     "schedule": Command(
         "writes a schedule as a folder to publish",
@@ -158,14 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> int:
         try:
             options = _parse(sys.argv[1:] if arguments is None else arguments)
-            COMMANDS[options.command].run(options)
+            status = COMMANDS[options.command].run(options)
             sys.stdout.flush()
         except BrokenPipeError:
             # `lrlab list | head`: nobody reads on, which Python must not report again when it ends.
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        return 0
+        return status or 0
 
     return exit_status(run, (LabError, OSError))
 

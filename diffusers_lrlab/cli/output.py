@@ -6,13 +6,14 @@ import sys
 from typing import Any, NoReturn
 
 from ..core.errors import LabError
+from ..core.spec import shortened_message
 
 
 class LabParser(argparse.ArgumentParser):
     """A parser whose errors are [`LabError`]s."""
 
     def error(self, message: str) -> NoReturn:
-        raise LabError(f"{message}. See {self.prog} --help.")
+        raise LabError(f"{shortened_message(message)}. See {self.prog} --help.")
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
+from ..core.options import shown_number
 from .output import say, say_json
 
 
@@ -31,13 +32,18 @@ def scale_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_processes", type=int, default=1, metavar="n", help="its processes")
 
 
+_LARGEST = 10**9
+
+
 def scale(options: argparse.Namespace) -> None:
     from ..optimizers.scaling import scaling_table
 
     batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
     for size in (batch, options.gradient_accumulation_steps, options.num_processes, options.base_batch_size):
-        if size is not None and size < 1:
-            raise LabError(f"A batch cannot have {size} parts or images. Give whole numbers, 1 or more.")
+        if size is not None and not 1 <= size <= _LARGEST:
+            raise LabError(
+                f"A batch cannot have {shown_number(size)} parts or images. Give whole numbers from 1 to {_LARGEST:,}."
+            )
     if batch is None and num_parts > 1:
         raise LabError(
             "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."

@@ -5,6 +5,7 @@ Each message names the value, what is allowed and the remedy.
 
 import difflib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -12,16 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .signals import interrupts_as_usual
+
 
 class LabError(ValueError):
     """Something was asked for that cannot be done as asked. Scripts print it without a traceback and exit with 2."""
 
 
 class DiskFull(LabError):
-    """There was no room for the file at `path`; `reason` is what the system said. Nothing appears there."""
+    """The disk did not take the file at `path`; `reason` is what the system said. Nothing appears there."""
 
-    def __init__(self, path: Path, reason: str):
-        self.event = f"No room to write {str(path)!r} ({reason}). Nothing half-written was left there. Free some space;"
+    def __init__(self, path: Path, reason: str, is_full: bool = True):
+        what, remedy = ("No room to write", "Free some space") if is_full else ("Cannot write", "Make the folder writable")
+        self.event = f"{what} {str(path)!r} ({reason}). Nothing half-written was left there. {remedy};"
         super().__init__(
             f"{self.event} then go on by --resume_from_checkpoint latest if there is a checkpoint, or start again by "
             "--overwrite_output_dir."
@@ -56,6 +60,29 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
         raise LabError(f"{what} failed at {where}: {type(error).__name__}: {error}{remedy}") from error
 
 
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|Unable to allocate|out of memory")
+
+
+@contextmanager
+def system_errors_explained() -> Iterator[None]:
+    """Turns what torch raises for a killed worker process, which may be anywhere, and for too little memory into errors."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = str(error).partition("\n")[0]
+        if "DataLoader worker" in text:
+            raise LabError(
+                f"A process that decodes images has died ({text.rstrip('. ')}), perhaps because the memory was full. Lower "
+                "--dataloader_num_workers or --in_memory_limit_mb, then go on by --resume_from_checkpoint latest."
+            ) from error
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+            raise LabError(
+                f"There is not enough memory ({text or 'MemoryError'}). Lower --train_batch_size, --resolution, "
+                "--eval_batch_size or --num_validation_images; --dry_run shows what a run needs."
+            ) from error
+        raise
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint " Did you mean 'cosine'?" for a close match among `known`, an empty string without one."""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -75,6 +102,7 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
     With `all_ranks` every one of several processes prints, as one of them may be alone with its error.
     """
     if isinstance(error, KeyboardInterrupt):
+        sys.stderr.write("Stopped.\n")
         return 128 + signal.SIGINT
     if all_ranks or int(os.environ.get("RANK", 0)) == 0:
         sys.stderr.write(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n")
@@ -82,9 +110,10 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
 
 
 def exit_status(
-    program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError,), all_ranks: bool = True
+    program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError, OSError), all_ranks: bool = True
 ) -> int:
     """Runs a program: 0, 2 for an error that the user can mend, 128 + the number of the signal that stopped it."""
+    interrupts_as_usual()
     try:
         return program() or 0
     except (KeyboardInterrupt, Interrupted) as stop:

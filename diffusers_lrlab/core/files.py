@@ -11,39 +11,46 @@ from pathlib import Path
 from .errors import DiskFull, LabError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A disk that was mounted read-only, as systems do after errors, rights that were taken away, a broken disk.
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 # Writers that are not Python's own report a full disk by other exceptions: safetensors, torch and numpy.
-_FULL_TEXT = re.compile(
-    rf"\(os error ({'|'.join(map(str, FULL))})\)|inline_container\.cc|PytorchStreamWriter|requested and \d+ written"
-)
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+_FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream error|requested and \d+ written")
 
 
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
-    """Turns the errors of a full disk into `DiskFull`; others pass."""
+    """Turns the errors of a full disk, or one that cannot be written, into `DiskFull`; others pass."""
     try:
         yield
     except LabError:
         raise
     except Exception as error:
-        if getattr(error, "errno", None) not in FULL and not _FULL_TEXT.search(str(error)):
-            raise
-        raise DiskFull(path, getattr(error, "strerror", None) or str(error)) from error
+        found = _NUMBER.search(str(error))
+        number = int(found[1]) if found else getattr(error, "errno", None)
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        if number in FULL or _FULL_TEXT.search(str(error)):
+            raise DiskFull(path, reason) from error
+        if number in _NOT_WRITABLE:
+            raise DiskFull(path, reason, is_full=False) from error
+        raise
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The ending stays, since libraries choose the format by it.
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
         with full_disk_explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             sync(temporary)
             os.replace(temporary, path)
             sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it must not hide why the file could not be written
+            temporary.unlink()
 
 
 @contextmanager
@@ -55,9 +62,9 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
     """
     temporary = path.with_name(f".tmp-{path.name}" if shared else f".tmp-{os.getpid()}-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
         with full_disk_explained(path):
+            temporary.mkdir(parents=True)
             yield temporary
             sync_tree(temporary)
             old = put_aside(path) if path.exists() else None
@@ -117,14 +124,15 @@ def write_text(path: Path, text: str) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Appends a line, wholly or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     size = path.stat().st_size if path.exists() else 0
     with full_disk_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError:
-            os.truncate(path, size)
+            with suppress(OSError):  # where nothing can be written at all, nothing was
+                os.truncate(path, size)
             raise
 
 

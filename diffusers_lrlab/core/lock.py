@@ -15,6 +15,25 @@ from .files import write_text
 _LOCK, _HOLDER = LOCK_FILES = (".lock", ".lock-holder")
 
 
+def holder_of(folder: Path) -> str | None:
+    """Who is inside such a block with the folder now; `None` if nobody is."""
+    if not (folder / _LOCK).exists():
+        return None
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            return None
+    except Timeout:
+        return _named_holder(folder)
+    except OSError:  # a folder that cannot be written has nobody who writes there
+        return None
+
+
+def _named_holder(folder: Path) -> str:
+    with suppress(OSError):
+        return (folder / _HOLDER).read_text(encoding="utf-8")
+    return "another process"
+
+
 @contextmanager
 def locked(folder: Path, option: str) -> Iterator[None]:
     """
@@ -29,9 +48,8 @@ def locked(folder: Path, option: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        who = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
         raise LabError(
-            f"{str(folder)!r} is being written by {who}. Wait for it, stop it, or give another {option}."
+            f"{str(folder)!r} is being written by {_named_holder(folder)}. Wait for it, stop it, or give another {option}."
         ) from None
     except OSError as error:
         text = f"{option} {str(folder)!r} cannot be made or written to ({error.strerror}). Give another folder."
@@ -42,9 +60,9 @@ def locked(folder: Path, option: str) -> Iterator[None]:
         yield
     finally:
         # Somebody may have removed the folder meanwhile, and somebody else begun there.
-        if holder.exists() and holder.read_text(encoding="utf-8") == me:
-            holder.unlink()
-            with suppress(OSError):  # not every system removes a file that is open
+        with suppress(OSError):  # not every system removes a file that is open
+            if holder.exists() and holder.read_text(encoding="utf-8") == me:
+                holder.unlink()
                 (folder / _LOCK).unlink()
         lock.release()
         with suppress(OSError):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ def file_sums(path: Path) -> dict[str, Any]:
 
 def write_manifest(folder: Path) -> None:
     """Notes the sums of all files in a folder, as the last of them."""
-    files = {path.relative_to(folder).as_posix(): file_sums(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-    write_text(folder / MANIFEST, json.dumps({"files": files, "sha256": _sum_of(files)}, indent=1) + "\n")
+    file = folder / MANIFEST  # which may be there already, from somebody else
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != file)
+    files = {path.relative_to(folder).as_posix(): file_sums(path) for path in paths}
+    write_text(file, json.dumps({"files": files, "sha256": _sum_of(files)}, indent=1) + "\n")
 
 
 def _sum_of(files: dict[str, Any]) -> str:
@@ -28,18 +31,25 @@ def _sum_of(files: dict[str, Any]) -> str:
 
 def find_damage(folder: Path) -> str | None:
     """The first file of a folder that is not as its manifest says, and what is wrong with it; `None` if all are."""
+    return next(each_damage(folder), None)
+
+
+def each_damage(folder: Path) -> Iterator[str]:
+    """Every such file."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         expected = manifest["files"]
         is_whole = manifest["sha256"] == _sum_of(expected)
     except FileNotFoundError:
-        return f"{str(folder / MANIFEST)!r} is missing"
+        yield f"{str(folder / MANIFEST)!r} is missing"
+        return
     except (ValueError, KeyError, TypeError):
         is_whole = False
     if not is_whole:
-        return f"{str(folder / MANIFEST)!r} is damaged"
+        yield f"{str(folder / MANIFEST)!r} is damaged"
+        return
     damage = (_damage_of(folder / name, sums) for name, sums in expected.items())
-    return next((found for found in damage if found is not None), None)
+    yield from (found for found in damage if found is not None)
 
 
 def _damage_of(path: Path, expected: dict[str, Any]) -> str | None:

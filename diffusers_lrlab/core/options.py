@@ -18,6 +18,10 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 from .errors import Interrupted, LabError
 from .registry import Registry
 
+# The largest numbers that make sense, for `at_most`.
+MOST_UPDATES = 1_000_000_000
+MOST_SAMPLES = 10_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
@@ -84,14 +88,22 @@ class Option:
 
     def check(self, name: str, value: Any) -> None:
         """Raises a `LabError` for a number out of range."""
-        if self.at_most is not None and not value <= self.at_most:
-            raise LabError(f"--{name} {value} is not allowed; use {self.at_most:,} or less.")
+        shown = shown_number(value)
         if self.at_least is not None and not self.at_least <= value < math.inf:
-            raise LabError(f"--{name} {value} is not allowed; use {self.at_least:g} or more.")
+            raise LabError(f"--{name} {shown} is not allowed; use {self.at_least:g} or more.")
         if self.above is not None and not self.above < value < math.inf:
-            raise LabError(f"--{name} {value} is not allowed; it must be a number above {self.above:g}, such as 1e-4.")
+            raise LabError(f"--{name} {shown} is not allowed; it must be a number above {self.above:g}, such as 1e-4.")
         if self.below is not None and not 0 <= value < self.below:
-            raise LabError(f"--{name} {value} is outside [0, {self.below:g}).")
+            raise LabError(f"--{name} {shown} is outside [0, {self.below:g}).")
+        if self.at_most is not None and not value <= self.at_most:
+            raise LabError(f"--{name} {shown} is not allowed; use {self.at_most:,} or less.")
+
+
+def shown_number(value: Any) -> str:
+    """A number as text, however many digits it has; anything else as Python writes it."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:

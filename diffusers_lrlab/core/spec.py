@@ -9,18 +9,47 @@ from typing import Any
 from .errors import LabError
 from .registry import Registry
 
+_DEEPEST = 20  # lists and mappings within each other; parameters need no more than a few
+_CONTAINERS = (Mapping, list, tuple)
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
 
 
+def check_nesting(value: Any, what: str) -> None:
+    """Raises a `LabError` for lists and mappings within each other that are deeper than anything needs to be."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = [each.values() if isinstance(each, Mapping) else each for each in level if isinstance(each, _CONTAINERS)]
+        level = list({id(item): item for each in inner for item in each}.values())  # once what is there many times
+        if not level:
+            return
+    raise LabError(f"{what} has lists or mappings within each other, more than {_DEEPEST} deep. Nothing needs so many.")
+
+
+def shortened(text: str) -> str:
+    """A text as an error shows it: the beginning of a long one."""
+    return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
+
+
+def shortened_message(message: str) -> str:
+    """A message of a parser, which may repeat what it was given."""
+    return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"
+
+
 def _fail(text: str, position: int, problem: str) -> LabError:
-    return LabError(f"Cannot read the spec string: {problem}; {_FORM}.\n  {text}\n  {' ' * position}^")
+    start = max(0, position - 100)  # of a long text, what is around
+    shown = text[start : position + 100]
+    return LabError(
+        f"Cannot read the spec string: {shortened_message(problem)}; {_FORM}.\n  {shown}\n  {' ' * (position - start)}^"
+    )
 
 
 def _value(text: str) -> Any:
     """A JSON scalar or list where it is one (`5`, `0.1`, `true`, `[1, 2]`), `[a|b]` as a list, else the bare word."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except RecursionError:
+        raise LabError(f"The value {shortened(text)} has too many lists within each other. Nothing needs so many.") from None
+    except ValueError:
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE):
             return float(text)  # .5, 1. and +1, which JSON does not have
         if not text.startswith("["):
@@ -36,6 +65,8 @@ def _split(text: str, start: int, separator: str) -> Iterator[tuple[int, str]]:
         character = text[position]
         if character == "[":
             opened.append(position)
+            if len(opened) > _DEEPEST:
+                raise _fail(text, position, f"these are lists within each other, more than {_DEEPEST} deep")
         elif character == "]":
             if not opened:
                 raise _fail(text, position, "this bracket was never opened")
@@ -77,6 +108,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
         if key in kwargs:
             raise _fail(text, position, f"{key!r} is given twice")
         kwargs[key] = _value(value)
+        check_nesting(kwargs[key], repr(key))
     return name, kwargs
 
 
@@ -108,11 +140,16 @@ def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
         kwargs = json.loads(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
         raise LabError(
-            f"{what} is not valid JSON: {error.msg} at character {error.pos} of {text!r}. "
+            f"{what} is not valid JSON: {error.msg} at character {error.pos} of {shortened(text)}. "
             """Write an object in double quotes, such as '{"gamma": 0.5}'."""
         ) from None
+    except LabError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{what} cannot be read: {error}. Use numbers and texts of a usual size.") from None
+    check_nesting(kwargs, what)
     if not isinstance(kwargs, dict):
-        raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {text!r}.""")
+        raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {shortened(text)}.""")
     return kwargs
 
 
@@ -130,6 +167,7 @@ def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) 
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
     given = dict(kwargs or {})
+    check_nesting(given, f"What is given to {name!r}")
     for key in from_spec.keys() & given.keys():
         raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
     given |= from_spec

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+_LONGEST_SIDE = 16_384  # pixels of a strip of an image, beyond which it is taken for damaged
+
+
 def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
     """
     A PIL image of any mode as float32 of shape `(channels, height, width)` in [0, 1].
@@ -93,6 +96,8 @@ class ImageTransform:
         height, width = pixels.shape[-2:]
         scale = self.resolution / min(height, width)
         size = (max(self.resolution, round(height * scale)), max(self.resolution, round(width * scale)))
+        if max(size) > _LONGEST_SIDE and max(size) > 100 * min(size):
+            raise LabError(f"it has {width}x{height} pixels, a strip that would have {size[1]}x{size[0]} once resized.")
         if (height, width) != size:
             pixels = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0].clamp(0, 1)
         return (pixels * 2 - 1).contiguous()

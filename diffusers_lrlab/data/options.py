@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import DATA, SOURCE, SPEED, Need, option
+from ..core.options import DATA, MOST_SAMPLES, SOURCE, SPEED, Need, option
 from .toy2d_entries import TOY_DATASETS
 
 EMBEDDED_DATASETS = ("digits", *TOY_DATASETS)
@@ -64,6 +64,7 @@ class DataConfig:
         "Images are resized to this many pixels on the shorter side and cropped; 64, or 8 for digits.",
         SOURCE,
         at_least=1,
+        at_most=16_384,
         kinds=IMAGES,
     )
     image_channels: Literal[1, 3] | None = option(
@@ -92,22 +93,25 @@ class DataConfig:
         DATA,
         defines_loss=True,
         at_least=0,
+        at_most=MOST_SAMPLES,
     )
     in_memory_limit_mb: int = option(
         1024,
         "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read.",
         SPEED,
         at_least=0,
+        at_most=10**9,
         needs=(NOT_STREAMING, NOT_TOY),
     )
     stream_shuffle_buffer: int = option(
-        1000, "Images in the shuffle buffer of a stream.", DATA, at_least=1, needs=(STREAMING,)
+        1000, "Images in the shuffle buffer of a stream.", DATA, at_least=1, at_most=MOST_SAMPLES, needs=(STREAMING,)
     )
     dataloader_num_workers: int = option(
         0,
         "Worker processes that decode images which are not in memory; 0 decodes in the main process.",
         SPEED,
         at_least=0,
+        at_most=1024,
         needs=(NOT_STREAMING, NOT_TOY),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,10 +13,11 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
-from ..core.options import THIS_START, check_ranges, check_types, option
+from ..core.options import MOST_SAMPLES, THIS_START, check_ranges, check_types, option, shown_number
 from ..core.streams import stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
+from ..training.learning_options import HIGHEST_RATE
 from ..training.stepping import do_one_update
 from .snapshot import as_it_was
 from .still_objective import StillObjective
@@ -38,10 +40,16 @@ class FinderConfig:
     _argument_group_name = "learning-rate finder"
 
     start_lr: float = option(
-        None, "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.", THIS_START, above=0
+        None,
+        "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.",
+        THIS_START,
+        above=0,
+        at_most=HIGHEST_RATE,
     )
-    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", THIS_START, above=0)
-    num_updates: int = option(200, "Updates from the lowest rate to the highest.", THIS_START, at_least=10)
+    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", THIS_START, above=0, at_most=HIGHEST_RATE)
+    num_updates: int = option(
+        200, "Updates from the lowest rate to the highest.", THIS_START, at_least=10, at_most=1_000_000
+    )
     extend: bool = option(
         True,
         "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
@@ -53,11 +61,11 @@ class FinderConfig:
         "training loss of each batch, as drawn.",
         THIS_START,
     )
-    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", THIS_START, at_least=1)
+    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", THIS_START, at_least=1, at_most=10_000)
     stop_factor: float = option(
         10.0, "A test ends where the smoothed loss is this many times its minimum so far.", THIS_START
     )
-    probe_size: int = option(None, "Fixed images of the probe; two batches.", THIS_START, at_least=8)
+    probe_size: int = option(None, "Fixed images of the probe; two batches.", THIS_START, at_least=8, at_most=MOST_SAMPLES)
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
         "minimum_tenth", "The rule whose rate is taken.", THIS_START
     )
@@ -66,8 +74,10 @@ class FinderConfig:
         """Raises a `LabError` for settings that are not allowed."""
         check_types(self)
         check_ranges(self, FinderConfig)
-        if not 1 < self.stop_factor < math.inf:
-            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")
+        if not 1 < self.stop_factor <= sys.float_info.max:
+            raise LabError(
+                f"--stop_factor {shown_number(self.stop_factor)} is not allowed; use a number above 1, such as 10 or 1e9."
+            )
         if self.start_lr is None or self.end_lr is None:
             return
         if self.start_lr >= self.end_lr:

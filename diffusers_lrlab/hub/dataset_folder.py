@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..core.files import atomic_folder, check_new_folder, write_text
+from ..core.manifest import write_manifest
 from ..data.toy2d import check_draw, load_toy_dataset, toy_log_prob
 from ..data.toy2d_entries import TOY_DATASETS
 from .cards import fill
@@ -32,6 +33,7 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
         points = {split: dataset.with_format("numpy")["x"][:] for split, dataset in splits.items()}
         plot_splits(points, temporary / "points.png")
         write_text(temporary / "README.md", _card(name, sizes, seed))
+        write_manifest(temporary)
 
 
 def _card(name: str, sizes: dict[str, int], seed: int) -> str:

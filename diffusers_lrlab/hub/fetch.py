@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.errors import DiskFull, LabError
 from ..core.files import atomic_folder, check_new_folder
+from ..core.manifest import write_manifest
 from .access import Target, check_repo_id, hub_errors, patiently, status_of
 from .cards import HUB, parsed_card
 from .contents import kind_of_files
@@ -59,6 +60,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, to)
             check_formats(temporary, repo_id)
+            write_manifest(temporary)  # for `lrlab check`
     except DiskFull as error:
         raise LabError(f"{error.event} then pull again: what was downloaded is kept by the client's cache.") from None
     return folder

@@ -1,10 +1,11 @@
 """`run.json`: what was asked for, where it ran, and what became of it."""
 
-import sys
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -15,6 +16,8 @@ from ..training.asked import as_call, as_command
 from ..training.config import TrainingConfig
 from ..training.plan import Plan
 from ..training.trainer import Trainer
+
+_ROOM = 64 * 1024  # bytes, several times what a record takes
 
 
 def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, previous: dict[str, Any]) -> dict[str, Any]:
@@ -67,8 +70,12 @@ def training_figures(trainer: Trainer) -> dict[str, Any]:
 
 @contextmanager
 def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
-    """Whatever becomes of the run inside this block, the record says so and is written."""
+    """Whatever becomes of the run inside this block, the record says so and is written, also where the disk is full."""
     started = time.perf_counter()
+    room = trainer.folder.lab / ".tmp-lrlab-room-for-the-record"
+    if trainer.folder.is_writer:
+        with suppress(OSError):  # a run that cannot write ends soon, and says so
+            room.write_bytes(os.urandom(_ROOM))
     try:
         yield
         record["run"]["status"] = "finished"
@@ -80,17 +87,33 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
         record["run"]["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:
+        is_whole = record["run"]["status"] == "finished"
         record["run"]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
         record["run"]["seconds"] += time.perf_counter() - started
         record["train"] |= training_figures(trainer)
         try:
-            if trainer.folder.is_writer:
-                trainer.folder.check_log()
-            if trainer.observer is not None:
-                trainer.observer.write()
-                record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
-            trainer.folder.write_record(record)
+            _write_end(trainer, record, room)
         except LabError:
-            # A full disk must not hide the error that says so.
-            if sys.exc_info()[0] is None:
+            # What is wrong with the disk must not hide the error that ended the run.
+            if is_whole:
                 raise
+
+
+def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
+    """The log by noise level, and the record, which takes the place of the `room` that was kept for it."""
+    problem = None
+    try:
+        if trainer.folder.is_writer:
+            trainer.folder.check_log()
+        if trainer.observer is not None:
+            record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
+            trainer.observer.write()
+    except LabError as error:
+        problem = error
+        if record["run"]["status"] == "finished":
+            record["run"] |= {"status": "failed", "error": str(error)}
+    with suppress(OSError):
+        room.unlink()
+    trainer.folder.write_record(record)
+    if problem is not None:
+        raise problem

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted
+from ..core.errors import Interrupted, system_errors_explained
 from ..core.options import arguments_named
 from ..core.signals import interrupts_raised
 from ..training.config import ResolvedConfig, TrainingConfig
@@ -48,7 +48,7 @@ def train(config: TrainingConfig) -> Path | None:
 def run_training(config: TrainingConfig) -> Path | None:
     """[`train`] for commands, whose errors name flags."""
     resolved = resolve_and_check(config)
-    with locked_folder(resolved):
+    with locked_folder(resolved), system_errors_explained():
         return _train(config, resolved)
 
 
@@ -157,10 +157,10 @@ def _train_and_record(
     _warn_of_changed_plugins(record, previous, accelerator)
     record["train"]["preflight"] = _check_run(trainer) if checkpoint is None else _checked_before(trainer, previous)
     folder.write_record(record)
-    if accelerator.is_main_process:
-        _start_trackers(record, previous, plan, accelerator, folder)
     try:
         with recorded(trainer, record):
+            if accelerator.is_main_process:
+                _start_trackers(record, previous, plan, accelerator, folder)
             for _ in trainer.updates():
                 pass
             last = folder.path / f"checkpoint-{trainer.update}"

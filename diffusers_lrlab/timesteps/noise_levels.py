@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.options import shown_number
+
+_MOST_TIMESTEPS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,14 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
     Without a scheduler, that of `DDPMScheduler()` (linear betas) with `num_train_timesteps`, which else must agree with it.
     """
     if num_train_timesteps is not None and (
-        not isinstance(num_train_timesteps, Integral) or isinstance(num_train_timesteps, bool) or num_train_timesteps < 1
+        not isinstance(num_train_timesteps, Integral)
+        or isinstance(num_train_timesteps, bool)
+        or not 1 <= num_train_timesteps <= _MOST_TIMESTEPS
     ):
-        raise LabError(f"num_train_timesteps={num_train_timesteps!r} is not allowed; it is a whole number of 1 or more.")
+        raise LabError(
+            f"num_train_timesteps={shown_number(num_train_timesteps)} is not allowed; it is a whole number of 1 or more, "
+            f"{_MOST_TIMESTEPS:,} at most."
+        )
     if noise_scheduler is None:
         if num_train_timesteps is None:
             raise LabError("How many timesteps are there? Give noise_scheduler, or num_train_timesteps such as 1000.")

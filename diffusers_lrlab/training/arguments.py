@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from transformers.hf_argparser import HfArgumentParser
 from ..core.errors import LabError, did_you_mean
 from ..core.options import options_of
 from ..core.plugins import load_installed_plugins, load_plugins
+from ..core.spec import check_nesting, shortened_message
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
@@ -24,7 +26,7 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise LabError(f"{message}. See --help.")
+        raise LabError(f"{shortened_message(message)}. See --help.")
 
 
 def _make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
@@ -56,10 +58,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML takes the last of several equal keys in silence."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key, count in Counter(keys).items() if count > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -70,10 +71,15 @@ def read_yaml(path: str, option: str) -> dict[str, Any]:
             options = yaml.load(file, _UniqueKeyLoader) or {}  # a SafeLoader
     except OSError as error:
         raise LabError(f"Cannot read {option} {path!r}: {error.strerror}. Give the path of a YAML file.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise LabError(
+            f"{option} {path!r} has lists or mappings within each other, far too deep. Nothing needs that."
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:  # such as a date that there is not
         raise LabError(f"{option} {path!r} is not valid YAML: {error}") from None
     if not isinstance(options, dict):
         raise LabError(f"{option} {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
+    check_nesting(options, f"{option} {path!r}")
     return options
 
 

@@ -3,13 +3,29 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.options import BIN_LOG, DESTINATION, DRAWS, OBJECTIVE, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
+from ..core.options import (
+    BIN_LOG,
+    DESTINATION,
+    DRAWS,
+    MOST_UPDATES,
+    OBJECTIVE,
+    SPEED,
+    THIS_START,
+    UPDATE,
+    WHOLE_RUN,
+    Need,
+    option,
+)
 from ..data.options import IMAGES
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
+
+
+MOST_TIMESTEPS = 100_000
+HIGHEST_RATE = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +58,14 @@ class ModelConfig:
         OBJECTIVE,
     )
     ddpm_num_steps: int | None = option(
-        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, at_least=1, at_most=100_000
+        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, at_least=1, at_most=MOST_TIMESTEPS
     )
     ddpm_num_inference_steps: int | None = option(
         None,
         "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost).",
         WHOLE_RUN,
         at_least=1,
+        at_most=MOST_TIMESTEPS,
     )
     ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] | None = option(
         None, "Noise schedule; linear.", OBJECTIVE
@@ -82,6 +99,7 @@ class ScheduleConfig:
         " have others. auto lets the finder choose, by a test of about 600 updates before the run.",
         WHOLE_RUN,
         above=0,
+        at_most=HIGHEST_RATE,
     )
     auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
     scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
@@ -98,6 +116,7 @@ class ScheduleConfig:
         WHOLE_RUN,
         omit_default=True,
         at_least=1,
+        at_most=10**9,
         needs=(SCALING,),
     )
     lr_scheduler: str = option(
@@ -121,9 +140,10 @@ class ScheduleConfig:
         "(upstream 500 updates), and 0 for schedules without warm-up or with a rise of their own.",
         WHOLE_RUN,
         at_least=0,
+        at_most=MOST_UPDATES,
     )
-    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN)
-    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN)
+    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN, at_most=MOST_UPDATES)
+    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, at_most=1000)
     momentum_scheduler: str | None = option(
         None,
         "Name or spec string of a schedule for the momentum (beta1). Names: {names}.",
@@ -187,6 +207,7 @@ class TimestepConfig:
         None,
         "Equal parts of the timesteps whose losses are logged apart, in lrlab/timesteps.parquet; 10, and 0 for none.",
         BIN_LOG,
+        at_most=MOST_TIMESTEPS,
     )
     timestep_grad_every: int | None = option(
         None,
@@ -194,6 +215,7 @@ class TimestepConfig:
         "out images for each; takes as long as 5 to 20 updates, and is off if not given.",
         BIN_LOG,
         at_least=1,
+        at_most=MOST_UPDATES,
         needs=(BINS, HELD_OUT),
     )
 
@@ -214,7 +236,9 @@ class OptimizerConfig:
     adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, below=1)
     adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0, at_most=10**6)
     adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, above=0, at_most=1)
-    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, at_least=0)
+    max_grad_norm: float = option(
+        1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, at_least=0, at_most=10**9
+    )
     skip_bad_updates: int | None = option(
         None,
         "Leave out updates whose gradients are not finite, this many in a row at most: weights, optimizer and EMA stay, the "
@@ -223,6 +247,7 @@ class OptimizerConfig:
         study="no",
         omit_default=True,
         at_least=1,
+        at_most=MOST_UPDATES,
     )
     use_ema: bool = option(
         True,
@@ -236,8 +261,18 @@ class OptimizerConfig:
     ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, at_least=0, at_most=10**9, needs=(EMA,))
     ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, below=1, needs=(EMA,))
     ema_update_every: int = option(
-        1, "Optimizer updates from one update of the EMA to the next.", WHOLE_RUN, at_least=1, needs=(EMA,)
+        1,
+        "Optimizer updates from one update of the EMA to the next.",
+        WHOLE_RUN,
+        at_least=1,
+        at_most=MOST_UPDATES,
+        needs=(EMA,),
     )
     ema_start_update: int = option(
-        0, "Optimizer updates during which the EMA is a copy of the weights.", WHOLE_RUN, at_least=0, needs=(EMA,)
+        0,
+        "Optimizer updates during which the EMA is a copy of the weights.",
+        WHOLE_RUN,
+        at_least=0,
+        at_most=MOST_UPDATES,
+        needs=(EMA,),
     )

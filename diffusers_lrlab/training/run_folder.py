@@ -72,6 +72,13 @@ class RunFolder:
         sync(self.lab)
         return file_sums(self.metrics_file)
 
+    def check_log_until(self, checkpoint: Path) -> None:
+        """Raises a `LabError` if the log does not begin as it was when a checkpoint was written."""
+        log = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8")).get("log")
+        written = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+        if log is not None and _beginning(written, log) is None:
+            raise LabError(f"{str(self.metrics_file)!r} is not as it was when {checkpoint.name} was written")
+
     def read_metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.exists():
             return []
@@ -119,7 +126,7 @@ class RunFolder:
             record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
             if not isinstance(record, dict) or not all(isinstance(section, dict) for section in record.values()):
                 raise ValueError("it is no mapping of sections")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LabError(
                 f"{str(file)!r} is damaged ({error}). Remove this file: a run can go on without it, and be overwritten."
             ) from None
@@ -185,7 +192,9 @@ def find_damaged_file(checkpoint: Path) -> str | None:
     if not (checkpoint / MANIFEST).exists():
         try:
             state = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
-        except ValueError:
+        except (OSError, ValueError, RecursionError):
+            state = None
+        if not isinstance(state, dict):
             return f"{str(checkpoint / 'trainer.json')!r} is damaged"
         if "log" not in state:
             return None
@@ -204,7 +213,7 @@ def _rows(written: bytes) -> list[dict[str, Any]]:
     """The rows of a log that can be read."""
     rows = []
     for line in written.splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("update"), int)]
 

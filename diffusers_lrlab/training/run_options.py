@@ -3,12 +3,24 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import DESTINATION, DRAWS, EVALUATION, OUTPUT, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
+from ..core.options import (
+    DESTINATION,
+    DRAWS,
+    EVALUATION,
+    MOST_SAMPLES,
+    MOST_UPDATES,
+    OUTPUT,
+    SPEED,
+    THIS_START,
+    UPDATE,
+    WHOLE_RUN,
+    Need,
+    option,
+)
 from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
-MOST_UPDATES = 1_000_000_000
 A_RUN = Need("a run, and --dry_run makes none", lambda config: not config.dry_run)
 
 
@@ -35,10 +47,16 @@ class LoopConfig:
         finder="uses",
         may_change_on_resume=True,
         at_least=1,
-        at_most=10_000_000,
+        at_most=MOST_SAMPLES,
     )
     gradient_accumulation_steps: int = option(
-        1, "Micro-batches per optimizer update.", UPDATE, finder="uses", may_change_on_resume=True, at_least=1
+        1,
+        "Micro-batches per optimizer update.",
+        UPDATE,
+        finder="uses",
+        may_change_on_resume=True,
+        at_least=1,
+        at_most=1_000_000,
     )
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None, "Precision of the forward pass; accelerate's setting if not given.", UPDATE, may_change_on_resume=True
@@ -68,7 +86,9 @@ class LoopConfig:
         is_path=True,
         aliases=("--import",),
     )
-    local_rank: int = option(-1, "Set by launchers; not for use by hand.", SPEED, study="no", is_repeated=False)
+    local_rank: int = option(
+        -1, "Set by launchers; not for use by hand.", SPEED, study="no", is_repeated=False, at_least=-1, at_most=1_000_000
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +106,11 @@ class OutputConfig:
     overwrite_output_dir: bool = option(
         False, "Replace the run that output_dir holds; other files there stay. Resuming goes first.", THIS_START
     )
-    logging_steps: int = option(10, "Updates between rows of lrlab/metrics.jsonl.", WHOLE_RUN, at_least=1)
+    logging_steps: int = option(
+        10, "Updates between rows of lrlab/metrics.jsonl.", WHOLE_RUN, at_least=1, at_most=MOST_UPDATES
+    )
     validation_steps: int | None = option(
-        None, "Updates between validations; 20 over the run.", WHOLE_RUN, at_least=1, needs=(HELD_OUT,)
+        None, "Updates between validations; 20 over the run.", WHOLE_RUN, at_least=1, at_most=MOST_UPDATES, needs=(HELD_OUT,)
     )
     save_images_epochs: int | None = option(
         None,
@@ -96,15 +118,22 @@ class OutputConfig:
         "its end (upstream every 10 epochs).",
         OUTPUT,
         at_least=1,
+        at_most=MOST_UPDATES,
     )
     save_model_epochs: int | None = option(
         None,
         "Epochs between saves of the pipeline; only at the end, as checkpoints guard the rest (upstream every 10 epochs).",
         OUTPUT,
         at_least=1,
+        at_most=MOST_UPDATES,
     )
     eval_batch_size: int | None = option(
-        None, "Number of sample images; 16, 40 for digits, 2000 points.", OUTPUT, decides_result=True, at_least=1
+        None,
+        "Number of sample images; 16, 40 for digits, 2000 points.",
+        OUTPUT,
+        decides_result=True,
+        at_least=1,
+        at_most=MOST_SAMPLES,
     )
     frechet_samples: int | None = option(
         None,
@@ -112,20 +141,25 @@ class OutputConfig:
         "150,000 images, 0 turns it off.",
         EVALUATION,
         at_least=0,
+        at_most=MOST_SAMPLES,
     )
     distance_samples: int | None = option(
         None,
         "Samples for the distances at the end of a run on points; as many as points are held out, 0 turns them off.",
         EVALUATION,
         at_least=0,
+        at_most=MOST_SAMPLES,
         kinds=("points",),
     )
-    checkpointing_steps: int = option(500, "Updates between checkpoints to resume from.", OUTPUT, study="arm", at_least=1)
+    checkpointing_steps: int = option(
+        500, "Updates between checkpoints to resume from.", OUTPUT, study="arm", at_least=1, at_most=MOST_UPDATES
+    )
     checkpoints_total_limit: int | None = option(
         3,
         "Checkpoints that are kept, oldest removed first; more would only fill the disk (upstream keeps all; here 0 does).",
         OUTPUT,
         at_least=0,
+        at_most=MOST_UPDATES,
     )
     resume_from_checkpoint: str | None = option(
         None, "'latest', which starts a new run where there is none, or the folder of a checkpoint.", THIS_START
@@ -153,6 +187,7 @@ class OutputConfig:
         "Updates between uploads of the pipeline during training, which goes on meanwhile; at the end only if not given.",
         DESTINATION,
         at_least=1,
+        at_most=MOST_UPDATES,
         needs=(PUSH,),
     )
     hub_license: str | None = option(

@@ -36,6 +36,7 @@ NEEDS = {
     "lrlab push nothing --repo_id user/name": "train",
     "lrlab pull user": "train",
     "lrlab rerun nothing": "train",
+    "lrlab check nothing": "train",
     "lrlab train --lr_scheduler cosin": "train",
     "lrlab find-lr --lr_scheduler cosin": "train",
     "lrlab completion bash": "train",

@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
+import math
 import pickle
 import re
+import typing
+from functools import partial
 
 import pytest
+from tables import cases
 
 from diffusers_lrlab.core.errors import LabError, report_error
 from diffusers_lrlab.core.options import (
@@ -22,8 +26,10 @@ from diffusers_lrlab.core.options import (
     option,
     options_of,
 )
+from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.training.config import CONFIG_GROUPS, ResolvedConfig, TrainingConfig
+from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resolve import resolve_config
 
 FAST = Need("--fast", lambda config: config.fast)
@@ -35,6 +41,12 @@ class Settings:
     rate: float | None = option(None, "Rate.", WHOLE_RUN, above=0)
     steps: int = option(5, "Steps.", WHOLE_RUN, at_least=1, needs=(FAST,))
     beta: float = option(0.9, "Beta.", WHOLE_RUN, below=1, kinds=("images",))
+
+
+def _numbers(config_class):
+    """The options that take numbers."""
+    hints = typing.get_type_hints(config_class)
+    return [name for name, hint in hints.items() if {int, float} & {hint, *typing.get_args(hint)}]
 
 
 def test_every_option_of_a_run_is_classified():
@@ -101,6 +113,25 @@ def test_tokens_are_not_compared_or_repeated():
 def test_ranges(settings, expected):
     with pytest.raises(LabError, match=expected):
         check_ranges(Settings(**settings), Settings)
+
+
+ABSURD = (10**10, 10**400, 10**5000, -1, -(10**10), 1e300, math.nan, math.inf, -math.inf)
+# What has a meaning all the same.
+MEANT = {("seed", 10**10), ("local_rank", -1), ("stop_factor", 1e300), ("stop_factor", 10**10)}
+
+
+@cases("name", [name for each in (TrainingConfig, FinderConfig) for name in _numbers(each)])
+def test_absurd_numbers_are_refused_before_anything_is_done(name):
+    for value in ABSURD:
+        if (name, value) in MEANT:
+            continue
+        of_finder = name in options_of(FinderConfig)
+        check = (
+            FinderConfig(**{name: value}).check if of_finder else partial(resolve_and_check, TrainingConfig(**{name: value}))
+        )
+        with pytest.raises(LabError, match=name.removeprefix("lr_")) as refused:
+            check()
+        assert len(str(refused.value)) < 400
 
 
 def test_numbers_in_range_pass():

@@ -17,6 +17,7 @@ from made_up_studies import made_up_study
 from published import ROOT, lrlab, run_folder
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.hub.fetch import check_files
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
@@ -406,6 +407,8 @@ def test_what_was_pushed_is_pulled(folders, hub, tmp_path, name):
     pulled = {
         path.relative_to(tmp_path / "here").as_posix(): path for path in (tmp_path / "here").rglob("*") if path.is_file()
     }
+    assert find_damage(tmp_path / "here") is None
+    del pulled["manifest.json"]  # for `lrlab check`
     assert set(pulled) == set(files) - {".gitattributes"}
     assert all(path.read_bytes() == files[key] for key, path in pulled.items())
 

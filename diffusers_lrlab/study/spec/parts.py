@@ -10,6 +10,7 @@ from ...evaluation.metrics import better_of
 from ...training.config import TrainingConfig
 from .spec import ARM_NOTES, Tuning, controlled
 
+_LONGEST = 1000  # a list, and how many seeds
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
 
@@ -23,6 +24,8 @@ def check_keys(options: Mapping[str, Any], keys: tuple[str, ...], where: str) ->
 def list_of(value: Any, what: str) -> list[Any]:
     """The value as a list; raises a `LabError` for duplicates."""
     values = value if isinstance(value, list) else [value]
+    if len(values) > _LONGEST:
+        raise LabError(f"{what}: {len(values)} are not allowed; give {_LONGEST:,} at most.")
     for one in values:
         if values.count(one) > 1:
             raise LabError(f"{what}: {one!r} is there twice. Name each once.")
@@ -35,9 +38,11 @@ def is_whole(value: Any) -> bool:
 
 
 def read_seeds(value: Any, what: str) -> tuple[int, ...]:
-    seeds = list(range(value)) if is_whole(value) else list_of(value, what)
-    if not seeds or not all(is_whole(seed) and seed >= 0 for seed in seeds):
-        raise LabError(f"{what}: {value!r} is not allowed; give a number of seeds, or a list such as [0, 1, 2].")
+    seeds = list(range(min(value, _LONGEST + 1))) if is_whole(value) else list_of(value, what)
+    if not seeds or len(seeds) > _LONGEST or not all(is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
+        raise LabError(
+            f"{what}: {value!r} is not allowed; give a number of seeds, {_LONGEST:,} at most, or a list such as [0, 1, 2]."
+        )
     return tuple(seeds)
 
 

@@ -1,0 +1,82 @@
+"""What a folder of ours holds that is whole, what is damaged, and from where it goes on: `lrlab check`."""
+
+from functools import partial
+from pathlib import Path
+
+from ..core.errors import LabError
+from ..core.extras import require_extra
+from ..core.lock import locked
+from ..core.manifest import MANIFEST, each_damage
+from ..hub.cards import parsed_card
+from ..hub.contents import kind_of_folder
+from ..schedules.published import read_schedule_file
+from .check_run import check_run, repair_run
+from .finding import Finding, read_parquet, refuse_damage
+
+
+def check_folder(folder: Path, repair: bool = False) -> Finding:
+    """
+    Verifies everything in the folder of a run, a study, a data set or a schedule, also one that was downloaded.
+
+    With `repair` what is damaged in a run or a study gets another name, so that it goes on from what is whole. Nothing is
+    deleted but what killed processes left unfinished.
+    """
+    check, repaired = _CHECKS[_kind(folder)], []
+    if repair:
+        repaired = _repair(folder)
+    finding = check(folder)
+    finding.repaired = repaired
+    if (folder / MANIFEST).exists():
+        finding.note("all files, as they came", partial(_check_manifest, folder))
+    return finding
+
+
+def _kind(folder: Path) -> str:
+    is_run = any(folder.glob("checkpoint-*")) or (folder / "lrlab").is_dir()
+    return "run" if is_run else kind_of_folder(folder)  # also a run whose record is lost
+
+
+def _repair(folder: Path) -> list[str]:
+    kind = _kind(folder)
+    if kind not in ("run", "study"):
+        raise LabError(f"--repair is for runs and studies, and {str(folder)!r} holds a {kind}. Make or download it again.")
+    if kind == "run":
+        with locked(folder, "DIR"):
+            return list(repair_run(folder))
+    from ..study.runs.results import StudyFolder
+    from .check_study import repair_study
+
+    with StudyFolder(folder).locked():
+        return list(repair_study(folder))
+
+
+def _check_manifest(folder: Path) -> None:
+    refuse_damage(each_damage(folder))
+
+
+def _check_study(folder: Path) -> Finding:
+    require_extra("study", "`lrlab check` of a study")
+    from .check_study import check_study
+
+    return check_study(folder)
+
+
+def _check_dataset(folder: Path) -> Finding:
+    finding = Finding("dataset", str(folder), "as parquet files")
+    for file in sorted((folder / "data").glob("*.parquet")):
+        finding.note(f"data/{file.name}", partial(read_parquet, file))
+    finding.note("README.md", lambda: parsed_card((folder / "README.md").read_text(encoding="utf-8"), "README.md"))
+    if finding.damaged:
+        finding.remedy = "make it again by the command in its README.md, or download it again"
+    return finding
+
+
+def _check_schedule(folder: Path) -> Finding:
+    finding = Finding("schedule", str(folder), "as a file")
+    finding.note("schedule.json", partial(read_schedule_file, folder / "schedule.json"))
+    if finding.damaged:
+        finding.remedy = "make it again by lrlab schedule, or download it again"
+    return finding
+
+
+_CHECKS = {"run": check_run, "study": _check_study, "dataset": _check_dataset, "schedule": _check_schedule}

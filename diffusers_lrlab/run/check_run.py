@@ -1,0 +1,114 @@
+"""`lrlab check` of a run: its record, log, checkpoints and pipeline."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from ..core.errors import LabError
+from ..core.files import write_text
+from ..core.lock import holder_of
+from ..core.manifest import MANIFEST, each_damage
+from ..hub.records import read_json, read_log, read_record
+from ..training.resume import read_state
+from ..training.run_folder import RunFolder, checkpoint_update, find_damaged_file, is_checkpoint
+from .finding import Finding, leftovers_in, problem_of, put_aside_for_good, read_parquet, read_weights, refuse_damage
+
+
+def check_run(path: Path) -> Finding:
+    """What is whole of a run, what is damaged, and which checkpoint it goes on from."""
+    folder = RunFolder(path)
+    finding = Finding("run", str(path), _status(folder), leftovers=leftovers_in(path, folder.lab, folder.lab / "samples"))
+    finding.note("record", partial(read_record, path))
+    finding.note("log", partial(_check_log, folder))
+    for checkpoint in _checkpoints(folder):
+        finding.note(checkpoint.name, partial(_check_checkpoint, checkpoint))
+    if folder.timesteps_file.exists():
+        finding.note(folder.timesteps_file.name, partial(read_parquet, folder.timesteps_file))
+    if (path / "model_index.json").exists():
+        finding.note("pipeline", partial(_check_pipeline, path))
+    good = newest_whole(folder)
+    is_done = finding.status.startswith("finished") and (path / "model_index.json").exists()
+    if finding.damaged or not is_done:
+        start = good.name if good else "nothing: it would start at update 0"
+        finding.remedy = f"--resume_from_checkpoint latest goes on from {start}"
+    if finding.damaged:
+        finding.remedy += f"; lrlab check {shlex.quote(str(path))} --repair puts aside what is damaged"
+    return finding
+
+
+def repair_run(path: Path) -> Iterator[str]:
+    """Puts aside what is damaged, under the lock of the run; yields what was done."""
+    folder = RunFolder(path)
+    for leftover in leftovers_in(path, folder.lab, folder.lab / "samples"):
+        yield f"{leftover} was removed"
+    folder.remove_leftovers()
+    for checkpoint in _checkpoints(folder):
+        if problem_of(partial(_check_checkpoint, checkpoint)):
+            yield put_aside_for_good(checkpoint)
+    good = newest_whole(folder)
+    if problem_of(partial(_check_log, folder)):
+        folder.rewind(checkpoint_update(good) if good else 0, read_state(good).get("log") if good else None)
+        yield f"{folder.metrics_file} goes as far as {good.name if good else 'the start of the run'}"
+    for file, check in ((path / "model_index.json", _check_pipeline), (path / "lrlab" / "run.json", read_record)):
+        if file.exists() and problem_of(partial(check, path)):
+            yield put_aside_for_good(file)
+    record = folder.read_record()
+    if record.get("run", {}).get("status") == "running":
+        record["run"] |= {"status": "failed", "error": "The process was killed, or the machine went down."}
+        write_text(folder.lab / "run.json", json.dumps(record, indent=2) + "\n")
+        yield "the record says failed instead of running"
+
+
+def newest_whole(folder: RunFolder) -> Path | None:
+    """The checkpoint that `latest` goes on from."""
+    whole = (path for path in reversed(_checkpoints(folder)) if not problem_of(partial(_check_checkpoint, path)))
+    return next(whole, None)
+
+
+def _status(folder: RunFolder) -> str:
+    if (who := holder_of(folder.path)) is not None:
+        return f"being written by {who}"
+    with suppress(LabError):
+        record = read_record(folder.path)
+        status, train = record["run"]["status"], record["train"]
+        done = f" after {train['updates_done']} of {train['num_updates']} updates" if "updates_done" in train else ""
+        return ("killed" if status == "running" else status) + done
+    return "without a record that can be read"
+
+
+def _checkpoints(folder: RunFolder) -> list[Path]:
+    """All of them, also what is left of damaged ones."""
+    found = [path for path in folder.path.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
+    return sorted(found, key=checkpoint_update)
+
+
+def _check_checkpoint(path: Path) -> None:
+    if not is_checkpoint(path):
+        raise LabError(f"{str(path / MANIFEST)!r} is missing")
+    if (path / MANIFEST).exists():
+        refuse_damage(each_damage(path))
+    else:  # earlier versions wrote none
+        refuse_damage(filter(None, [find_damaged_file(path)]))
+
+
+def _check_log(folder: RunFolder) -> None:
+    """The rows, and that the log begins as the newest checkpoint noted it."""
+    read_log(folder.path)
+    if (good := newest_whole(folder)) is not None:
+        folder.check_log_until(good)
+
+
+def _check_pipeline(path: Path) -> None:
+    for name, value in read_json(path / "model_index.json").items():
+        if not isinstance(value, list) or not any(value):
+            continue
+        files = list((path / name).glob("*.json"))
+        if not files:
+            raise LabError(f"{str(path / name)!r} is missing, or has no configuration")
+        for file in files:
+            read_json(file)
+        for weights in (path / name).glob("*.safetensors"):
+            read_weights(weights)

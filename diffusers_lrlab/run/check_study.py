@@ -1,0 +1,87 @@
+"""`lrlab check` of a study: its specification, results, weights, and the states of runs that are not done."""
+
+import shlex
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from ..core.errors import LabError
+from ..core.lock import holder_of
+from ..core.manifest import each_damage
+from ..hub.records import read_json
+from ..study.runs.results import StudyFolder
+from ..training.run_folder import RunFolder
+from .check_run import check_run, newest_whole
+from .finding import (
+    Finding,
+    is_put_aside,
+    leftovers_in,
+    problem_of,
+    put_aside_for_good,
+    read_parquet,
+    read_weights,
+    refuse_damage,
+)
+
+
+def check_study(path: Path) -> Finding:
+    """What is whole of a study, and what is damaged, which the command of the study does again."""
+    folder = StudyFolder(path)
+    who = holder_of(path)
+    files = sorted((path / "runs").glob("*.json"))
+    status = f"with {len(files)} results" if who is None else f"being written by {who}"
+    finding = Finding("study", str(path), status, leftovers=leftovers_in(*_folders(path)))
+    finding.note("spec.yaml", folder.read_spec)
+    for file in files:
+        finding.note(f"runs/{file.name}", partial(_check_result, folder, file.stem))
+    for file in sorted((path / "weights").glob("*.safetensors")):
+        finding.note(f"weights/{file.name}", partial(read_weights, file))
+    for state in _states(path):
+        finding.note(f"stacks/{state.name}", partial(_check_state, state))
+    for run in sorted((path / "local").glob("[!.]*")):
+        if run.is_dir() and newest_whole(RunFolder(run)) is None and check_run(run).damaged:
+            finding.damaged.append(f"local/{run.name}: none of its checkpoints is whole")
+    for name, read in (("summary.json", read_json), ("summary.parquet", read_parquet)):
+        if (path / name).exists():
+            finding.note(name, partial(read, path / name))
+    if finding.damaged:
+        command = f"lrlab study run {shlex.quote(str(path / 'spec.yaml'))} --out {shlex.quote(str(path))}"
+        finding.remedy = f"{command} does again what is damaged"
+    return finding
+
+
+def repair_study(path: Path) -> Iterator[str]:
+    """Puts aside what is damaged, under the lock of the study, which has removed leftovers; yields what was done."""
+    folder = StudyFolder(path)
+    checks = [(file, partial(_check_result, folder, file.stem)) for file in sorted((path / "runs").glob("*.json"))]
+    checks += [(file, partial(read_weights, file)) for file in sorted((path / "weights").glob("*.safetensors"))]
+    checks += [(state, partial(_check_state, state)) for state in _states(path)]
+    for file, check in checks:
+        if problem_of(check):
+            yield put_aside_for_good(file)
+
+
+def _states(path: Path) -> list[Path]:
+    """Of runs side by side, without what was put aside."""
+    return [state for state in sorted((path / "stacks").glob("[!.]*")) if not is_put_aside(state)]
+
+
+def _folders(path: Path) -> list[Path]:
+    return [path / name for name in (".", "runs", "weights", "stacks")]
+
+
+def _check_result(folder: StudyFolder, run_id: str) -> None:
+    """A result, by all that the study itself holds it against."""
+    if folder.read(run_id) is None:
+        raise LabError(f"{str(folder.run_file(run_id))!r} cannot be read as a result")
+
+
+def _check_state(path: Path) -> None:
+    """The state of runs side by side: a folder with a manifest, or a file of torch, which is an archive with checksums."""
+    if path.is_dir():
+        refuse_damage(each_damage(path))
+    else:
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise LabError(f"{damaged!r} in {str(path)!r} is damaged")

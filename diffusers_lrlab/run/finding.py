@@ -1,0 +1,87 @@
+"""What was found in a folder: what is whole, what is damaged, and how to go on."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+# How names of folders that were put aside begin, and names of files end: no pattern of ours takes them for what they were.
+_BEGINNING, _ENDING = "damaged-", ".damaged"
+
+
+@dataclass
+class Finding:
+    """What was found in a folder."""
+
+    kind: str  # "run", "study", "dataset" or "schedule"
+    folder: str
+    status: str  # in a few words
+    whole: list[str] = field(default_factory=list)  # what is as it was written
+    damaged: list[str] = field(default_factory=list)  # what is not, and how
+    leftovers: list[str] = field(default_factory=list)  # what a killed process left unfinished; the next start removes it
+    remedy: str = ""  # how to go on, or what to do about the damage
+    repaired: list[str] = field(default_factory=list)  # what was done
+
+    def note(self, what: str, check: Callable[[], Any]) -> None:
+        """Notes whether a check of something passes."""
+        if problem := problem_of(check):
+            self.damaged.append(f"{what}: {problem}")
+        else:
+            self.whole.append(what)
+
+    def as_data(self) -> dict[str, Any]:
+        return {**asdict(self), "is_whole": not self.damaged}
+
+    def describe(self) -> str:
+        lines = [f"{self.folder}: a {self.kind}, {self.status}"]
+        for title in ("repaired", "whole", "damaged", "leftovers"):
+            lines += [f"{title:>10}  {what}" for what in getattr(self, title)]
+        return "\n".join([*lines, *([f"{'to go on':>10}  {self.remedy}"] if self.remedy else [])])
+
+
+def problem_of(check: Callable[[], Any]) -> str:
+    """What a check says against something, an empty text if it passes."""
+    try:
+        check()
+    except Exception as error:  # whatever readers raise for files that are damaged
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def refuse_damage(damage: Iterable[str]) -> None:
+    """Raises a `ValueError` if there is any."""
+    if found := list(damage):
+        raise ValueError("; ".join(found))
+
+
+def read_parquet(path: Path) -> None:
+    """All of a file of rows."""
+    from pyarrow import parquet
+
+    parquet.read_table(path)
+
+
+def read_weights(path: Path) -> None:
+    """The header of a file of weights, which knows the size of the rest."""
+    from safetensors import safe_open
+
+    with safe_open(path, "np"):
+        pass
+
+
+def leftovers_in(*folders: Path) -> list[str]:
+    """What killed processes left unfinished there, safetensors' own temporary files included."""
+    return [str(path) for folder in folders for path in sorted(folder.glob(".tmp*"))]
+
+
+def is_put_aside(path: Path) -> bool:
+    return path.name.startswith(_BEGINNING) or path.name.endswith(_ENDING)
+
+
+def put_aside_for_good(path: Path) -> str:
+    """Renames what is damaged, so that nobody takes it for what it was; returns a sentence that says so."""
+    numbers = ("", *(f"-{number}" for number in range(2, 1000)))
+    names = (f"{_BEGINNING}{path.name}{number}" if path.is_dir() else f"{path.name}{number}{_ENDING}" for number in numbers)
+    new = next(each for each in map(path.with_name, names) if not each.exists())
+    path.rename(new)
+    return f"{path} is called {new.name} now"

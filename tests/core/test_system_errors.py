@@ -1,0 +1,149 @@
+"""What the system does to a program, in words: disks that take no files, memory, killed processes, Ctrl-C at the start."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from runs import SCRIPT, environment
+from tables import cases
+
+from diffusers_lrlab.core.errors import DiskFull, LabError, system_errors_explained
+from diffusers_lrlab.core.files import append_line, atomic_file, full_disk_explained
+from diffusers_lrlab.run.record import recorded
+from diffusers_lrlab.training.run_folder import RunFolder
+
+# The texts are those of torch 2.13, safetensors 0.6 and Linux.
+DISKS = {
+    "full, says Python": (OSError(errno.ENOSPC, "No space left on device"), "No room to write"),
+    "full, says torch's stream": (RuntimeError("basic_ios::clear: iostream error"), "No room to write"),
+    "full, says safetensors": (Exception("I/O error: No space left on device (os error 28)"), "No room to write"),
+    "read-only, says Python": (OSError(errno.EROFS, "Read-only file system"), "Make the folder writable"),
+    "read-only, says safetensors": (Exception("I/O error: Read-only file system (os error 30)"), "Make the folder writable"),
+    "broken": (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+}
+
+
+@cases("name", DISKS)
+def test_a_disk_that_does_not_take_a_file_is_explained(tmp_path, name):
+    error, text = DISKS[name]
+    with pytest.raises(DiskFull, match=text) as told, full_disk_explained(tmp_path / "weights.bin"):
+        raise error
+    assert "weights.bin" in str(told.value)
+    assert "--resume_from_checkpoint latest" in str(told.value)
+
+
+def test_other_errors_are_not_taken_for_a_disk_that_is_full(tmp_path):
+    with pytest.raises(FileNotFoundError), full_disk_explained(tmp_path / "weights.bin"):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+
+@pytest.mark.parametrize("write", [lambda path: append_line(path, "row"), lambda path: _write(path)])
+def test_a_disk_that_turned_read_only_is_named_although_nothing_can_be_removed(tmp_path, monkeypatch, write):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    monkeypatch.setattr(os, "truncate", refuse)
+    with pytest.raises(DiskFull, match="Read-only file system"):
+        write(tmp_path / "log.jsonl")
+
+
+def _write(path):
+    with atomic_file(path) as temporary:
+        temporary.write_text("text")
+
+
+class _Full(RunFolder):
+    """The folder of a run on a disk that is full, but for what is kept free for the record."""
+
+    def write_record(self, record):
+        if list(self.lab.glob(".tmp-*room*")):
+            raise DiskFull(self.lab / "run.json", "No space left on device")
+        super().write_record(record)
+
+
+def test_the_record_of_a_run_on_a_full_disk_says_why_it_ended(tmp_path, monkeypatch):
+    folder = _Full(tmp_path)
+    folder.lab.mkdir()
+    trainer = SimpleNamespace(folder=folder, observer=SimpleNamespace(write=_fill, log=SimpleNamespace(num_spikes=0)))
+    monkeypatch.setattr("diffusers_lrlab.run.record.training_figures", lambda trainer: {})
+    for ended in (nullcontext(), full_disk_explained(tmp_path / "checkpoint-2")):
+        record = {"run": {"status": "running", "seconds": 0.0}, "train": {}}
+        with pytest.raises(DiskFull), recorded(trainer, record), ended:
+            isinstance(ended, nullcontext) or _fill()
+        run = folder.read_record()["run"]
+        assert (run["status"], "No room to write" in run["error"]) == ("failed", True)
+        assert [path.name for path in folder.lab.iterdir()] == ["run.json"]
+
+
+def _fill():
+    with full_disk_explained(Path("timesteps.parquet")):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class _Deadly(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_that_decodes_images_is_explained():
+    loader = torch.utils.data.DataLoader(_Deadly(), num_workers=1)
+    with pytest.raises(LabError, match=r"has died \(DataLoader worker.* latest"), system_errors_explained():
+        list(loader)
+
+
+def test_too_little_memory_is_explained():
+    with pytest.raises(LabError, match=r"not enough memory .* Lower --train_batch_size"), system_errors_explained():
+        torch.empty(2**50)
+
+
+def test_other_errors_of_torch_pass():
+    with pytest.raises(RuntimeError, match="same size"), system_errors_explained():
+        raise RuntimeError("tensors must have the same size")
+
+
+# What is started, and the module at whose import Ctrl-C is pressed.
+IMPORTS = {
+    "the package": (["-m", "diffusers_lrlab", "list"], "numpy"),
+    "the command line": (["-m", "diffusers_lrlab.cli", "list"], "diffusers_lrlab.cli.preview"),
+    "what a command needs": (["-m", "diffusers_lrlab", "train"], "transformers"),
+    "the module for training": (["-m", "diffusers_lrlab.train"], "diffusers_lrlab.cli.training"),
+    "the script": ([SCRIPT], "diffusers_lrlab.cli.training"),
+    "the launcher": (["-m", "diffusers_lrlab.launch", "script.py"], "diffusers_lrlab.diffusers_plugin.clock"),
+}
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_ctrl_c_during_imports_ends_with_one_line(tmp_path, name):
+    command, module = IMPORTS[name]
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class CtrlC:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, CtrlC())\n"
+    )
+    (tmp_path / "script.py").write_text("")
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what is started in the background does not
+    command = [sys.executable, *map(str, command)]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=env, preexec_fn=heeds, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 130, result.stderr
+    assert result.stderr.startswith("Stopped")
+    assert len(result.stderr.splitlines()) == 1

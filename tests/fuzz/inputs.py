@@ -1,0 +1,254 @@
+"""What people, files and repositories might say: strategies of hypothesis, mostly near to what is allowed."""
+
+import base64
+import io
+import json
+import math
+import re
+import typing
+
+import yaml
+from hypothesis import strategies as st
+from PIL import Image
+
+from diffusers_lrlab.core.options import options_of
+from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.training.config import TrainingConfig
+
+# Options whose values would be looked for on the network, or run.
+_ELSEWHERE = ("plugins", "hub_token", "cache_dir")
+_HINTS = typing.get_type_hints(TrainingConfig) | typing.get_type_hints(FinderConfig)
+OPTIONS = {
+    name: known for name, known in (options_of(TrainingConfig) | options_of(FinderConfig)).items() if name not in _ELSEWHERE
+}
+
+_WORDS = st.text(st.characters(codec="utf-8", exclude_characters="/"), max_size=12)
+_ODD_NUMBERS = st.sampled_from(
+    ["-1", "0", "1e5", "1.5", "-0", "nan", "-inf", "inf", "1e999", "1e-320", "0x10", "1_000", " 5", "", "True", "٣", "½"]
+    + [str(10**10), "1" + "0" * 400, "9" * 5000, str(2**63), str(-(2**63)), "1e308", "0.1e1"]
+)
+_NAMES = st.sampled_from(["dino", "digits", "circle", "moons", "dinos", "no-such-folder", ".", ""])
+
+
+def _number(known, kind):
+    """A number in an option's range, as text."""
+    low = next((bound for bound in (known.at_least, known.above) if bound is not None), 0)
+    high = next((bound for bound in (known.at_most, known.below) if bound is not None), 10**6)
+    usual = min(high, 2000)
+    if kind is int:
+        return st.one_of(st.integers(int(low), int(usual)), st.integers(int(low), int(high))).map(str)
+    return st.floats(float(low), float(usual)).map(repr)
+
+
+@st.composite
+def specs(draw, registry):
+    """A spec string of a registry's names, with parameters of theirs, of others, and broken ones."""
+    name = draw(st.one_of(st.sampled_from(sorted(registry)), st.sampled_from(sorted(registry)), _WORDS))
+    known = [*registry[name].parameters, *registry[name].common] if name in registry else []
+    kwargs = {}
+    for parameter in draw(st.lists(st.sampled_from(known), max_size=2)) if known else ():
+        kwargs[parameter.name] = draw(_fitting(parameter))
+    if draw(st.integers(0, 2)) == 0:
+        kwargs |= draw(st.dictionaries(st.sampled_from([*kwargs, "gamma", "d", "schedules", "x"]), _values(), max_size=2))
+    if draw(st.booleans()):
+        text = f"{name}:{json.dumps(kwargs)}"
+    else:
+        pairs = (f"{key}={value if isinstance(value, str) else _listed(value)}" for key, value in kwargs.items())
+        text = ":".join(filter(None, [name, ",".join(pairs)]))
+    return draw(_mutated(text))
+
+
+def _fitting(parameter):
+    """A value that a parameter allows, as far as it says so."""
+    if parameter.choices is not None:
+        return st.sampled_from(parameter.choices)
+    low, high = (float(bound) for bound in (parameter.range or "(0, 100)")[1:-1].split(","))
+    low, high = max(low, -100.0), min(high, 1000.0)
+    whole = st.integers(math.ceil(low), math.floor(high)) if math.ceil(low) <= math.floor(high) else st.just(low)
+    kinds = {int: whole, float: st.floats(low, high), bool: st.booleans(), str: st.sampled_from(["linear", "cosine"])}
+    items = kinds[parameter.items if parameter.kind is list else parameter.kind]
+    return st.lists(items, min_size=1, max_size=3) if parameter.kind is list else items
+
+
+def _listed(value):
+    return f"[{'|'.join(map(_listed, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def _values():
+    """Values of parameters."""
+    usual = st.one_of(
+        st.integers(-2, 1000), st.floats(0, 1), st.booleans(), st.sampled_from(["linear", "cosine", "rex:d=0.9"])
+    )
+    odd = st.one_of(st.integers(), st.floats(), st.none(), _WORDS, st.sampled_from([10**400, 1e300, 5e-324, 2**53]))
+    return st.one_of(usual, usual, usual, st.lists(usual, max_size=4), odd, _deep())
+
+
+def _deep():
+    """What [`_mutated`] makes a list within lists of."""
+    return st.sampled_from(["@30", "@400", "@2000"])
+
+
+@st.composite
+def _mutated(draw, text):
+    """The text, seldom with a part of it taken away, doubled, or replaced."""
+    text = re.sub("""["']?@([0-9]+)["']?""", lambda depth: "[" * int(depth[1]) + "]" * int(depth[1]), text)
+    if draw(st.integers(0, 3)) or not text:
+        return text
+    start = draw(st.integers(0, len(text) - 1))
+    end = draw(st.integers(start, len(text)))
+    return text[:start] + draw(st.one_of(st.just(""), st.just(2 * text[start:end]), _WORDS)) + text[end:]
+
+
+@st.composite
+def value_of(draw, name):
+    """A value of an option, as it is typed."""
+    known, hint = OPTIONS[name], _HINTS[name]
+    kinds = {hint, *typing.get_args(hint)}
+    choices = [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)]
+    if name == "dataset_name":
+        return draw(_NAMES)
+    if known.registry:
+        return draw(specs(known.entries))
+    if name.endswith("_kwargs"):
+        return draw(
+            st.dictionaries(st.sampled_from(["gamma", "d", "sigma", "momentum", "x"]), _values(), max_size=2)
+            .map(json.dumps)
+            .flatmap(_mutated)
+        )
+    if int in kinds or float in kinds:
+        usual = _number(known, int if int in kinds else float)
+        return draw(st.one_of(usual, usual, usual, _ODD_NUMBERS))
+    if bool in kinds:
+        return draw(st.sampled_from(["true", "false", "True", "1", "no", "maybe", ""]))
+    return draw(st.one_of(st.sampled_from([*map(str, choices), "none", "latest"]), _WORDS))
+
+
+_OPTION_NAMES = st.sampled_from(sorted(OPTIONS))
+
+
+@st.composite
+def argument_lists(draw):
+    """A command line for training or for the finder."""
+    arguments = [f"--dataset_name={draw(_NAMES)}"] if draw(st.booleans()) else []
+    for name in draw(st.lists(_OPTION_NAMES, min_size=1, max_size=4)):
+        form = draw(st.integers(0, 9))
+        value = draw(value_of(name)).replace("\0", "")
+        if _HINTS[name] is bool and form < 5:
+            arguments.append(draw(st.sampled_from([f"--{name}", f"--no_{name}"])))
+        elif form == 9:
+            arguments.append(draw(_mutated(f"--{name}={value}")))
+        else:
+            arguments += [f"--{name}={value}"] if form < 7 else [f"--{name}", value]
+    return arguments
+
+
+_LIGHT = {  # commands that only show something, and their options
+    "scale": ("learning_rate", "base_batch_size", "train_batch_size", "gradient_accumulation_steps", "num_processes"),
+    "preview": ("num_training_steps", "num_warmup_steps", "learning_rate", "beta1", "num_processes", "ddpm_num_steps"),
+}
+
+
+@st.composite
+def commands(draw):
+    """A command of `lrlab` that only shows something."""
+    name = draw(st.sampled_from([*_LIGHT, "list"]))
+    if name == "list":
+        return [name, draw(st.one_of(st.sampled_from(["schedulers", "optimizers"]), _WORDS)).replace("\0", "")]
+    number = st.one_of(st.integers(1, 300).map(str), st.floats(0, 1).map(repr), _ODD_NUMBERS)
+    given = draw(st.dictionaries(st.sampled_from(_LIGHT[name]), number, max_size=4))
+    arguments = [name, *(f"--{option}={value}" for option, value in given.items())]
+    if name == "scale":
+        return [name, "--learning_rate=1e-3", *arguments[1:]]
+    kind = draw(st.sampled_from(["lr_scheduler", "momentum_scheduler", "timestep_sampler", "loss_weighting"]))
+    chosen = [f"--{kind}={draw(specs(OPTIONS[kind].entries))}"] + ["--lr_scheduler=cosine"] * (kind == "momentum_scheduler")
+    return [argument.replace("\0", "") for argument in [*arguments[:1], "--num_training_steps=50", *chosen, *arguments[1:]]]
+
+
+@st.composite
+def configurations(draw):
+    """The text of a YAML file of options."""
+    fields = {}
+    for name in draw(st.lists(_OPTION_NAMES, max_size=4)):
+        text = draw(value_of(name))
+        fields[name] = draw(st.one_of(st.just(text), st.just(_as_yaml_reads(text)), _values()))
+    return draw(_mutated(yaml.safe_dump(fields)))
+
+
+def _as_yaml_reads(text):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+@st.composite
+def studies(draw):
+    """The text of a YAML file of a study."""
+    arm_fields = st.dictionaries(
+        st.sampled_from(["lr_scheduler", "learning_rate", "controls", "optimizer", "seed", "description", "learning_rates"]),
+        _values(),
+        max_size=2,
+    )
+    arms = {"cosine": {"lr_scheduler": "cosine"}} | draw(
+        st.dictionaries(st.sampled_from(["a", "b", "--", 1]), arm_fields, max_size=2)
+    )
+    spec = {"base": {"max_train_steps": 10}, "arms": arms, "datasets": ["dino"]}
+    keys = ["title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"]
+    keys += ["tune", "evaluation_points", "speedup_metric", "paper", "x"]
+    spec |= draw(st.dictionaries(st.sampled_from(keys), _values(), max_size=3))
+    return draw(_mutated(yaml.safe_dump(spec, sort_keys=False)))
+
+
+@st.composite
+def damaged_json(draw, good):
+    """The text of a JSON file of ours, with values of other kinds and sizes in it."""
+    data = json.loads(json.dumps(good))
+    for _ in range(draw(st.integers(0, 3))):
+        place = data
+        while isinstance(place, dict) and place:
+            key = draw(st.sampled_from(sorted(place)))
+            if not isinstance(place[key], dict) or draw(st.booleans()):
+                place[key] = draw(st.one_of(_values(), st.just(_ABSENT)))
+                if place[key] is _ABSENT:
+                    del place[key]
+                break
+            place = place[key]
+    return draw(_mutated(json.dumps(data)))
+
+
+_ABSENT = object()
+
+
+@st.composite
+def cards(draw):
+    """The text of a README with metadata."""
+    data = draw(st.dictionaries(st.sampled_from(["license", "tags", "model-index", "datasets", "x"]), _values(), max_size=3))
+    return draw(_mutated(f"---\n{yaml.safe_dump(data)}---\n\n# Title\n\ntext\n"))
+
+
+def rows_of_points():
+    """A column of points."""
+    point = st.lists(st.one_of(st.floats(-3, 3), st.floats(), st.none()), max_size=3)
+    return st.lists(st.one_of(st.lists(st.floats(-3, 3), min_size=2, max_size=2), point, st.none()), max_size=5)
+
+
+@st.composite
+def image_bytes(draw):
+    """The bytes of an image file, as base64, which may be damaged."""
+    mode = draw(st.sampled_from(["L", "RGB", "RGBA", "P", "1", "I;16", "I", "F", "CMYK", "LA"]))
+    size = draw(st.sampled_from([(1, 1), (8, 8), (3, 9), (1, 60000), (60000, 1)]))
+    kind = draw(st.sampled_from(["PNG", "TIFF", "JPEG", "GIF"]))
+    file = io.BytesIO()
+    try:
+        Image.new(mode, size).save(file, kind)
+    except (OSError, KeyError, ValueError):  # not in this format
+        Image.new("L", size).save(file, "PNG")
+    data = bytearray(file.getvalue())
+    for _ in range(draw(st.integers(0, 3))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return base64.b64encode(bytes(data[: draw(st.integers(1, len(data)))] if draw(st.booleans()) else data)).decode()
+
+
+def is_plain(text):
+    """Whether a text can be an argument of a program."""
+    return re.search(r"[\0\ud800-\udfff]", text) is None

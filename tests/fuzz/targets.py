@@ -1,0 +1,294 @@
+"""What is done with a made-up input, up to where work would start, and what must be true if it is accepted.
+
+An input is accepted, or refused by a `LabError`. Anything else is a finding: another exception, a case that takes longer
+than a minute, an option that was given and is not there.
+"""
+
+import base64
+import contextlib
+import io
+import json
+import shlex
+import signal
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import yaml
+from fuzz import inputs
+from hypothesis import strategies as st
+
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.options import options_of
+from diffusers_lrlab.core.spec import parse_spec
+from diffusers_lrlab.data.images import ImageTransform
+from diffusers_lrlab.data.points import PointTransform, read_points
+from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.hub.cards import parsed_card
+from diffusers_lrlab.hub.fetch import check_files, check_formats
+from diffusers_lrlab.hub.records import read_log, updates_done
+from diffusers_lrlab.hub.rerun import recorded_options
+from diffusers_lrlab.run.check import check_folder
+from diffusers_lrlab.schedules.expected import schedule_curves
+from diffusers_lrlab.schedules.published import read_schedule_file
+from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
+from diffusers_lrlab.study.spec.reading import load_spec, read_spec
+from diffusers_lrlab.training.arguments import parse_arguments, parse_with, read_yaml
+from diffusers_lrlab.training.asked import as_command
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.prepare import resolve_and_check
+from diffusers_lrlab.training.resume import check_fresh
+from diffusers_lrlab.training.run_folder import RunFolder
+
+FIXTURES = Path(__file__).parents[1] / "compatibility" / "fixtures" / "v1"
+CHOICES = [
+    name
+    for name, known in options_of(TrainingConfig).items()
+    if known.registry and name not in ("dataset_name", "data_kind")
+]
+SECONDS = 60  # that a case may take
+
+
+class Hang(BaseException):
+    """A case takes too long."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds):
+    def stop(*_):
+        raise Hang(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check(kind, given, seconds=SECONDS):
+    """Whether an input is accepted; raises what a user must never see."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _at_most(seconds), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        refused, end = _outcome(TARGETS[kind][1], given)
+        assert refused is None or 0 < len(refused.strip()) < 4000, f"an error of {len(refused)} characters"
+        assert not end, f"exit status {end}"
+        left = [
+            path
+            for path in Path(folder).rglob("*")
+            if path.name not in _OURS and path.is_file() and kind != "files of repositories"
+        ]
+        assert not left, f"{left} were written"
+    return refused is None
+
+
+def _outcome(function, given):
+    """The text of the error, if it is refused, and the exit status, if it ends the program, as --help does."""
+    try:
+        function(given)
+    except LabError as error:
+        return str(error), 0
+    except SystemExit as end:
+        return None, end.code
+    return None, 0
+
+
+_OURS = (
+    "run.yaml",
+    "study.yaml",
+    "run.json",
+    "metrics.jsonl",
+    "schedule.json",
+    "README.md",
+    "model_index.json",
+    "spec.yaml",
+)
+
+
+def _write(name, text):
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    return path
+
+
+# --- options -----------------------------------------------------------------------------------------------------------
+
+
+def _arguments(given):
+    config, settings = parse_with(given, "", FinderConfig)
+    settings.check()
+    _check_repeated(config, resolve_and_check(config))
+
+
+def _check_repeated(config, resolved):
+    """What is printed and recorded as the command of a run asks for the same run."""
+    again = resolve_and_check(parse_arguments(shlex.split(as_command(config))[2:], ""))
+    assert again == resolved, "the recorded command asks for another run"
+
+
+def _configuration(text):
+    path = _write("run.yaml", text)
+    config = parse_arguments(["--config", str(path)], "")
+    for name, value in read_yaml(str(path), "--config").items():
+        taken = getattr(config, name)
+        as_text = {str(value), json.dumps(value), repr(value)} if not isinstance(value, str) else {value}
+        taken_as = {str(taken), json.dumps(taken), repr(taken)} | ({f"{taken:g}"} if isinstance(taken, float) else set())
+        same = taken == value or as_text & taken_as or _number_in(value) == taken or name == "learning_rate"
+        assert same or isinstance(taken, bool) or name == "mixed_precision", f"{name} is {taken!r} instead of {value!r}"
+    _check_repeated(config, resolve_and_check(config))
+
+
+def _number_in(value):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return float(value)
+    return None
+
+
+def _spec(given):
+    option, text = given
+    fields = {option: text, "max_train_steps": 50, "learning_rate": 1e-3}
+    resolved = resolve_and_check(TrainingConfig(**fields))
+    _, kwargs = parse_spec(text)
+    taken = getattr(resolved, f"{option}_kwargs")
+    for name, value in kwargs.items():
+        assert value is None or name not in taken or taken[name] is not None, f"{name}={value!r} has no effect"
+    if option == "lr_scheduler":
+        curves = schedule_curves(resolved.schedule, 50, resolved.lr_warmup_steps, 1e-3, 0.9)
+        assert np.isfinite(np.asarray(curves.lr if hasattr(curves, "lr") else curves[0], np.float64)).all(), (
+            "the rate is not finite"
+        )
+
+
+def _study(text):
+    spec = load_spec(str(_write("study.yaml", text)))
+    expand_tuning(spec)
+    expand(spec)
+
+
+def _command(arguments):
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        status = main(arguments)
+    if status:
+        assert status == 2, f"exit status {status}"
+        raise LabError(error.getvalue())
+
+
+# --- records and what was downloaded --------------------------------------------------------------------------------------
+
+
+def _record(text):
+    _write("lrlab/run.json", text)
+    folder = Path()
+    check_folder(folder)
+    for overwrite in (False, True):
+        with contextlib.suppress(LabError):
+            check_fresh(RunFolder(folder), overwrite)
+    recorded = recorded_options(folder)
+    path = _write("run.yaml", yaml.safe_dump(recorded))
+    resolve_and_check(parse_arguments(["--config", str(path), "--output_dir", "again"], ""))
+
+
+def _log(text):
+    RunFolder(_logged(text)).rewind(2, None)
+    rows = read_log(_logged(text))
+    updates_done(Path(), {"run": {"status": "failed"}, "train": {}})
+    assert all(isinstance(row["update"], int) for row in rows)
+
+
+def _logged(text):
+    return _write("lrlab/metrics.jsonl", text).parents[1]
+
+
+def _schedule_file(text):
+    read_schedule_file(_write("schedule.json", text))
+
+
+def _saved_study(text):
+    expand(load_spec(str(_write("spec.yaml", text))))
+
+
+def _downloaded(given):
+    name, text = given
+    check_files("user/name", [(name, len(text))])
+    _write(name, text)
+    check_formats(Path(), "user/name")
+    if name == "README.md":
+        parsed_card(text, name)
+
+
+def _points(rows):
+    import datasets
+
+    column = datasets.List(datasets.Value("float64"))
+    dataset = datasets.Dataset.from_dict({"x": rows}, datasets.Features({"x": column}))
+    points = read_points(dataset, "x")
+    assert points.isfinite().all()
+    for row in rows:
+        assert PointTransform(points.shape[1], "x").read(row).shape == points.shape[1:]
+
+
+def _image(text):
+    cell = {"bytes": base64.b64decode(text), "path": None}
+    transform = ImageTransform(8, 3, center_crop=True, random_flip=False, eight_bit=True, seed=0)
+    pixels = transform.augment(transform.read(cell), 0)
+    assert pixels.shape == transform.shape
+    assert pixels.isfinite().all()
+
+
+def _texts(name):
+    return (FIXTURES / name).read_text(encoding="utf-8")
+
+
+_RECORD = json.loads(_texts("points-run/lrlab/run.json"))
+_SCHEDULE = {"format": "diffusers_lrlab schedule 1", "lr_scheduler": "rex", "lr_scheduler_kwargs": {"d": 0.9}}
+_ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
+_INDEX = json.loads(_texts("images-run/model_index.json"))
+_STUDY = {
+    "base": {"max_train_steps": 10},
+    "arms": {"a": {"lr_scheduler": "cosine"}, "b": {"lr_scheduler": "rex"}},
+    "datasets": ["dino"],
+}
+_SPEC = {"command": "lrlab study run x", "spec": {**read_spec(_STUDY, "x").to_dict(), "folder": "."}}
+
+
+def _files():
+    """Pairs of the name and the text of a file in a repository."""
+    names = st.one_of(
+        st.sampled_from(["model_index.json", "lrlab/run.json", "spec.yaml", "../x.json", "a\\b.json"]), st.text(max_size=10)
+    )
+    texts = st.one_of(inputs.damaged_json(_INDEX), inputs.configurations(), inputs.studies())
+    return st.one_of(st.tuples(names, texts), st.tuples(st.just("README.md"), inputs.cards())).filter(
+        lambda file: _can_be_file(file[0])
+    )
+
+
+def _can_be_file(name):
+    return "\0" not in name and not name.endswith("/") and ".." not in Path(name).parts[1:]
+
+
+def _spec_inputs():
+    return st.sampled_from(CHOICES).flatmap(
+        lambda option: st.tuples(st.just(option), inputs.specs(options_of(TrainingConfig)[option].entries))
+    )
+
+
+# Kind -> its inputs, and what is done with one.
+TARGETS = {
+    "argument lists": (inputs.argument_lists(), _arguments),
+    "configurations": (inputs.configurations(), _configuration),
+    "spec strings": (_spec_inputs(), _spec),
+    "commands": (inputs.commands(), _command),
+    "studies": (inputs.studies(), _study),
+    "records": (inputs.damaged_json(_RECORD), _record),
+    "logs": (st.lists(inputs.damaged_json(_ROW), max_size=4).map("\n".join), _log),
+    "schedule files": (inputs.damaged_json(_SCHEDULE), _schedule_file),
+    "saved studies": (inputs.damaged_json(_SPEC), _saved_study),
+    "files of repositories": (_files(), _downloaded),
+    "points": (inputs.rows_of_points(), _points),
+    "images": (inputs.image_bytes(), _image),
+}
