@@ -122,9 +122,9 @@ def main() -> None:
     from .diffusers_plugin.hooks import Hooks
 
     hooks: Hooks | None = None
-    interrupts_as_usual()
     try:
         hooks = Hooks(options)
+        interrupts_as_usual()
         run_script(options.script, options.arguments)
     except LabError as error:
         sys.exit(report_error(error))
