@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.errors import failures_located
 from ..evaluation.evaluate import metrics_of, sizes_for
 from ..evaluation.metrics import NEIGHBOUR, Evaluation
 from ..evaluation.registry import Metric
@@ -25,7 +26,7 @@ def forecast_evaluation(trainer: Trainer, num_samples: int, budget: Budget) -> d
     metrics = metrics_of(trainer, bool(num_samples))
     seconds: dict[str, float | None] = {}
     for num_done, metric in enumerate(metrics):
-        with budget.shown(f"the evaluation, {metric.name}"):
+        with budget.shown(f"the evaluation, {metric.name}"), failures_located(f"The metric {metric.name!r}"):
             share = budget.share(1 / (len(metrics) - num_done))
             if metric.of == "samples":
                 seconds[metric.name] = _seconds_of_comparison(trainer, metric, num_samples, share)
