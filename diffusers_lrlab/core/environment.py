@@ -14,6 +14,7 @@ from typing import Any
 from .plugins import loaded_plugins, plugin_packages
 
 PACKAGE = Path(__file__).resolve().parents[1]
+_OF_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"}
 _VERSIONS = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
 
 
@@ -86,6 +87,30 @@ def is_watched() -> bool:
 def available_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def allowed_threads(processes: int = 1) -> int:
+    """Threads for each of so many processes: `OMP_NUM_THREADS` if the user set it, or a share of the cores."""
+    return asked_threads() or max(1, available_cores() // processes)
+
+
+def asked_threads() -> int | None:
+    """
+    `OMP_NUM_THREADS` as the user set it; `None` if it is not set.
+
+    `accelerate launch` and `torchrun` set it for their processes, to 1 if nobody else did: what the user said is in the
+    environment of the launcher.
+    """
+    environment = dict(os.environ)
+    if environment.keys() & _OF_LAUNCHERS:
+        import psutil
+
+        try:
+            environment = psutil.Process(os.getppid()).environ()
+        except psutil.Error:
+            return None
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) or None if first.isdecimal() else None
 
 
 def _processor_name() -> str:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
-from ..core.environment import available_cores
 from .kl import as_points, check_neighbour, resolution
 
 MAX_EXACT_POINTS = 5000
@@ -138,10 +138,10 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
     """
     real, generated = as_points(real, generated)
     check_neighbour(k, len(real) - 1, f"{len(real)} real points")
-    radii = cKDTree(real).query(real, k=[k + 1], workers=available_cores())[0][:, 0]
+    radii = cKDTree(real).query(real, k=[k + 1], workers=torch.get_num_threads())[0][:, 0]
     radii *= 1 + 1e-12  # balls are closed: a point at the distance itself is in, whatever rounding says
     # Repeated real points have balls of radius 0; they hold what float32 cannot distinguish from their centre.
     inside = cKDTree(generated).query_ball_point(
-        real, np.maximum(radii, resolution(real)), workers=available_cores(), return_length=True
+        real, np.maximum(radii, resolution(real)), workers=torch.get_num_threads(), return_length=True
     )
     return float(inside.sum() / (k * len(generated))), float((inside > 0).mean())

@@ -8,6 +8,7 @@ from tqdm.auto import tqdm
 
 from ..core.errors import failures_located
 from .metrics import METRICS, NEIGHBOUR, Evaluation
+from .registry import Metric
 
 
 def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None = None) -> dict[str, Any]:
@@ -21,10 +22,9 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
     """
     evaluation = Evaluation(run, samples)
     results: dict[str, Any] = {}
-    chosen = [metric for metric in METRICS.values() if metric.form in (None, run.kind.form) and metric.function]
-    chosen = [metric for metric in chosen if (not metric.on_request if names is None else metric.name in names)]
+    chosen = metrics_of(run, samples is not None, names)
     for metric in chosen:
-        if metric.of == "run" and metric.function and (samples is not None or "samples" not in metric.needs):
+        if metric.of == "run" and metric.function:
             value = metric.function(evaluation)
             results |= value if isinstance(value, dict) else {metric.name: value}
     if samples is None or not any(metric.of == "samples" for metric in chosen):
@@ -37,6 +37,13 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
         held_out = evaluation.held_out[: len(samples)]
         known[key] = compare_samples(real, held_out, "of held-out points", names, run.kind.form)
     return results | {f"{name}_of_held_out_points": value for name, value in known[key].items()}
+
+
+def metrics_of(run: Any, has_samples: bool, names: Collection[str] | None = None) -> list[Metric]:
+    """The metrics that [`evaluate`] computes."""
+    metrics = [metric for metric in METRICS.values() if metric.form in (None, run.kind.form) and metric.function]
+    metrics = [metric for metric in metrics if has_samples or "samples" not in metric.needs]
+    return [metric for metric in metrics if (not metric.on_request if names is None else metric.name in names)]
 
 
 def compare_samples(
@@ -64,10 +71,16 @@ def compare_samples(
     for metric in tqdm(chosen, desc=progress, leave=False, disable=None if progress else True):
         if metric.function is None or (metric.most_dimensions or real.shape[1]) < real.shape[1]:
             continue
-        samples = generated[: metric.num_generated or len(generated)]
-        reference = real[: metric.num_real or len(samples)]
-        if metric.equal_sizes:
-            samples, reference = samples[: len(reference)], reference[: len(samples)]
+        num_real, num_generated = sizes_for(metric, len(real), len(generated))
         with failures_located(f"The metric {metric.name!r}"):
-            results[metric.name] = metric.function(reference, samples)
+            results[metric.name] = metric.function(real[:num_real], generated[:num_generated])
     return results
+
+
+def sizes_for(metric: Metric, num_real: int, num_generated: int) -> tuple[int, int]:
+    """How many real and generated samples of so many a metric compares."""
+    num_generated = min(num_generated, metric.num_generated or num_generated)
+    num_real = min(num_real, metric.num_real or num_generated)
+    if metric.equal_sizes:
+        num_real = num_generated = min(num_real, num_generated)
+    return num_real, num_generated

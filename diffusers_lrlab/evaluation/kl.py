@@ -3,9 +3,8 @@
 import math
 
 import numpy as np
+import torch
 from scipy.spatial import cKDTree
-
-from ..core.environment import available_cores
 
 # Squares of larger coordinates overflow in float64, which threads of KD-trees do not report.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -58,7 +57,7 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     real, generated = as_points(real, generated)
     sizes = f"{len(real)} real and {len(generated)} generated points"
     check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
-    workers, smallest = available_cores(), resolution(real)
+    workers, smallest = torch.get_num_threads(), resolution(real)
     # Its own point is the nearest one, at distance 0.
     own = cKDTree(real).query(real, k=[k + 1], workers=workers)[0]
     other = cKDTree(generated).query(real, k=[k], workers=workers)[0]

@@ -41,6 +41,8 @@ class Metric:
         num_generated (`int`, *optional*): Generated samples likewise; all if not given.
         equal_sizes (`bool`): The function gets equally many of both.
         most_dimensions (`int`, *optional*): Of samples, if the function is for few.
+        part (`Callable`, *optional*): For `of="run"`, what forecasts of time measure in the function's place: it computes
+            a small part of the metric from an [`Evaluation`] without samples, and returns how many times as long all takes.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Metric:
     num_generated: int | None = None
     equal_sizes: bool = False
     most_dimensions: int | None = None
+    part: Callable[..., float] | None = None
 
     @property
     def label(self) -> str:

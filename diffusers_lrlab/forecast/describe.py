@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from ..finder.range_test import FinderConfig
 from ..optimizers.entries import optimizer_state_bytes
 from ..preflight.run import run_checks
 from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
-from .timing import TimeForecast, forecast_time
+from .probes import Budget
+from .timing import SECONDS, TimeForecast, forecast_time
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -22,40 +26,48 @@ if TYPE_CHECKING:
     from ..training.plan import Plan
 
 _MIB = 2**20
+# What memory and checks leave of the seconds is for the time, but for a share that is for the memory with other settings.
+_FOR_TIME, _LEAST_FOR_TIME = 0.6, 2.0
 
 
 def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) -> Iterator[str]:
     """
-    Memory, time and disk of a run, and its memory with other settings, as texts; takes some seconds.
+    Memory, time and disk of a run, and its memory with other settings, as texts.
 
-    Memory comes first, before anything is run: a model that does not fit cannot be timed. All processes call this, to its
-    end; the accelerator is as it was afterwards.
+    Memory comes first, before anything is run: a model that does not fit cannot be timed. What is measured shares a few
+    seconds. All processes call this, to its end; the accelerator is as it was afterwards.
     """
     from ..training.run_folder import RunFolder
     from ..training.trainer import Trainer
 
+    plan.kind.model_class()  # what is imported for it takes no time from the measurements
+    budget = Budget(SECONDS)
     device = accelerator.device
     available = available_bytes(device)  # before this run takes any
     if device.type == "cpu":  # the processes share it
         available //= accelerator.num_processes
-    memory = forecast_memory(plan, device=device.type)
-    yield "\n".join(_memory_lines(plan, memory, available, device.type))
+    with budget.shown("memory"):
+        memory = forecast_memory(plan, device=device.type)
+        lines = _memory_lines(plan, memory, available, device.type)
+    yield "\n".join(lines)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
         if plan.config.preflight and accelerator.is_main_process:
-            for name, text in run_checks(trainer).items():
+            with budget.shown("what the checks look at"):
+                found = run_checks(trainer)
+            for name, text in found.items():
                 yield f"{'warning':>13}  {text} [{name}]"
-        seconds = forecast_time(trainer)
+        seconds = forecast_time(trainer, Budget(max(_LEAST_FOR_TIME, budget.share(_FOR_TIME))))
         state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
         trainer.release()
-    yield "\n".join(_time_lines(plan, seconds))
+    yield "\n".join(_time_lines(plan, seconds, device.type))
     yield "\n".join(_disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state))
-    yield "\n".join(["", *_alternatives(plan, memory, device.type)])
+    yield "\n".join(["", *_alternatives(plan, memory, device.type, budget)])
 
 
 def _memory_lines(plan: Plan, memory: MemoryForecast, available: float, device: str) -> list[str]:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory._asdict().items() if size)
-    things, fits = plan.kind.name, batch_that_fits(plan, available, device)
+    things, fits = plan.kind.name, batch_that_fits(plan, available, device, memory)
     if fits is None:
         largest = f"not even one of the {things} fits"
     else:
@@ -67,14 +79,24 @@ def _memory_lines(plan: Plan, memory: MemoryForecast, available: float, device: 
     ]
 
 
-def _time_lines(plan: Plan, seconds: TimeForecast) -> list[str]:
-    rate = plan.layout.global_batch / seconds.update
+def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
+    threads = f" on {torch.get_num_threads()} threads" if device == "cpu" else ""
+    things, rate = plan.kind.name, plan.layout.global_batch / seconds.update
     rest = ", ".join(f"{part} {_duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
     low, high = (_duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
     lines = [
         f"{'time':>13}  {_duration(seconds.total)} ({low} to {high}): training {_duration(seconds.training)}, {rest}",
-        f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {plan.kind.name} a second, as measured now",
+        f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {things} a second, as measured now{threads}",
     ]
+    if seconds.slowest:
+        most = ", ".join(f"{name} {_duration(took)}" for name, took in seconds.slowest)
+        lines.append(f"{'':>13}  of the evaluation: {most}")
+    parts = "validation, sampling and evaluation from small parts of each"
+    if seconds.guessed:
+        parts += f"; no time for {' and '.join(seconds.guessed)}, which the updates tell roughly"
+    lines.append(f"{'':>13}  measured for {_duration(seconds.measured)}, {parts}")
+    if seconds.unknown:
+        lines.append(f"{'':>13}  not counted, for want of time or of a part to measure: {', '.join(seconds.unknown)}")
     if plan.config.auto_learning_rate:
         settings = FinderConfig()
         tests = settings.repeats * settings.num_updates
@@ -97,28 +119,36 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
     ]
 
 
-def _alternatives(plan: Plan, memory: MemoryForecast, device: str) -> list[str]:
-    """Total memory of the run with one setting changed."""
-    config = plan.config
-    rows = [("as it is", memory)]
+def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budget) -> list[str]:
+    """Total memory of the run with one setting changed, as far as the time allows."""
+    config, changed = plan.config, partial(forecast_memory, plan, device=device)
+
+    def with_optimizer(name: str) -> MemoryForecast:
+        return memory._replace(optimizer=optimizer_bytes(plan, name))
+
+    rows: dict[str, Callable[[], MemoryForecast]] = {"as it is": lambda: memory}
+    if config.use_ema:
+        rows["--no_use_ema"] = lambda: memory._replace(ema=0)
+    for name in ("adamw", "sgd", "rmsprop", "adafactor"):
+        if name != config.optimizer:
+            rows[f"--optimizer {name}"] = partial(with_optimizer, name)
     if plan.kind.model_class()._supports_gradient_checkpointing and not config.gradient_checkpointing:
-        rows.append(("--gradient_checkpointing", forecast_memory(plan, gradient_checkpointing=True, device=device)))
+        rows["--gradient_checkpointing"] = partial(changed, gradient_checkpointing=True)
     if config.mixed_precision in (None, "no"):
-        rows.append(("--mixed_precision bf16", forecast_memory(plan, mixed_precision="bf16", device=device)))
+        rows["--mixed_precision bf16"] = partial(changed, mixed_precision="bf16")
     if plan.layout.micro_batch > 1:
         half, twice = plan.layout.micro_batch // 2, 2 * plan.layout.accumulation
         flags = f"--train_batch_size {half} --gradient_accumulation_steps {twice}"
-        rows.append((flags, forecast_memory(plan, micro_batch=half, accumulation=twice, device=device)))
-    rows += [
-        (f"--optimizer {name}", memory._replace(optimizer=optimizer_bytes(plan, name)))
-        for name in ("adamw", "sgd", "rmsprop", "adafactor")
-        if name != config.optimizer
-    ]
-    if config.use_ema:
-        rows.append(("--no_use_ema", memory._replace(ema=0)))
-    width = max(len(name) for name, _ in rows)
-    head = f"{'memory with':>{width}}  {'total':>10}  {'share':>6}"
-    return [head, *(f"{name:>{width}}  {_size(row.total):>10}  {row.total / memory.total:>6.0%}" for name, row in rows)]
+        rows[flags] = partial(changed, micro_batch=half, accumulation=twice)
+    width = max(map(len, rows))
+    lines = [f"{'memory with':>{width}}  {'total':>10}  {'share':>6}"]
+    for done, (name, forecast) in enumerate(rows.items()):
+        if done and not budget.share(1.0):
+            return [*lines, f"{'no time for':>{width}}  {', '.join([*rows][done:])}: give one to see it"]
+        with budget.shown(f"memory with {name}"):
+            row = forecast()
+        lines.append(f"{name:>{width}}  {_size(row.total):>10}  {row.total / memory.total:>6.0%}")
+    return lines
 
 
 def _size(size: float) -> str:

@@ -83,6 +83,21 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    class Tracker(MemTracker):
+        """Without statistics of each module, which take most of the time: only gradients are told from other tensors."""
+
+        def _pre_fw_hook(self, module: Any, inputs: Any) -> None:
+            if not self._param_to_grad_hook_handles:
+                self._track_module_params_and_buffers(model)
+
+        def _post_fw_hook(self, module: Any, inputs: Any, outputs: Any) -> None:
+            pass
+
+        def _pre_bw_hook(self, module: Any, args: Any) -> None:
+            pass
+
+        _post_bw_hook = _pre_bw_hook
+
     config, accumulation = plan.config, min(2, plan.layout.accumulation)
     shape = (plan.layout.micro_batch, *plan.item_shape)
     with FakeTensorMode(), torch.device(device), warnings.catch_warnings():
@@ -98,7 +113,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
         images, noise = torch.zeros(shape), torch.zeros(shape)
         timesteps = torch.zeros(shape[0], dtype=torch.int64)
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.mixed_precision or "no")
-        tracker = MemTracker()
+        tracker = Tracker()
         tracker.track_external(model, images, noise, timesteps)
         with tracker:
             for _ in range(accumulation):
@@ -106,28 +121,31 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
                     losses = process.losses(model, images, noise, timesteps)
                 losses.mean().backward()
                 del losses
-                tracker.reset_mod_stats()  # it refuses a second pass otherwise
     found = tracker.get_tracker_snapshot("peak").items()
     (snapshot,) = (bytes_of for where, bytes_of in found if where.type == device)
     return {getattr(part, "name", str(part)): int(size) for part, size in snapshot.items()}, max(sizes)
 
 
-def batch_that_fits(plan: Plan, available: float, device: str = "cpu") -> int | None:
+def batch_that_fits(plan: Plan, available: float, device: str = "cpu", memory: MemoryForecast | None = None) -> int | None:
     """
     The largest micro-batch, a power of two, whose updates fit into `available` bytes; `None` if not even one image does.
 
     Once activations outweigh gradients, memory grows in proportion to images: two forecasts there give the line that the
-    answer lies on, and a forecast of the answer confirms it, or the next smaller one.
+    answer lies on, and a forecast of the answer confirms it, or the next smaller one, unless it is far more than there are.
+    `memory` is that of the plan, if it is known.
     """
 
     def total(images: int) -> int:
-        return forecast_memory(plan, micro_batch=images, device=device).total
+        known = memory if images == plan.layout.micro_batch else None
+        return (known or forecast_memory(plan, micro_batch=images, device=device)).total
 
     images = max(_MANY, plan.layout.micro_batch)
     some = total(images)
     per_image = (total(2 * images) - some) / images
     room = (available - some) / per_image + images
     most = 2 ** min(_MOST_POWER, int(math.log2(max(room, 1))))
+    if plan.num_images is not None and most > 2 * max(plan.num_images, images):
+        return most
     while most and total(most) > available:
         most //= 2
     return most or None

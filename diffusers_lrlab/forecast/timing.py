@@ -1,30 +1,35 @@
-"""The time of a run, from a short measured probe."""
+"""The time of a run, from short measured probes."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from accelerate.utils import broadcast_object_list
 
 from ..core.streams import stream_generator
+from ..training.plan import FORWARD_SHARE
 from ..training.results.base import results_of
 from ..training.samples import sampling_pipeline
+from .evaluation import forecast_evaluation
+from .probes import Budget, grow, line_through
 
 if TYPE_CHECKING:
+    from ..evaluation.validation_loss import ValidationLoss
     from ..training.plan import Plan
     from ..training.trainer import Trainer
 
-_UPDATES, _WARM, _FEWEST = 40, 8, 6
-_READINGS, _STEPS, _FEW, _PASS_SECONDS = 2, 4, 4, 0.5
-_SECONDS = 4.0  # a probe ends here, if it has a few updates
+SECONDS = 5.0  # for all that is measured, if nobody gives a budget
+_UPDATES, _WARM = 40, 8
+_STEPS, _FEW = 4, 16
+# Shares of the time that is left for updates, then validation, then samples; the evaluation has the rest.
+_FOR_UPDATES, _FOR_VALIDATION, _FOR_SAMPLES = 0.4, 0.2, 0.5
 
 
 class TimeForecast(NamedTuple):
@@ -39,6 +44,10 @@ class TimeForecast(NamedTuple):
     validation: float  # all of them
     sampling: float  # all pictures during training, and the samples at the end
     evaluation: float  # of the results computed from these samples
+    measured: float = 0.0  # what the probes took
+    slowest: tuple[tuple[str, float], ...] = ()  # the metrics of the evaluation that take long
+    guessed: tuple[str, ...] = ()  # what there was no time to measure, and follows from the updates
+    unknown: tuple[str, ...] = ()  # metrics that are not counted
 
     @property
     def total(self) -> float:
@@ -46,25 +55,36 @@ class TimeForecast(NamedTuple):
         return self.training + self.validation + self.sampling + self.evaluation
 
 
-def forecast_time(trainer: Trainer) -> TimeForecast:
+def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecast:
     """
-    Measures a validation, some steps of sampling, an evaluation, and updates as the run does them.
+    Measures updates as the run does them, then parts of a validation, of the sampling and of the evaluation, in a time that
+    all of them share.
 
     The trainer cannot be used afterwards. All processes call this.
     """
-    config, plan = trainer.config, trainer.plan
-    validation = 0.0
+    budget = budget or Budget(SECONDS)
+    config, plan, started = trainer.config, trainer.plan, budget.spent
+    low, update, high = np.quantile(_times_of_updates(trainer, budget), [0.1, 0.5, 0.9]).tolist()
+    item, guessed = update / (plan.layout.micro_batch * plan.layout.accumulation), []
+    validation, sampling, evaluation = 0.0, 0.0, {}
     if trainer.validation is not None:
-        validation = _median_seconds(trainer.validation_losses) * math.ceil(plan.num_updates / plan.validation_updates)
+        validation, is_guess = _seconds_of_validation(trainer, trainer.validation, item, budget)
+        validation *= plan.num_validations
+        guessed += ["validation"] * is_guess
     samples = results_of(trainer.kind).num_samples(config, plan.num_held_out, plan.num_images)
-    sampling = _seconds_of_samples(trainer, max(samples, config.eval_batch_size))
-    evaluation = _seconds_of_evaluation(trainer) if trainer.accelerator.is_main_process else 0.0
-    # The measured updates must not include validations and pictures.
-    trainer.validation, trainer.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
-    low, update, high = np.quantile(_times_of_updates(trainer), [0.1, 0.5, 0.9]).tolist()
-    total = sampling(config.eval_batch_size) * num_pictures(plan) + (sampling(samples) if samples else 0.0)
-    num = plan.num_updates
-    return TimeForecast(update, low, high, update * num, low * num, high * num, validation, total, evaluation)
+    of_samples, is_guess = _seconds_of_samples(trainer, max(samples, config.eval_batch_size), item, budget)
+    guessed += ["sampling"] * is_guess
+    sampling = of_samples(config.eval_batch_size) * num_pictures(plan) + (of_samples(samples) if samples else 0.0)
+    if trainer.accelerator.is_main_process:
+        evaluation = forecast_evaluation(trainer, samples, budget)
+    known = {name: seconds for name, seconds in evaluation.items() if seconds is not None}
+    num, of_evaluation = plan.num_updates, sum(known.values())
+    slowest = sorted(((name, took) for name, took in known.items() if took > of_evaluation / 5), key=lambda one: -one[1])
+    unknown = tuple(name for name in evaluation if name not in known)
+    of_updates = update, low, high, update * num, low * num, high * num
+    return TimeForecast(
+        *of_updates, validation, sampling, of_evaluation, budget.spent - started, tuple(slowest), tuple(guessed), unknown
+    )
 
 
 def num_pictures(plan: Plan) -> int:
@@ -76,57 +96,68 @@ def num_pictures(plan: Plan) -> int:
     return 1 + int((plan.num_updates - 1) // every)
 
 
-def _seconds_of_evaluation(trainer: Trainer) -> float:
-    """Seconds of the evaluation at the end of the run, on samples that were drawn in a few steps."""
-    config, results = trainer.config, results_of(trainer.kind)
-    steps = min(2, config.ddpm_num_inference_steps)
-    trainer.config = dataclasses.replace(config, ddpm_num_inference_steps=steps)
-    samples = results.samples_to_evaluate(trainer)
-    trainer.config = config
-    started = time.perf_counter()
-    results.evaluate(trainer, samples)
-    return time.perf_counter() - started
+def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
+    """Seconds of each update without validations and pictures, and without the first ones if there are more."""
+    validation, config, times = trainer.validation, trainer.config, []
+    trainer.validation, trainer.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
+    seconds = budget.share(_FOR_UPDATES)
+    with budget.shown("updates"):
+        begun = started = time.perf_counter()
+        for _ in trainer.updates(show_progress=False):
+            trainer.sums.sum().item()  # waits for the device
+            now = time.perf_counter()
+            times.append(now - started)
+            # The main process's clock decides: all must stop at the same update. The first one is slow: it needs a second.
+            enough = now - begun > (seconds if len(times) > 1 else budget.seconds)
+            broadcast_object_list(ends := [len(times) >= _UPDATES or enough])
+            if ends[0]:
+                break
+            started = time.perf_counter()
+    trainer.validation, trainer.config = validation, config
+    return times[min(_WARM, max(1, len(times) // 4)) :] or times
 
 
-def _times_of_updates(trainer: Trainer) -> list[float]:
-    """Seconds of each update, without the first ones."""
-    times: list[float] = []
-    begun = started = time.perf_counter()
-    for _ in trainer.updates(show_progress=False):
-        trainer.sums.sum().item()  # waits for the device
-        now = time.perf_counter()
-        times.append(now - started)
-        # The main process's clock decides: all must stop at the same update.
-        broadcast_object_list(ends := [len(times) >= _UPDATES or (len(times) >= _FEWEST and now - begun > _SECONDS)])
-        if ends[0]:
-            break
-        started = time.perf_counter()
-    return times[min(_WARM, len(times) // 4) :]
+def _seconds_of_validation(trainer: Trainer, whole: ValidationLoss, item: float, budget: Budget) -> tuple[float, bool]:
+    """Of one, and whether it is guessed by the seconds of training for an item."""
+    num, seconds = len(whole.images), budget.share(_FOR_VALIDATION)
+    first = min(num, whole.batch_size)
+    models = 1 if trainer.average is None else 2
+    if 2 * first * models * FORWARD_SHARE * item > seconds:
+        return num * models * FORWARD_SHARE * item, True
+
+    def validate(size: int) -> None:
+        part = trainer.validation = copy.copy(whole)
+        part.images = whole.images[:size]
+        trainer.validation_losses()
+
+    with budget.shown("validation"):
+        start, slope = line_through(grow(validate, first, num, seconds))
+    return start + slope * num, False
 
 
-def _median_seconds(call: Callable[[], Any]) -> float:
-    """The median of some calls, after a first one, which is slower."""
-    times = []
-    for _ in range(1 + _READINGS):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
-
-
-def _seconds_of_samples(trainer: Trainer, most: int) -> Callable[[int], float]:
-    """A function from a number of samples, up to `most`, to seconds: a line through times of few samples and of many."""
+def _seconds_of_samples(trainer: Trainer, most: int, item: float, budget: Budget) -> tuple[Callable[[int], float], bool]:
+    """
+    A function from a number of samples, up to `most`, to seconds, and whether it is guessed by the seconds of training for
+    an item: a line through times of few samples and of many.
+    """
     config, kind, model = trainer.config, trainer.kind, trainer.bare_model.eval()
+    steps, seconds = min(_STEPS, config.ddpm_num_inference_steps), budget.share(_FOR_SAMPLES)
+    if 2 * _FEW * steps * kind.sampling_cost * item > seconds:
+        each = config.ddpm_num_inference_steps * kind.sampling_cost * item
+        return lambda num: num * each, True
     pipeline = sampling_pipeline(trainer)
     pipeline.set_progress_bar_config(disable=True)
-    steps = min(_STEPS, config.ddpm_num_inference_steps)
 
-    def sample(size: int) -> None:
+    def sample(size: int, steps: int = steps) -> None:
         kind.sample(pipeline, size, stream_generator(0, "forecast", device=model.device), steps)
 
-    few = _median_seconds(partial(sample, _FEW))
-    # As many as fit into a pass, unless that would take long.
-    size = max(2 * _FEW, min(kind.sampling_batch, most, int(_FEW * _PASS_SECONDS / few)))
-    slope = max(0.0, (_median_seconds(partial(sample, size)) - few) / (size - _FEW))
-    slope, start = (part * config.ddpm_num_inference_steps / steps for part in (slope, max(0.0, few - slope * _FEW)))
-    return lambda num: start * math.ceil(num / kind.sampling_batch) + slope * num
+    with budget.shown("sampling"):
+        readings = grow(sample, _FEW, min(kind.sampling_batch, most), seconds)
+        # What a pass takes beside its steps, by a pass of one step.
+        few, began = readings[0], time.perf_counter()
+        sample(few[0], 1)
+        one = time.perf_counter() - began
+    beside = max(0.0, (steps * one - few[1]) / (steps - 1)) if steps > 1 else 0.0
+    start, slope = line_through([(size, max(0.0, took - beside) / steps) for size, took in readings])
+    num_steps = config.ddpm_num_inference_steps
+    return lambda num: math.ceil(num / kind.sampling_batch) * (beside + num_steps * start) + num_steps * slope * num, False

@@ -61,9 +61,6 @@ def _train(config: TrainingConfig, resolved: ResolvedConfig) -> Path | None:
     if resolved.push_to_hub:
         resolved = _with_repository(resolved)
     plan, data, accelerator = prepare_resolved(resolved)
-    if config.frechet_samples is None:
-        enough = plan.affordable_frechet_samples
-        plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, frechet_samples=enough))
     found = None
     if resolved.auto_learning_rate and not resolved.dry_run:
         plan, found = _with_found_rate(plan, data, accelerator)

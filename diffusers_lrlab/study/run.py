@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..core.environment import available_cores
+from ..core.environment import allowed_threads
 from ..core.errors import LabError
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
@@ -111,7 +111,7 @@ def check_executor(executor: str | None) -> None:
 
 
 def use_all_cores() -> None:
-    """All cores, though `accelerate launch` leaves a CPU process one thread."""
+    """All cores, though `accelerate launch` leaves a CPU process one thread, or as many threads as `OMP_NUM_THREADS`."""
     if not torch.accelerator.is_available():
-        torch.set_num_threads(available_cores())
+        torch.set_num_threads(allowed_threads())
         keep_freed_memory()

@@ -64,7 +64,7 @@ class ResolvedConfig(TrainingConfig):
     train_batch_size: int
     output_dir: str
     eval_batch_size: int
-    frechet_samples: int
+    frechet_samples: int | None  # where it is None, the plan has a number that suits the length of the run
 
     def __post_init__(self) -> None:
         super().__post_init__()

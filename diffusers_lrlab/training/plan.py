@@ -1,5 +1,6 @@
 """What a run is going to do, known before it does it; `--dry_run` prints this and stops."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,9 +34,10 @@ _TIMESTEP_WORDS = {
     "noise": "noise",
 }
 
-# Previews may take this share of the time of training, and the full number of samples is evaluated after so many images.
+# Shares of the time of training that previews and validations may take, and that of an item's pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
-_FULL_EVALUATION, _FEWEST_FRECHET = 150_000, 100
+_MOST_VALIDATIONS, _VALIDATION_SHARE = 20, 0.1
+FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -83,22 +85,32 @@ class Plan:
 
     @property
     def validation_updates(self) -> int:
-        return self.config.validation_steps or max(1, self.num_updates // 20)
+        """Updates between validations, unless `validation_steps` says: 20 in the run, if they take 10 % of it at most."""
+        if self.config.validation_steps:
+            return self.config.validation_steps
+        usual = max(1, self.num_updates // _MOST_VALIDATIONS)
+        if self.follows_metric or not self.num_held_out:
+            return usual
+        cost = FORWARD_SHARE * self.num_held_out * (2 if self.config.use_ema else 1)
+        affordable = int(_VALIDATION_SHARE * self._num_trained / cost)
+        return max(usual, math.ceil(self.num_updates / max(1, affordable)))
+
+    @property
+    def num_validations(self) -> int:
+        """How often the held-out loss is measured, at the end too."""
+        return math.ceil(self.num_updates / self.validation_updates) if self.num_held_out else 0
+
+    @property
+    def _num_trained(self) -> int:
+        """Items that each process trains on, with repetitions."""
+        return self.num_updates * self.layout.micro_batch * self.layout.accumulation
 
     @property
     def num_previews(self) -> int:
         """Times during the run that samples are drawn, unless `save_images_epochs` says: 4, if they take 5 % at most."""
-        config, layout = self.config, self.layout
-        trained = self.num_updates * layout.micro_batch * layout.accumulation
+        config = self.config
         cost = self.kind.sampling_cost * config.eval_batch_size * config.ddpm_num_inference_steps
-        return min(_MOST_PREVIEWS, self.num_updates - 1, int(_PREVIEW_SHARE * trained / cost))
-
-    @property
-    def affordable_frechet_samples(self) -> int:
-        """Samples for the Fréchet distance unless `frechet_samples` says: fewer in a run of less than 150,000 images."""
-        seen = self.num_updates * self.layout.global_batch
-        affordable = int(self.config.frechet_samples * min(1.0, seen / _FULL_EVALUATION)) // 50 * 50
-        return affordable if affordable >= _FEWEST_FRECHET else 0
+        return min(_MOST_PREVIEWS, self.num_updates - 1, int(_PREVIEW_SHARE * self._num_trained / cost))
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
@@ -141,6 +153,7 @@ class Plan:
             + self._scaling_in_words(),
             "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
             "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + self._momentum_in_words(marks),
+            "validation": self._validation_in_words(),
             "samples": self._samples_in_words(),
             "warning": "\n               ".join(self._warnings()),
             "output": f"{config.output_dir}/: model_index.json, {self.kind.component}/, scheduler/, README.md, "
@@ -148,6 +161,12 @@ class Plan:
             f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+    def _validation_in_words(self) -> str:
+        if not self.num_validations:
+            return ""
+        times = f"{self.num_validations} times" if self.num_validations > 1 else "once, at the end"
+        return f"loss of {self.num_held_out} held-out {self.kind.name}, {times}"
 
     def _samples_in_words(self) -> str:
         config = self.config
@@ -238,6 +257,8 @@ def make_plan(
         check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
     lr_form, kind = config.timestep_lr_form, kind_of(config)
+    if config.frechet_samples is None:
+        config = dataclasses.replace(config, frechet_samples=kind.frechet_samples(num_updates * layout.global_batch))
     return Plan(
         config=config,
         model_config=kind.model_arguments(config, model_config, data),

@@ -8,7 +8,7 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..core.environment import available_cores
+from ..core.environment import allowed_threads, asked_threads
 from ..core.errors import LabError
 from .checks import check_launch, check_precision
 from .config import ResolvedConfig, TrainingConfig
@@ -97,10 +97,10 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     if on_cpu:
         # `accelerate launch` leaves a CPU process one thread unless told otherwise.
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(config.cpu_threads or max(1, available_cores() // processes))
+        torch.set_num_threads(config.cpu_threads or allowed_threads(processes))
         keep_freed_memory()
     folder = config.output_dir
-    return Accelerator(
+    accelerator = Accelerator(
         # Without this, accelerate takes several processes on a CPU for so many lonely ones.
         cpu=on_cpu,
         # A plugin, since the environment of `accelerate launch` overrides the plain argument.
@@ -110,3 +110,6 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         # Other processes wait while one of them samples.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))],
     )
+    if on_cpu and config.cpu_threads and (asked := asked_threads()) not in (None, config.cpu_threads):
+        accelerator.print(f"Threads: {config.cpu_threads}, by --cpu_threads, though OMP_NUM_THREADS is {asked}.")
+    return accelerator

@@ -72,7 +72,7 @@ class LoopConfig:
     )
     cpu_threads: int = option(
         0,
-        "Threads per process, without a GPU; 0 shares the cores among the processes (accelerate launch leaves one thread).",
+        "Threads per process, without a GPU; 0 takes OMP_NUM_THREADS, or shares the cores among the processes.",
         SPEED,
         study="no",
         at_least=0,
@@ -110,7 +110,12 @@ class OutputConfig:
         10, "Updates between rows of lrlab/metrics.jsonl.", WHOLE_RUN, at_least=1, at_most=MOST_UPDATES
     )
     validation_steps: int | None = option(
-        None, "Updates between validations; 20 over the run.", WHOLE_RUN, at_least=1, at_most=MOST_UPDATES, needs=(HELD_OUT,)
+        None,
+        "Updates between validations; 20 over the run, fewer if that took more than a tenth of its time.",
+        WHOLE_RUN,
+        at_least=1,
+        at_most=MOST_UPDATES,
+        needs=(HELD_OUT,),
     )
     save_images_epochs: int | None = option(
         None,

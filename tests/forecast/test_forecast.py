@@ -12,9 +12,12 @@ from helpers import load_data_once
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.forecast import describe, memory
+from diffusers_lrlab.evaluation import metrics
+from diffusers_lrlab.forecast import describe, memory, probes
 from diffusers_lrlab.forecast.describe import describe_forecast
+from diffusers_lrlab.forecast.evaluation import forecast_evaluation
 from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, forecast_memory, optimizer_bytes
+from diffusers_lrlab.forecast.probes import Budget, grow, line_through, power_of
 from diffusers_lrlab.forecast.timing import TimeForecast, forecast_time, num_pictures
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training import trainer as loop
@@ -195,6 +198,76 @@ def test_time(tmp_path, data, monkeypatch):
     assert min(seconds.validation, seconds.sampling, seconds.evaluation) > 0
 
 
+def test_a_late_probe_has_what_is_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(probes.time, "perf_counter", lambda: now[0])
+    budget = Budget(10)
+    assert budget.share(0.5) == 5
+    now[0] = 8.0
+    assert (budget.share(0.5), budget.spent) == (1, 8)
+    now[0] = 12.0
+    assert budget.share(0.5) == 0
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.0, [2]), (30.0, [2, 4, 8]), (1e9, [2, 4, 8, 16, 20])])
+def test_parts_grow_while_there_is_time(monkeypatch, seconds, sizes):
+    """A second for each item and one for the start; the first call does not count."""
+    now, calls = [0.0], []
+    monkeypatch.setattr(probes.time, "perf_counter", lambda: now[0])
+
+    def work(size):
+        calls.append(size)
+        now[0] += 1 + size
+
+    readings = grow(work, 2, 20, seconds)
+    assert readings == [(size, 1 + size) for size in sizes]
+    assert calls == [2, *sizes]
+    assert line_through(readings) == pytest.approx((1, 1) if len(sizes) > 1 else (0, 1.5))
+
+
+@pytest.mark.parametrize("power", [0, 1, 2.5, 3])
+def test_the_whole_of_a_power_law(power):
+    assert power_of([(size, 0.1 * size**power) for size in (10, 20, 40)], 320) == pytest.approx(0.1 * 320**power)
+
+
+def test_the_evaluation_is_told_by_small_parts(tmp_path, monkeypatch):
+    """The exact divergence in two of its steps, losses of few points; the same seconds would have been a hundred parts."""
+    steps, points = [], []
+    monkeypatch.setattr(metrics, "log_likelihood", lambda *given, num_steps: steps.append(num_steps))
+    monkeypatch.setattr(metrics, "ValidationLoss", lambda data, *_: points.append(len(data)) or (lambda _: None))
+    trainer = make_trainer(tmp_path, dataset_name="eight_gaussians", num_validation_images=100)
+    seconds = forecast_evaluation(trainer, 50, Budget(1))
+    assert {"exact_kl", "training_set_loss", "kl", "sliced_wasserstein"} <= seconds.keys()
+    assert all(took >= 0 for took in seconds.values())
+    assert (set(steps), set(points)) == ({2}, {1000})
+
+
+def test_a_metric_that_says_nothing_of_its_time_is_named(tmp_path, monkeypatch):
+    known = dataclasses.replace(metrics.METRICS["exact_kl"], name="own", part=None, function=refuse)
+    monkeypatch.setitem(metrics.METRICS, "own", known)
+    seconds = forecast_evaluation(make_trainer(tmp_path, dataset_name="moons", num_validation_images=100), 50, Budget(0.5))
+    assert seconds["own"] is None
+
+
+def test_without_time_the_updates_tell(tmp_path, monkeypatch):
+    """The first update is measured in any case."""
+    trainer = make_trainer(tmp_path, num_validation_images=64, frechet_samples=50)
+    monkeypatch.setattr(trainer, "validation_losses", refuse)
+    monkeypatch.setattr(trainer.kind, "sample", refuse)
+    seconds = forecast_time(trainer, Budget(0))
+    assert trainer.update == 1
+    assert seconds.guessed == ("validation", "sampling")
+    assert seconds.unknown == ("frechet_distance",)
+    assert min(seconds.validation, seconds.sampling) > 0 == seconds.evaluation
+
+
+def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
+    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    lines = describe._alternatives(plan, forecast_memory(plan), "cpu", Budget(0))
+    assert len(lines) == 3
+    assert "no time for  --no_use_ema, --optimizer sgd" in lines[2]
+
+
 @pytest.mark.parametrize("epochs", [None, 1, 2, 100])
 def test_pictures_are_counted_as_they_are_drawn(tmp_path, epochs):
     plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).plan
@@ -208,7 +281,7 @@ MADE_UP = TimeForecast(0.002, 0.001, 0.004, 0.1, 0.05, 0.2, 1.0, 2.0, 3.0)
 def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
     monkeypatch.chdir(tmp_path)
     if not measures:  # the tests of the time do
-        monkeypatch.setattr(describe, "forecast_time", lambda trainer: MADE_UP)
+        monkeypatch.setattr(describe, "forecast_time", lambda trainer, budget: MADE_UP)
     AcceleratorState._reset_state(reset_partial_state=True)
     few = ["--num_validation_images", "100", "--distance_samples", "50"]
     assert main(["plan", "--dataset_name", "moons", "--max_train_steps", "50", "--learning_rate", "auto", *few]) == 0
@@ -225,7 +298,7 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
     ]
     if not measures:
         parts += ["time  6.1 s (6.05 s to 6.2 s): training 0.1 s, validation 1 s, sampling 2 s, evaluation 3 s"]
-        parts += ["2 ms an update", "1.2 s before it, of some 600 updates"]
+        parts += ["2 ms an update", "1.2 s before it, of some 600 updates", "measured for 0 s"]
     for part in parts:
         assert part in shown
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,20 @@ def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
 
 @pytest.mark.parametrize(("updates", "samples"), [(2408, 1000), (1172, 500), (240, 100), (200, 0)])
 def test_a_short_run_is_evaluated_by_fewer_samples(digits, updates, samples):
-    assert dataclasses.replace(digits, num_updates=updates).affordable_frechet_samples == samples
+    assert digits.kind.frechet_samples(updates * digits.layout.global_batch) == samples
+
+
+@pytest.mark.parametrize(("updates", "times"), [(2408, 21), (1000, 20), (300, 11), (52, 1), (1, 1)])
+def test_a_short_run_is_validated_less_often(digits, updates, times):
+    assert dataclasses.replace(digits, num_updates=updates).num_validations == times
+
+
+def test_validations_that_are_asked_for_or_followed_are_done(digits):
+    short = dataclasses.replace(digits, num_updates=40)
+    asked = dataclasses.replace(short, config=dataclasses.replace(short.config, validation_steps=3))
+    followed = dataclasses.replace(short, config=dataclasses.replace(short.config, lr_scheduler="reduce_lr_on_plateau"))
+    assert (asked.validation_updates, asked.num_validations) == (3, 14)
+    assert (followed.validation_updates, followed.num_validations) == (2, 20)
 
 
 def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):

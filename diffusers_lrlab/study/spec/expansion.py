@@ -1,6 +1,7 @@
 """From the specification of a study to all of its runs, checked as a whole before one of them begins."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,14 @@ def _resolve(options: dict[str, Any], where: str, evaluation_points: int) -> Res
         if config.max_train_steps is None:
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
         points = max(1, config.max_train_steps // evaluation_points)
-    # The precision is the study's, not a launcher's.
-    config = dataclasses.replace(config, mixed_precision=config.mixed_precision or "no", validation_steps=points)
+    # The precision is the study's, not a launcher's; and arms of different lengths have equally many samples.
+    samples = kind_of(config).frechet_samples(sys.maxsize) if config.frechet_samples is None else config.frechet_samples
+    own: dict[str, Any] = {
+        "mixed_precision": config.mixed_precision or "no",
+        "validation_steps": points,
+        "frechet_samples": samples,
+    }
+    config = dataclasses.replace(config, **own)
     check_schedule(config)
     check_timesteps(config)
     return config

@@ -58,6 +58,10 @@ class DataKind(ABC):
         """Options whose values follow from others; raises a `LabError` for what cannot be done with these data."""
         return {}
 
+    def frechet_samples(self, images_seen: int) -> int:
+        """Samples for the Fréchet distance at the end of a run that sees so many images, where nobody says how many."""
+        return 0
+
     def folder_name(self, dataset: str, config: TrainingConfig) -> str:
         """The default of `--output_dir`."""
         return f"ddpm-{dataset}"

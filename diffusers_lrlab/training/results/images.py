@@ -24,7 +24,7 @@ class ImageResults(Results):
         return to_uint8(samples)
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
-        return config.frechet_samples
+        return config.frechet_samples or 0
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         """One PNG, four images in a row, in base64."""

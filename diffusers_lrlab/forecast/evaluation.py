@@ -1,0 +1,72 @@
+"""The time of the metrics at the end of a run, from a small part of each."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.errors import failures_located
+from ..evaluation.evaluate import metrics_of, sizes_for
+from ..evaluation.metrics import NEIGHBOUR, Evaluation
+from ..evaluation.registry import Metric
+from .probes import Budget, grow, power_of
+
+if TYPE_CHECKING:
+    from ..training.trainer import Trainer
+
+_FIRST_SHARE = 32  # of what a metric compares, its first part is one in so many
+_SMALLEST = 50  # samples
+
+
+def forecast_evaluation(trainer: Trainer, num_samples: int, budget: Budget) -> dict[str, float | None]:
+    """Seconds of each metric of the run, by name; `None` for one whose time cannot be told from a part."""
+    evaluation = Evaluation(trainer, None)
+    metrics = metrics_of(trainer, bool(num_samples))
+    seconds: dict[str, float | None] = {}
+    for num_done, metric in enumerate(metrics):
+        with budget.shown(f"the evaluation, {metric.name}"), failures_located(f"The metric {metric.name!r}"):
+            share = budget.share(1 / (len(metrics) - num_done))
+            if metric.of == "samples":
+                seconds[metric.name] = _seconds_of_comparison(trainer, metric, num_samples, share)
+            else:
+                seconds[metric.name] = _seconds_by_part(metric, evaluation) if share else None
+    return seconds
+
+
+def _seconds_by_part(metric: Metric, evaluation: Evaluation) -> float | None:
+    if metric.part is None:
+        return None
+    times = []
+    for _ in range(2):  # the first time is slower
+        started = time.perf_counter()
+        factor = metric.part(evaluation)
+        times.append(time.perf_counter() - started)
+        if factor <= 1:
+            break
+    return factor * times[-1]
+
+
+def _seconds_of_comparison(trainer: Trainer, metric: Metric, num_samples: int, seconds: float) -> float | None:
+    """Of samples with data, and of held-out data in their place; measured with data in the place of either."""
+    data, function = trainer.data, metric.function
+    num_data = len(data.in_memory) if data.in_memory is not None else data.num_images or len(data.held_out)
+    held_out = min(len(data.held_out), num_samples)
+    num_real, num_generated = sizes_for(metric, num_data, num_samples)
+    points = (data.all_in_memory(num_generated) if data.in_memory is not None else data.held_out).numpy()
+    if min(num_real, num_generated) <= NEIGHBOUR or len(points) <= 2 * NEIGHBOUR or function is None:
+        return 0.0
+    if (metric.most_dimensions or points.shape[1]) < points.shape[1]:
+        return 0.0
+    real, generated = np.array_split(points[np.random.default_rng(0).permutation(len(points))], 2)
+    whole = max(num_real, num_generated)
+
+    def compare(size: int) -> None:
+        share, fewest = size / whole, NEIGHBOUR + 1
+        function(real[: max(fewest, int(share * num_real))], generated[: max(fewest, int(share * num_generated))])
+
+    # No more than there are data for.
+    most = min(whole, max(NEIGHBOUR + 1, int(whole * min(len(real) / num_real, len(generated) / num_generated))))
+    readings = grow(compare, max(_SMALLEST, whole // _FIRST_SHARE), most, seconds)
+    return power_of(readings, whole) * (1 + held_out / num_samples)
