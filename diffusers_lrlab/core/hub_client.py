@@ -186,7 +186,7 @@ def _limit_sessions() -> None:
     from huggingface_hub.utils import _http
 
     def limited() -> Any:
-        session = _http._default_backend_factory()
+        session = vars(_http)["_default_backend_factory"]()
         request = session.request
         session.request = lambda *given, timeout=None, **more: request(*given, timeout=timeout or seconds_for_one(), **more)
         return session

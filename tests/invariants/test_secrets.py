@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_run_that_is_pushed_leaves_no_token(planted, given):
     watch = Watch()
     watch.start()
     status, out, error = started.run(
-        *command, env=env, cwd=folder / "work", before=lambda: write_down_pickles(folder / "pickles")
+        *command, env=env, cwd=folder / "work", before=partial(write_down_pickles, folder / "pickles")
     )
     watch.stop.set()
     watch.join()
@@ -117,7 +118,7 @@ def test_a_study_with_its_workers_leaves_no_token(planted):
         *("-m", "diffusers_lrlab.cli.main", "study", "run", "spec.yaml", "--out", "study"),
         env=hub.env,
         cwd=folder / "work",
-        before=lambda: write_down_pickles(folder / "pickles"),
+        before=partial(write_down_pickles, folder / "pickles"),
     )
     watch.stop.set()
     watch.join()
