@@ -48,6 +48,8 @@ class Fault:
     delay: float = 0
     headers: dict = field(default_factory=dict)
     then: object = None  # called when it happens
+    after: int = 0  # requests that match and go well before
+    echo: bool = False  # whether the error says what was sent as the token
 
 
 def git_oid(content):
@@ -196,7 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.cut_answer = fault.cut == "answer" if fault else False
         try:
             if fault and fault.status:
-                raise HubError(fault.status, "Wanted by the test", headers=fault.headers)
+                echo = f": {self.headers.get('Authorization')}" if fault.echo else ""
+                raise HubError(fault.status, f"Wanted by the test{echo}", headers=fault.headers)
             self.user = self._authenticate()
             for methods, pattern, action in ROUTES:
                 match = re.fullmatch(pattern, url.path)
@@ -219,6 +222,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _fault(self, path):
         for fault in self.server.hub.faults:
             if fault.times > 0 and re.search(fault.pattern, f"{self.command} {path}"):
+                if fault.after:
+                    fault.after -= 1
+                    continue
                 fault.times -= 1
                 if fault.then:
                     fault.then()

@@ -7,7 +7,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from ..core.errors import LabError
+from ..core.errors import LabError, printable
 from ..hub.access import Target
 from .output import say
 
@@ -139,7 +139,7 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
         return
     comparison = compare_runs(folder, trained, TOLERANCE if options.tolerance is None else options.tolerance)
     write_comparison(comparison, trained)
-    say(comparison.describe())
+    say(printable(comparison.describe()))
     if not comparison.agrees and not comparison.settings:
         raise LabError(f"{options.source!r} was not reproduced; both are kept, the new run in {str(out)!r}.")
 

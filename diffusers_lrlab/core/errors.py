@@ -15,6 +15,9 @@ from pathlib import Path
 
 from .signals import interrupts_as_usual
 
+# All but the ends of lines and tabs; and what turns the direction of text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 
 class LabError(ValueError):
     """Something was asked for that cannot be done as asked. Scripts print it without a traceback and exit with 2."""
@@ -89,10 +92,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def printable(text: str) -> str:
+    """Text that does nothing to a terminal: control characters, which records and the Hub may hold, are escaped."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+
+
 def warn(message: str) -> None:
     """Prints a warning, once for several processes."""
     if int(os.environ.get("RANK", 0)) == 0:
-        sys.stderr.write(f"warning: {message}\n")
+        sys.stderr.write(f"warning: {printable(message)}\n")
 
 
 def report_error(error: BaseException, all_ranks: bool = True) -> int:
@@ -105,7 +113,7 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
         sys.stderr.write("Stopped.\n")
         return 128 + signal.SIGINT
     if all_ranks or int(os.environ.get("RANK", 0)) == 0:
-        sys.stderr.write(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n")
+        sys.stderr.write(printable(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n"))
     return 128 + error.signal_number if isinstance(error, Interrupted) else 2
 
 

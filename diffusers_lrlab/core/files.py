@@ -1,6 +1,7 @@
 """Files appear whole or not at all: each is written beside its place, synced to the disk and renamed into it."""
 
 import errno
+import glob
 import os
 import re
 import shutil
@@ -90,6 +91,23 @@ def remove(path: Path) -> None:
         shutil.rmtree(put_aside(path))
     else:
         path.unlink()
+
+
+def remove_leftovers_of_the_dead(path: Path) -> None:
+    """Removes what processes of this machine left beside `path` that were killed while they wrote it."""
+    for leftover in path.parent.glob(f".tmp-*-{glob.escape(path.name)}"):
+        process = leftover.name.removeprefix(".tmp-").removesuffix(f"-{path.name}")
+        if process.isdigit() and not _is_running(int(process)):
+            remove_leftovers(path.parent, pattern=glob.escape(leftover.name))
+
+
+def _is_running(process: int) -> bool:
+    with suppress(PermissionError):  # that of another user
+        try:
+            os.kill(process, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+    return True
 
 
 def remove_leftovers(*folders: Path, pattern: str = ".tmp-*") -> None:

@@ -36,6 +36,10 @@ def stream_uniform(seed: int, purpose: str, *counters: int) -> float:
 
 
 def stream_generator(seed: int, purpose: str, *counters: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """
+    The generator of a stream. On CUDA all 63 bits of its seed count; torch's generator on the CPU takes the lower 32, so
+    that two streams are the same by chance once in 2^32 pairs: among n of them, n^2 / 2^33 such pairs are expected.
+    """
     import torch
 
     return torch.Generator(device).manual_seed(stream_seed(seed, purpose, *counters))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, did_you_mean
+from ..core.hub_client import limit_waiting, without_tokens
 from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
 
@@ -41,6 +42,7 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
         # `load_dataset` alone decides by what most files are: captions beside images, say.
         if folder.is_dir() and holds_images(folder):
             source = {"path": "imagefolder", "data_dir": str(folder)}
+        limit_waiting()
         return hf_datasets.load_dataset(
             **source,
             name=config.dataset_config_name,
@@ -51,7 +53,8 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     except LabError:
         raise
     except Exception as error:  # datasets raises some twenty kinds here, of its own, of fsspec and of the Hub client
-        raise LabError(f"Cannot load the dataset {name!r} (split {config.dataset_split!r}): {error}") from error
+        reason = without_tokens(str(error))
+        raise LabError(f"Cannot load the dataset {name!r} (split {config.dataset_split!r}): {reason}") from error
 
 
 def local_folder(dataset_name: str) -> str | None:

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..schedules.audit import ScheduleAudit
-from ..schedules.momentum import read_momentum, write_lrs
+from ..schedules.momentum import default_lr, read_momentum, write_lrs
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
 from ..schedules.scheduler import CurveLR
@@ -26,6 +26,7 @@ class WatchedSchedule:
         self.steps_per_update = self.own_steps_per_update = 1  # now, and of the script's own clock
         self.audit = ScheduleAudit(strict)
         self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
+        self.default_lr = default_lr(optimizer)
         self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
         self.update: int | None = None
         self.num_updates: int | None = None  # of the run, once they are known
@@ -45,7 +46,8 @@ class WatchedSchedule:
         return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates)[0]
 
     def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
-        return self.schedule.at(replace(clock, update=counts), self.base_lrs[group], self.base_momenta[group])
+        at = replace(clock, update=counts)
+        return self.schedule.at(at, self.base_lrs[group], self.base_momenta[group], self.default_lr)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Audits the coming update."""

@@ -23,7 +23,8 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     eigenvalues = np.linalg.eigvals(covariances[0] @ covariances[1]).real
     difference = first.mean(axis=0) - second.mean(axis=0)
     traces = np.trace(covariances[0]) + np.trace(covariances[1])
-    return float(difference @ difference + traces - 2 * np.sqrt(np.clip(eigenvalues, 0, None)).sum())
+    squared = difference @ difference + traces - 2 * np.sqrt(np.clip(eigenvalues, 0, None)).sum()
+    return float(max(squared, 0.0))  # the sum of its terms is rounded, and below 0 for sets that are next to equal
 
 
 def digit_features() -> Callable[[torch.Tensor], np.ndarray]:

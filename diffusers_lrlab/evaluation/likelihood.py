@@ -59,6 +59,9 @@ def log_likelihood(
 
     The model is in evaluation mode, and `points` `(num_points, dimension)` are on its device. The results are natural
     logarithms, float64 `(num_points,)`.
+
+    The steps bias the density a little, which shows in small divergences: `benchmarks/likelihood_steps.py` measures it. It
+    falls with the square of their number.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} is not allowed; use 1 or more.")

@@ -166,7 +166,7 @@ def _part_of_exact_kl(evaluation: Evaluation) -> float:
     "KL(data ‖ model) by the known density",
     "DDIM, arXiv 2010.02502, eq. 14, and arXiv 2011.13456, eq. 39",
     "on_hub",
-    card_title="KL(data ‖ model, with the noise of the first timestep) by the known density, bits",
+    card_title="KL(data ‖ model, with the noise of the first timestep) by the known density, in 100 steps of the ODE, bits",
     of="run",
     unit="bits",
     needs=("samples", "density"),

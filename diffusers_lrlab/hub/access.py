@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,15 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..core.errors import LabError
+from ..core.errors import LabError, printable
 from ..core.files import FULL
+from ..core.hub_client import SILENCE, asked_wait, limit_waiting, seconds_for_all, seconds_for_one, without_tokens
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 T = TypeVar("T")
 
-_LONGEST_WAIT = 120  # seconds; a longer one that the Hub asks for is an error
+_LONGEST_WAIT = 120  # seconds of told waits for one answer; a longer one that the Hub asks for is an error
 _MEANINGS = {
     401: "The Hub does not accept the token: it is wrong, or it has expired.",
     403: "The Hub refuses: this token has no right to write there.",
@@ -54,6 +54,7 @@ class Target:
     def api(self) -> HfApi:
         from huggingface_hub import HfApi, get_token
 
+        limit_waiting()
         return HfApi(token=self.token or get_token())
 
     @property
@@ -142,36 +143,32 @@ def hub_errors(target: Target) -> Iterator[None]:
         error = _cause(raised)
         if _is_local(error):
             raise
+        if isinstance(error, LabError):
+            raise error from None
         raise LabError(explain(error, target)) from None
     except LabError:
         raise
     except ValueError as error:  # the client's own checks, such as that of a card's metadata, or an answer that is no JSON
         is_foreign = isinstance(error, json.JSONDecodeError)
         what = "What answered is not the Hub. Check the network and HF_ENDPOINT: " if is_foreign else ""
-        raise LabError(f"{what}{_without(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})") from None
+        raise LabError(f"{what}{without_tokens(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})") from None
 
 
 def explain(error: BaseException, target: Target) -> str:
     """What happened, and what to do."""
     status = status_of(error)
-    text = _without(str(error), target.token)
+    text = without_tokens(str(error), target.token)
     if status is None:
         what = f"The Hub cannot be reached for {target.asked_by}: {text}"
-        return f"{what}\nCheck the network and HF_ENDPOINT, or upload later."
+        limit = f"It waits {seconds_for_one():g} s for an answer, which is twice HF_HUB_DOWNLOAD_TIMEOUT."
+        return f"{what}\nCheck the network and HF_ENDPOINT, or try again later. {limit}"
     meaning, remedy = "The Hub has trouble of its own.", "Push again later."
     if status < 500:
         meaning = _MEANINGS.get(status, "The Hub refuses.")
         remedy = _REMEDIES.get(status, f"Check {target.id_option} {target.repo_id!r}, and the token and its rights.")
+    if (wait := _asked_wait(error)) and wait > _LONGEST_WAIT:
+        meaning += f" It asks to wait {wait:g} s, and no more than {_LONGEST_WAIT} s are waited."
     return f"{meaning} ({target.asked_by}, {target.repo_type} {target.repo_id!r}) {text}\n{remedy}"
-
-
-def _without(text: str, token: str | None) -> str:
-    """A message without tokens."""
-    from huggingface_hub import get_token
-
-    for secret in {token, get_token()} - {None, ""}:
-        text = text.replace(str(secret), "...")
-    return text.strip()
 
 
 def status_of(error: BaseException) -> int | None:
@@ -180,7 +177,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def log(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
 
 
 def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
@@ -190,6 +187,8 @@ def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
     """
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
+    limit_waiting()
+    waited = silent = 0.0  # seconds
     for attempt in range(attempts - 1):
         try:
             return action()
@@ -198,7 +197,9 @@ def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
             status = status_of(error)
             passes = (status is None or status == 429 or status >= 500) and not isinstance(error, OfflineModeIsEnabled)
             wait = _asked_wait(error) or 2.0**attempt
-            if not passes or wait > _LONGEST_WAIT or _is_local(error):
+            waited, silent = waited + wait, silent + SILENCE.ends()
+            is_last = waited > _LONGEST_WAIT or silent + seconds_for_one() > seconds_for_all()
+            if not passes or is_last or _is_local(error) or isinstance(error, LabError):
                 raise
             what = "no answer" if status is None else f"status {status}"
             log(f"{doing}: {what} from the Hub; again in {wait:g} s ({attempt + 1} of {attempts - 1}).")
@@ -219,9 +220,4 @@ def _is_local(error: BaseException) -> bool:
 
 
 def _asked_wait(error: BaseException) -> float | None:
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    try:
-        seconds = float(headers["Retry-After"])
-    except (KeyError, ValueError):
-        return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    return asked_wait(getattr(getattr(error, "response", None), "headers", None) or {})

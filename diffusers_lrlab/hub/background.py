@@ -80,6 +80,7 @@ class BackgroundUploads:
         """Logs why the last upload failed, if it did, and removes its files."""
         if self._process is not None and self._process.returncode:
             why = self._output.read_text(encoding="utf-8").strip()[-2000:]
+            why = why.replace(str(self._snapshot), str(self.folder))  # the copy goes
             log(f"warning: the upload at update {self._update} failed: {why}\n{_LATER}")
         self._process = None
         shutil.rmtree(self._snapshot, ignore_errors=True)
@@ -88,6 +89,8 @@ class BackgroundUploads:
         """Waits for the running upload, before that of the end; one that takes too long is killed, as by a signal."""
         try:
             if self._process is not None:
+                if self._process.poll() is None:
+                    log(f"Waiting for the upload of update {self._update}, {_PATIENCE} s at most.")
                 self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             log(f"warning: the upload of update {self._update} took more than {_PATIENCE} s and was killed.")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.plain_yaml import check_front_matter
 
 HUB = "https://huggingface.co"
 
@@ -21,6 +22,7 @@ def parsed_card(text: str, name: str) -> Any:
     from huggingface_hub import ModelCard
 
     try:
+        check_front_matter(text)
         return ModelCard(text)
     except Exception as error:  # whatever the YAML parser raises
         raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None

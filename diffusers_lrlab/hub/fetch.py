@@ -8,19 +8,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..core.errors import DiskFull, LabError
-from ..core.files import atomic_folder, check_new_folder
+from ..core.files import atomic_folder, check_new_folder, remove_leftovers_of_the_dead
 from ..core.manifest import write_manifest
+from ..core.plain_yaml import load_plain_yaml
 from .access import Target, check_repo_id, hub_errors, patiently, status_of
 from .cards import HUB, parsed_card
 from .contents import kind_of_files
-from .records import read_json
+from .records import lines_of, read_json
 
 # Formats that run code when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 _CODE = (".py", ".so", ".sh", ".ipynb")
 # The endings that are downloaded, and the largest plausible size of each in bytes.
 _LARGEST = {
-    **{".json": 32 << 20, ".yaml": 1 << 20, ".md": 4 << 20, ".jsonl": 256 << 20, ".tex": 1 << 20},
+    **{".json": 8 << 20, ".yaml": 1 << 20, ".md": 4 << 20, ".jsonl": 256 << 20, ".tex": 1 << 20},
     **{".parquet": 1 << 30, ".png": 64 << 20, ".gif": 64 << 20, ".html": 256 << 20, ".safetensors": 64 << 30},
 }
 _IGNORED = (".gitattributes", ".gitignore", "LICENSE")
@@ -51,6 +52,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
     if found is None or (kind is not None and found != kind):
         wanted = f"a {kind}" if kind else "a run, a study, a toy dataset or a schedule of this package"
         raise LabError(f"{repo_id!r} holds {f'a {found}' if found else 'something else'}, and not {wanted}.")
+    remove_leftovers_of_the_dead(folder)
     try:
         with atomic_folder(folder) as temporary, hub_errors(target):
             for name in files:
@@ -127,7 +129,6 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
 
 def check_formats(folder: Path, repo_id: str) -> None:
     """Raises a `LabError` that names the first JSON, YAML, parquet or safetensors file that is not what its name says."""
-    import yaml
     from pyarrow import parquet
     from safetensors import safe_open
 
@@ -135,10 +136,10 @@ def check_formats(folder: Path, repo_id: str) -> None:
         if path.suffix == ".json":
             read_json(path)
         elif path.suffix == ".jsonl":
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in lines_of(path):
                 json.loads(line)
         elif path.suffix == ".yaml":
-            yaml.safe_load(path.read_text(encoding="utf-8"))
+            load_plain_yaml(path.read_text(encoding="utf-8"))
         elif path.suffix == ".parquet":
             parquet.read_metadata(path)
         elif path.suffix == ".safetensors":

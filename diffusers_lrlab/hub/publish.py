@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Interrupted, LabError
 from ..core.signals import interrupts_raised
-from .access import Target, check_can_write, hub_errors, patiently
+from .access import Target, check_can_write, hub_errors, patiently, status_of
 from .contents import Contents, contents_of, kind_of_files, matches
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..training.config import ResolvedConfig
 
-_NO_TEXTS = (".safetensors", ".parquet", ".png", ".gif")
+_CHUNK, _LONGEST_TOKEN = 1 << 20, 1 << 10  # bytes
 
 
 class Published(NamedTuple):
@@ -93,18 +94,23 @@ def publish(contents: Contents, target: Target, message: str, again: str) -> Pub
 
 
 def _refuse_secrets(contents: Contents, target: Target, message: str) -> None:
-    """Raises a `LabError` if a text to upload holds a token: the one in use, or what looks like another."""
+    """Raises a `LabError` if the bytes to upload hold a token: the one in use, or what looks like another."""
     from huggingface_hub import get_token
 
-    secrets = [re.escape(secret.encode()) for secret in (target.token, get_token()) if secret]
-    pattern = re.compile(b"|".join([*secrets, rb"\bhf_[A-Za-z0-9]{30,}"]))
-    if pattern.search(message.encode()):
+    secrets = [secret.encode() for secret in (target.token, get_token()) if secret]
+
+    def has_token(data: bytes) -> bool:
+        return any(secret in data for secret in secrets) or re.search(rb"hf_[A-Za-z0-9]{30,}", data) is not None
+
+    if has_token(message.encode()):
         raise LabError("The message of the commit holds a token, so nothing was sent. Take it out, and push again.")
     for name, content in contents.files.items():
-        if not name.endswith(_NO_TEXTS):
-            text = content if isinstance(content, bytes) else content.read_bytes()
-            if pattern.search(text):
-                raise LabError(f"{name!r} holds a token, so nothing was sent. Take it out, and push again.")
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+            end = b""
+            while part := file.read(_CHUNK):
+                if has_token(end + part):
+                    raise LabError(f"{name!r} holds a token, so nothing was sent. Take it out, and push again.")
+                end = part[-_LONGEST_TOKEN:]
 
 
 class _Upload:
@@ -115,6 +121,8 @@ class _Upload:
         self.sent: dict[str, CommitOperationAdd] = {}
 
     def done(self) -> Published:
+        from huggingface_hub.errors import HfHubHTTPError
+
         head = patiently(self._head, "Looking at the repository")
         before = patiently(lambda: self._tree(head), "Looking at the repository")
         self._check_kind(before)
@@ -122,7 +130,13 @@ class _Upload:
         def attempt() -> Any:
             if self.sent and (self._was_proposed() if self.target.create_pr else self._was_made(head)):
                 return None  # only the answer was lost
-            return self._commit(head, before)
+            try:
+                return self._commit(head, before)
+            except HfHubHTTPError as error:
+                # One that seemed lost may have been made only now, and is what this one meets.
+                if status_of(error) == 412 and not self.target.create_pr and self._was_made(head):
+                    return None
+                raise
 
         commit: Any = patiently(attempt, f"Uploading {len(self.contents.files)} files")
         if commit is None and self.target.create_pr:

@@ -1,7 +1,9 @@
 """The record and the log of a run in a folder, which may be somebody else's: checked before they are used."""
 
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,29 @@ _SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {
     "config": {"output_dir": str, "lr_scheduler": str},
     "meta": {"versions": dict},
 }
+_DEEPEST = 50  # levels of nesting
+_LONGEST_LINE, _MOST_LINES = 1 << 20, 1_000_000  # characters of a line of a log; lines
 _COLUMNS = ("lr", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
 
 
 def read_json(path: Path) -> Any:
     """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, parse_int=_small)
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, parse_int=_small)
+        _check_depth(data)
+        return data
     except (OSError, ValueError, RecursionError) as error:
         raise LabError(f"{str(path)!r} cannot be read as JSON ({error}).") from None
+
+
+def _check_depth(data: Any) -> None:
+    level = [data]
+    for _ in range(_DEEPEST + 1):
+        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [value for values in nested for value in values]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
 
 
 def _no_number(text: str) -> float:
@@ -66,7 +82,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(lines_of(file), 1):
         try:
             row = json.loads(line, parse_constant=_no_number, parse_int=_small)
             good = isinstance(row["update"], int) and all(is_number(row[name]) for name in _COLUMNS if name in row)
@@ -76,6 +92,18 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
             raise LabError(f"Line {number} of {str(file)!r} is no row of a log.")
         rows.append(row)
     return rows
+
+
+def lines_of(file: Path) -> Iterator[str]:
+    """The lines of a log; a `LabError` if it has more, or longer ones, than fit into memory."""
+    with file.open(encoding="utf-8", errors="replace") as text:
+        for number in itertools.count(1):
+            if not (line := text.readline(_LONGEST_LINE + 1)):
+                return
+            if len(line) > _LONGEST_LINE or number > _MOST_LINES:
+                most = f"{_MOST_LINES:,} lines of at most {_LONGEST_LINE:,} characters"
+                raise LabError(f"{str(file)!r}, line {number}: no more than {most} are read.")
+            yield line
 
 
 def is_number(value: Any) -> bool:

@@ -1,17 +1,22 @@
 """A run repeated from its record, and how far the two agree."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..training.kinds.select import kind_of
 from .records import is_number, read_log, read_record
+
+if TYPE_CHECKING:
+    import torch
 
 TOLERANCE = 0.05
 _EXACT_ENOUGH = 1e-6  # of a learning rate, which is a function of the clock alone
@@ -191,13 +196,36 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
         return f"cannot be read ({error})", math.inf
     if {name: tensor.shape for name, tensor in old.items()} != {name: tensor.shape for name, tensor in new.items()}:
         return "of other shapes", math.inf
-    different = [name for name in old if not old[name].equal(new[name])]
+    if others := [name for name in old if old[name].dtype != new[name].dtype]:
+        return f"{others[0]} is {old[others[0]].dtype} in the record, and {new[others[0]].dtype} now", math.inf
+    different = [name for name in old if not _bits(old[name]).equal(_bits(new[name]))]
     if not different:
         return "equal", 0.0
-    squares = [sum(float((old[name].double() - new[name].double()).square().sum()) for name in old)]
-    squares.append(sum(float(old[name].double().square().sum()) for name in old))
-    largest = math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
-    return f"{len(different)} of {len(old)} tensors differ; the difference has {largest:.2g} of their norm", largest
+    squares = (
+        [_square(_numbers(old[name]) - _numbers(new[name])) for name in old],
+        [_square(_numbers(old[name])) for name in old],
+    )
+    apart, norm = map(math.sqrt, map(sum, squares))
+    largest = apart / norm if norm and math.isfinite(apart / norm) else math.inf
+    what = "has {largest:.2g} of their norm" if math.isfinite(largest) else "is no finite number"
+    return f"{len(different)} of {len(old)} tensors differ; the difference {what.format(largest=largest)}", largest
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """What is in memory: NaN is equal to itself, and no type lacks a comparison."""
+    import torch
+
+    return tensor.flatten().view(torch.uint8)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _square(numbers: torch.Tensor) -> float:
+    return float(numbers.abs().square().sum())
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:

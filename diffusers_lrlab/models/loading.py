@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.hub_client import limit_waiting, without_tokens
 
 
 def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
@@ -15,10 +16,12 @@ def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
         if path.is_file():
             config = json.loads(path.read_text(encoding="utf-8"))
         else:
+            limit_waiting()
             config = model_class.load_config(name_or_path, cache_dir=cache_dir)
     except (OSError, ValueError) as error:
+        reason = without_tokens(str(error))
         raise LabError(
-            f"--model_config_name_or_path {name_or_path!r} cannot be read: {error} Give a folder with a config.json, "
+            f"--model_config_name_or_path {name_or_path!r} cannot be read: {reason} Give a folder with a config.json, "
             "such a file, or a Hub id."
         ) from None
     wanted = model_class.__name__

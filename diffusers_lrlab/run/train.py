@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted, system_errors_explained
+from ..core.errors import Interrupted, printable, system_errors_explained
 from ..core.options import arguments_named
 from ..core.signals import interrupts_raised
 from ..training.config import ResolvedConfig, TrainingConfig
@@ -64,7 +64,7 @@ def _train(config: TrainingConfig, resolved: ResolvedConfig) -> Path | None:
     found = None
     if resolved.auto_learning_rate and not resolved.dry_run:
         plan, found = _with_found_rate(plan, data, accelerator)
-    accelerator.print(plan.describe())
+    accelerator.print(printable(plan.describe()))
     if resolved.dry_run:
         from ..forecast.describe import describe_forecast
 

@@ -31,11 +31,11 @@ class ScheduleAudit:
         Compares learning rate and momentum of each parameter group at one update.
 
         `applied` is what the optimizer has; `expected` is `None` for what does not follow the clock; deviations of the
-        learning rate are relative to `peaks`.
+        learning rate are relative to `peaks`, which are 0 for frozen groups.
         """
         self.num_updates += 1
         for (lr, momentum), (expected_lr, expected_momentum), peak in zip(applied, expected, peaks, strict=True):
-            lr_deviation = abs(lr - expected_lr) / peak if expected_lr is not None else 0.0
+            lr_deviation = abs(lr - expected_lr) / (peak or 1.0) if expected_lr is not None else 0.0
             momentum_deviation = abs((momentum or 0.0) - expected_momentum) if expected_momentum is not None else 0.0
             self.largest_lr_deviation = max(self.largest_lr_deviation, lr_deviation)
             self.largest_momentum_deviation = max(self.largest_momentum_deviation, momentum_deviation)

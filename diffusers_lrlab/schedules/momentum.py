@@ -191,6 +191,12 @@ def initial_lrs(optimizer: Any) -> list[float]:
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
+def default_lr(optimizer: Any) -> float | None:
+    """The learning rate of an optimizer for groups without one of their own."""
+    lr = optimizer.defaults.get("lr")
+    return None if lr is None else float(lr)
+
+
 def _written(held: Any, value: Any) -> Any:
     """`value` in the place of what is held there; a tensor is filled, without waiting for its device."""
     return held.fill_(value) if hasattr(held, "fill_") else value

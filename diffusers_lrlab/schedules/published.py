@@ -3,12 +3,12 @@
 import functools
 import hashlib
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, warn
+from ..core.hub_client import HubSilent, limit_waiting, without_tokens
 from ..core.spec import format_spec
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .schedule import Schedule
@@ -109,6 +109,7 @@ def hub_schedule(spec: str) -> PublishedSchedule:
         repo_id = ""
     if repo_id.count("/") != 1:
         raise LabError(f"{spec!r} names no schedule. Write hub:USER/NAME or hub:USER/NAME@REVISION.")
+    limit_waiting()
     try:
         info = HfApi().model_info(repo_id, revision=revision or None, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
@@ -116,9 +117,9 @@ def hub_schedule(spec: str) -> PublishedSchedule:
             raise LabError(f"{spec!r}: the repository holds no {FILE}, so no schedule. `lrlab schedule` makes one.")
         _check_size(sizes[FILE], spec)
         path = Path(hf_hub_download(repo_id, FILE, revision=revision or None))  # by name, so that the cache knows it too
-    except LabError:
-        raise
     except (HTTPError, OSError, ValueError) as error:
+        if isinstance(error, LabError) and not isinstance(error, HubSilent):
+            raise
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404):
             reason = "There is no such repository or revision for models on the Hub, or your token may not see it."
@@ -126,8 +127,8 @@ def hub_schedule(spec: str) -> PublishedSchedule:
             cached = try_to_load_from_cache(repo_id, FILE, revision=revision or None)
             if isinstance(cached, str):
                 commit = Path(cached).parent.name
-                sys.stderr.write(f"warning: the Hub cannot be reached; {spec!r} is taken from the cache, commit {commit}.\n")
+                warn(f"the Hub cannot be reached; {spec!r} is taken from the cache, commit {commit}.")
                 return read_schedule_file(Path(cached), f"{PREFIX}{repo_id}@{commit}")
-            reason = f"The Hub cannot be reached or refuses: {error}".strip()
+            reason = without_tokens(f"The Hub cannot be reached or refuses: {error}")
         raise LabError(f"{spec!r}: {reason}") from None
     return read_schedule_file(path, f"{PREFIX}{repo_id}@{path.parent.name}")

@@ -76,7 +76,9 @@ class Schedule:
         momentum = self.momentum_schedule
         return momentum is not None and "compensates" in MOMENTUM_SCHEDULERS[momentum[0]].traits
 
-    def at(self, progress: Progress, lr: float, momentum: float | None = None) -> tuple[Any, Any]:
+    def at(
+        self, progress: Progress, lr: float, momentum: float | None = None, default_lr: float | None = None
+    ) -> tuple[Any, Any]:
         """
         The learning rate and the momentum at a reading of the clock; arrays when `progress.update` is one.
 
@@ -84,6 +86,8 @@ class Schedule:
             progress ([`Progress`]): The clock.
             lr (`float`): The learning rate that the optimizer was made with.
             momentum (`float`, *optional*): Its momentum or beta1; needed if the schedule sets it.
+            default_lr (`float`, *optional*): The rate of the whole optimizer if `lr` is that of a group. A floor given as a
+                rate is one at this rate, and scales with those of groups as in diffusers and transformers.
         """
         shape, factor, beta = 1.0, 1.0, None
         if self.name is not None:
@@ -91,16 +95,20 @@ class Schedule:
         if (schedule := self.momentum_schedule) is not None:
             name, kwargs = schedule
             beta, factor = MOMENTUM_SCHEDULERS[name].factory(progress, momentum, **kwargs)
-        peak, floor = self._bounds(lr)
+        peak, floor = self._bounds(lr, default_lr)
         # Exact at both ends, unlike floor + (peak - floor) * shape.
         height = shape * factor
         value = peak * height + floor * (1 - height) if floor else peak * height
         return self._ramp(progress, floor / peak if peak else 0.0) * value, beta
 
-    def _bounds(self, lr: float) -> tuple[float, float]:
+    def _bounds(self, lr: float, default_lr: float | None) -> tuple[float, float]:
         """Peak and floor of the learning rate."""
+        if not lr:  # a frozen group
+            return 0.0, 0.0
         min_lr, ratio = self.kwargs.get("min_lr"), self.kwargs.get("min_lr_ratio")
         floor = ratio * lr if ratio is not None else min_lr or 0.0
+        if ratio is None and default_lr and default_lr != lr and "floor_of_all" not in self.traits:
+            floor *= lr / default_lr
         peak = lr * self.kwargs.get("f_max", 1.0)
         if floor > peak:
             raise LabError(

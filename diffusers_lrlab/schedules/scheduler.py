@@ -12,7 +12,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import checked_name
 from .expected import resolve_length
-from .momentum import initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
+from .momentum import default_lr, initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .resolve import double_decay, resolve_schedule
 from .schedule import Schedule
@@ -47,12 +47,14 @@ class CurveLR(LRScheduler):
                 self._base_momenta.append(group.setdefault("initial_momentum", read_momentum(group)))
         # As numbers: reading a tensor at every update would make the host wait for its device.
         self._base_lrs = initial_lrs(optimizer)
+        self._default_lr = default_lr(optimizer)
         super().__init__(optimizer, last_epoch)
 
     def values(self, updates: Any, group: int = 0) -> tuple[Any, Any]:
         """Learning rate and momentum of a group at `updates` (an `int` or an integer array), from the formulas alone."""
         progress = Progress(updates, self.plan["num_training_steps"], self.plan["num_warmup_steps"])
-        return self.schedule.at(progress, self._base_lrs[group], self._base_momenta[group] if self._base_momenta else None)
+        momentum = self._base_momenta[group] if self._base_momenta else None
+        return self.schedule.at(progress, self._base_lrs[group], momentum, self._default_lr)
 
     def double_decay(self) -> str | None:
         momentum = self._base_momenta[0] if self._base_momenta else None
@@ -84,7 +86,7 @@ class CurveLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        del state["schedule"]
+        del state["schedule"], state["_default_lr"]
         return {**state, "base_lrs": self._base_lrs, "_last_lr": [float(lr) for lr in self._last_lr]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

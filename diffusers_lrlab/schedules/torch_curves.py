@@ -13,6 +13,7 @@ from ..core.registry import Parameter
 from .registries import SCHEDULERS, half_cosine
 
 TORCH = "torch.optim.lr_scheduler"
+# Unlike diffusers and transformers, torch has one floor for groups of any rate: the trait "floor_of_all".
 _ETA_MIN = Parameter("eta_min", float, None, "torch's name for `min_lr`", "[0, inf)", same_as="min_lr")
 
 
@@ -66,6 +67,7 @@ def exponential(progress: Progress, gamma: float | None) -> Any:
         Parameter("T_max", int, None, "updates of the half wave; derived: the run after warm-up", "[1, inf)"),
         _ETA_MIN,
     ),
+    traits=("floor_of_all",),
 )
 def cosine_annealing(progress: Progress, T_max: int | None) -> Any:
     r"""\(s = (1 + \cos(\pi n / T)) / 2\), counted from the end of warm-up.
@@ -84,6 +86,7 @@ def cosine_annealing(progress: Progress, T_max: int | None) -> Any:
         Parameter("T_mult", int, 1, "factor on the length at each restart", "[1, inf)"),
         _ETA_MIN,
     ),
+    traits=("floor_of_all",),
 )
 def cosine_annealing_warm_restarts(progress: Progress, T_0: int | None, T_mult: int) -> Any:
     r"""\(s = (1 + \cos(\pi n_i / T_i)) / 2\), \(n_i\) updates after the last restart."""

@@ -1,6 +1,7 @@
 """`lrlab push` and `pull` against `hub_server`: uploads, downloads, and everything that can go wrong between."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import time
 import pytest
 import started
 from chromium import PROGRAM, Chromium, needs_chromium
+from core.test_plain_yaml import GROWING
 from hub_server import Fault, HubServer, metadata_errors
 from made_up_studies import made_up_study
 from published import ROOT, lrlab, run_folder
@@ -290,6 +292,16 @@ def test_a_file_with_the_token_in_it_does_not_go_up(folders, hub, tmp_path):
     assert set(hub.model("user/mine").files) == {".gitattributes"}
 
 
+@pytest.mark.parametrize("token", ["the one in use", "hf_" + "a" * 34])
+@pytest.mark.parametrize("before", [0, (1 << 20) - 5, 3 << 20])
+def test_tokens_are_found_in_any_file_at_any_place(folders, hub, tmp_path, token, before):
+    shutil.copytree(folders / "schedule", tmp_path / "mine")
+    token = hub.env["HF_TOKEN"] if token == "the one in use" else token
+    (tmp_path / "mine" / "schedule.png").write_bytes(b"\0" * before + token.encode() + b"\0" * 99)
+    error = lrlab("push", "mine", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path, status=2).stderr
+    assert "'schedule.png' holds a token, so nothing was sent" in error
+
+
 # --- faults ------------------------------------------------------------------------------------------------------------
 
 COMMIT, LARGE_FILE = r"^POST .*/commit/", r"^PUT /lfs/"
@@ -459,6 +471,13 @@ def good_files(folders):
         ("more.yaml", b"a: !!bool x", "'more.yaml' is damaged"),
         ("more.yaml", b"a: !!timestamp foo", "'more.yaml' is damaged"),
         ("README.md", b"---\na: [1\nb: 2\n---\n", "'README.md' is damaged"),
+        ("README.md", f"---\n{GROWING}---\n".encode(), "aliases are not allowed"),
+        ("README.md", b"---\n" + b"\n" * (1 << 20), "many empty lines"),
+        ("more.yaml", GROWING.encode(), "aliases are not allowed"),
+        ("more.yaml", b"a: {<<: {b: 1}}", "merge keys are not allowed"),
+        ("more.yaml", b"- a\n" * 100_000, "no more than 262,144 are read"),
+        ("lrlab/metrics.jsonl", b'{"update": "' + b"1" * (2 << 20) + b'"}', "line 1: no more than 1,000,000 lines"),
+        ("more.json", b"[" * 200 + b"]" * 200, "nested more than 50 levels"),
         ("lrlab/run.json/more.json", b"{}", "as a file and as a folder"),
         ("lrlab/" + "x" * 300 + ".json", b"{}", "a file whose name has more than 200 characters"),
     ],
@@ -470,6 +489,18 @@ def test_what_cannot_be_trusted_is_refused_by_name(folders, hub, tmp_path, name,
     assert message in error
     assert list((tmp_path / "work").iterdir()) == []
     assert not list(tmp_path.glob("outside*"))
+
+
+def test_what_a_killed_pull_left_goes_with_the_next(folders, hub, tmp_path):
+    lrlab("push", folders / "schedule", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    kept = [f".tmp-{os.getpid()}-mine", ".tmp-x-mine", f".tmp-{dead.pid}-other"]
+    for name in (*kept, f".tmp-{dead.pid}-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("half")
+    lrlab("pull", "user/mine", env=hub.env, cwd=tmp_path)
+    assert sorted(path.name for path in tmp_path.glob(".tmp-*")) == sorted(kept)
 
 
 def test_checkpoints_stay_on_the_hub(folders, hub, tmp_path):

@@ -14,7 +14,7 @@ from started import run
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.rerun import compare_runs, recorded_options
+from diffusers_lrlab.hub.rerun import compare_runs, recorded_options, write_comparison
 from diffusers_lrlab.training.arguments import parse_options
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -161,6 +161,32 @@ def test_weights_that_differ(pair):
     assert found.findings["weights"] == "1 of 1 tensors differ; the difference has 0.01 of their norm"
 
 
+ONES = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "text"),
+    [
+        (ONES * float("nan"), ONES * float("nan"), "equal"),
+        (ONES.to(torch.float8_e4m3fn), ONES.to(torch.float8_e4m3fn), "equal"),
+        (ONES.to(torch.float8_e4m3fn), ONES, "float8_e4m3fn in the record, and torch.float32"),
+        (ONES.to(torch.float8_e4m3fn), (2 * ONES).to(torch.float8_e4m3fn), "has 1 of their norm"),
+        (ONES.to(torch.complex64), ONES, "w is torch.complex64 in the record, and torch.float32 now"),
+        (ONES.to(torch.complex64), 1j * ONES, "has 1.4 of their norm"),
+        (ONES, ONES * float("nan"), "the difference is no finite number"),
+        (ONES, ONES.double(), "w is torch.float32 in the record, and torch.float64 now"),
+        (0 * ONES, -0.0 * ONES, "1 of 1 tensors differ"),
+    ],
+)  # fmt: skip
+def test_weights_are_compared_bit_by_bit_whatever_their_type(pair, then, now, text):
+    for folder, tensor in zip(pair, (then, now), strict=True):
+        save_file({"w": tensor}, folder / WEIGHTS)
+    found = compare_runs(*pair)
+    assert text in found.findings["weights"]
+    assert found.is_exact == (text == "equal")
+    write_comparison(found, pair[1])
+
+
 def test_a_record_without_weights_is_compared_by_the_rest(pair):
     (pair[0] / WEIGHTS).unlink()
     found = compare_runs(*pair)
@@ -182,6 +208,37 @@ def test_a_record_of_another_version_is_refused(pair):
     change(pair[0], lambda record: record["config"].update(of_the_future=1))
     with pytest.raises(LabError, match="'of_the_future', which this version does not know"):
         recorded_options(pair[0])
+
+
+def deep(levels):
+    return {"a": deep(levels - 1)} if levels else 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lr_scheduler_kwargs": deep(900)}, "run.json' cannot be read as JSON (it is nested more than 50 levels deep)"),
+        ({"ddpm_num_steps": 10**12}, "--ddpm_num_steps 1000000000000 is not allowed"),
+        ({"max_train_steps": 10**12}, "--max_train_steps 1000000000000 is not allowed"),
+        ({"seed": 10**19}, "--seed 10000000000000000000 is not allowed"),
+        ({"dataset_name": "\x1b]0;mine\x07x/y\x9b2J\u202e"}, r"'\x1b]0;mine\x07x/y\x9b2J\u202e'"),
+        ({"lr_scheduler": "\x1b[31mrex"}, r"\x1b[31mrex"),
+    ],
+    ids=["deep", "timesteps", "updates", "seed", "data", "schedule"],
+)
+def test_absurd_records_end_in_messages_that_do_nothing_to_a_terminal(pair, tmp_path, capsys, changed, message):
+    change(pair[0], lambda record: record["config"].update({"num_epochs": None} | changed))
+    assert main(["rerun", str(pair[0]), "--out", str(tmp_path / "new")]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert not any(character in told for character in "\x1b\x07\x9b\u202e")
+
+
+def test_what_differs_does_nothing_to_a_terminal(pair, monkeypatch, capsys):
+    change(pair[0], lambda record: record["meta"].update(platform="\x1b[2J"))
+    monkeypatch.setattr("diffusers_lrlab.run.train.run_training", lambda config: pair[1])
+    main(["rerun", str(pair[0]), "--compare", "--out", "again"])
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_run_is_done_again(tmp_path):

@@ -296,6 +296,11 @@ def test_frechet_distance_of_gaussians():
     base = (base - base.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(base.T))).T  # exactly mean 0, covariance 1
     first, second = base * [1, 2, 3] + [0, 1, 0], base * [2, 2, 1] + [0, 0, 2]
     assert frechet_distance(first, second) == pytest.approx(1 + 4 + 1 + 0 + 4, rel=1e-9)
+    # Of what is next to equal, where rounding takes the sum of its terms below 0.
+    near = [1e4 + base[:, :1] @ np.ones((1, 8)) * scale for scale in (1.0, 1.0 + 1e-12, 1.0 - 1e-9)]
+    found = [frechet_distance(one, other) for one in near for other in near]
+    assert min(found) >= 0
+    assert max(found) < 1e-4
     assert frechet_distance(first, first) == pytest.approx(0, abs=1e-9)
     with pytest.raises(ValueError, match=r"got \(1, 3\)"):
         frechet_distance(first[:1], second)
