@@ -19,6 +19,15 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream error|requested and \d+ written")
 
 
+TEMPORARY = ".tmp-lrlab-"  # how names of what is not finished begin, and nobody else's
+SHARED, OLD = "shared", "old"  # marks of what several processes write, and of what is about to be deleted
+
+
+def temporary_beside(path: Path, mark: str | None = None) -> Path:
+    """Where a file or folder is made before it gets its place; each process has its own unless there is a mark."""
+    return path.with_name(f"{TEMPORARY}{os.getpid() if mark is None else mark}-{path.name}")
+
+
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
     """Turns the errors of a full disk, or one that cannot be written, into `DiskFull`; others pass."""
@@ -41,7 +50,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
     # The ending stays, since libraries choose the format by it.
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    temporary = temporary_beside(path)
     try:
         with full_disk_explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +70,7 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
 
     A shared one has the same name in all processes that write into it; only one of them may enter and leave this block.
     """
-    temporary = path.with_name(f".tmp-{path.name}" if shared else f".tmp-{os.getpid()}-{path.name}")
+    temporary = temporary_beside(path, SHARED if shared else None)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with full_disk_explained(path):
@@ -79,7 +88,7 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
 
 def put_aside(folder: Path) -> Path:
     """Renames a folder that is about to be deleted, so that a process killed meanwhile leaves no half of it in its place."""
-    old = folder.with_name(f".tmp-old-{folder.name}")
+    old = temporary_beside(folder, OLD)
     shutil.rmtree(old, ignore_errors=True)
     os.replace(folder, old)
     return old
@@ -95,8 +104,8 @@ def remove(path: Path) -> None:
 
 def remove_leftovers_of_the_dead(path: Path) -> None:
     """Removes what processes of this machine left beside `path` that were killed while they wrote it."""
-    for leftover in path.parent.glob(f".tmp-*-{glob.escape(path.name)}"):
-        process = leftover.name.removeprefix(".tmp-").removesuffix(f"-{path.name}")
+    for leftover in path.parent.glob(f"{TEMPORARY}*-{glob.escape(path.name)}"):
+        process = leftover.name.removeprefix(TEMPORARY).removesuffix(f"-{path.name}")
         if process.isdigit() and not _is_running(int(process)):
             remove_leftovers(path.parent, pattern=glob.escape(leftover.name))
 
@@ -110,7 +119,7 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def remove_leftovers(*folders: Path, pattern: str = ".tmp-*") -> None:
+def remove_leftovers(*folders: Path, pattern: str = f"{TEMPORARY}*") -> None:
     """Removes what a killed process left unfinished in these folders; only under their lock."""
     for folder in folders:
         for path in folder.glob(pattern):

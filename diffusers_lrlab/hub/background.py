@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
+from ..core.files import temporary_beside
 from .access import log
 from .contents import run_files
 from .publish import training_target
@@ -28,7 +29,7 @@ class BackgroundUploads:
     def __init__(self, folder: Path, config: ResolvedConfig):
         self.folder, self.target = folder, training_target(config)
         # The number keeps it apart from that of a killed run, whose upload may still be running.
-        self._snapshot = folder / f".tmp-{os.getpid()}-push"
+        self._snapshot = temporary_beside(folder / "push")
         self._process: subprocess.Popen[bytes] | None = None
         self._update = 0
 

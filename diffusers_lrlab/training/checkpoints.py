@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import without_config_warnings
 from ..core.errors import LabError
-from ..core.files import atomic_file, atomic_folder, full_disk_explained, remove, write_text
+from ..core.files import SHARED, atomic_file, atomic_folder, full_disk_explained, remove, temporary_beside, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
 from .base_run import BaseRun
@@ -96,7 +96,7 @@ def save_checkpoint(accelerator: Accelerator, run: BaseRun, folder: RunFolder) -
     else:
         accelerator.wait_for_everyone()
         with full_disk_explained(path):
-            _save_share(accelerator, path.with_name(f".tmp-{path.name}"))
+            _save_share(accelerator, temporary_beside(path, SHARED))
         accelerator.wait_for_everyone()
     accelerator.wait_for_everyone()
     return path

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, warn
+from ..core.files import TEMPORARY
 from ..core.lock import LOCK_FILES, locked
 from ..core.options import defaults_of, names_where
 from .config import ResolvedConfig, TrainingConfig
@@ -99,7 +100,7 @@ def check_fresh(folder: RunFolder, overwrite: bool) -> None:
 
 
 def _is_no_result(file: Path, folder: RunFolder) -> bool:
-    if file.name in LOCK_FILES or any(part.startswith(".tmp-") for part in file.relative_to(folder.path).parts):
+    if file.name in LOCK_FILES or any(part.startswith(TEMPORARY) for part in file.relative_to(folder.path).parts):
         return True
     return file.parent == folder.lab and file.name in FINDER_FILES
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, warn
-from ..core.files import append_line, remove, remove_leftovers, sync, write_text
+from ..core.files import OLD, append_line, remove, remove_leftovers, sync, temporary_beside, write_text
 from ..core.manifest import MANIFEST, file_sums, find_damage
 from .kinds.select import components
 
@@ -171,7 +171,7 @@ class RunFolder:
         logs_of_tracker = self.path / _plain_name(config.get("logging_dir"))
         self.remove_leftovers()
         for name in TRACKER_FOLDERS:  # other things there may be somebody else's
-            remove_leftovers(logs_of_tracker, pattern=f".tmp-old-{name}")
+            remove_leftovers(logs_of_tracker, pattern=temporary_beside(Path(name), OLD).name)
         own = [path for pattern in (*_OWN, *components()) for path in self.path.glob(pattern)]
         own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         # The record last: it says that the rest is a run's, should this be interrupted.

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..core.files import atomic_file, full_disk_explained, sync, sync_tree
+from ..core.errors import warn
+from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temporary_beside
 from ..core.streams import stream_generator
 from ..models.registry import denoiser_code
 from .base_run import BaseRun
@@ -48,8 +49,14 @@ def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
 
 
 def load_previews(folder: Path) -> dict[int, np.ndarray]:
-    """Update -> samples, in order."""
-    return {int(path.stem.split("-")[1]): np.load(path) for path in sorted(folder.glob("update-*.npy"))}
+    """Update -> samples, in order; those of damaged files, which only pictures are made of, are left out with a warning."""
+    previews = {}
+    for path in sorted(folder.glob("update-*.npy")):
+        try:
+            previews[int(path.stem.split("-")[1])] = np.load(path)
+        except (ValueError, EOFError, OSError):  # how numpy meets them
+            warn(f"{str(path)!r} is damaged, and no picture is made of it.")
+    return previews
 
 
 def save_pipeline(run: BaseRun, folder: Path) -> None:
@@ -57,7 +64,7 @@ def save_pipeline(run: BaseRun, folder: Path) -> None:
     Writes the pipeline into the folder of a run, whole or not at all: it can be loaded while there is an index, which is
     removed before anything is replaced, and written last.
     """
-    temporary, index = folder / f".tmp-{os.getpid()}-pipeline", folder / "model_index.json"
+    temporary, index = temporary_beside(folder / "pipeline"), folder / "model_index.json"
     try:
         with full_disk_explained(index):
             run.kind.make_pipeline(run.bare_model, run.process.scheduler).save_pretrained(temporary)
