@@ -4,7 +4,7 @@
 
 Prints GFLOP/s of one core, medians of turns, for layers of 256 and 384 units and 256 points, as in the study of schedules.
 The compiler (`torch.compile`, which needs a C++ compiler) chooses among templates of its own and torch's products by
-measuring them. A study probes the first two (`diffusers_lrlab/study/probe.py`).
+measuring them. A study computes with torch's own.
 """
 
 import statistics

@@ -25,7 +25,6 @@ from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
-from diffusers_lrlab.study.stacked.fastest_backends import fastest_backends
 from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
@@ -59,9 +58,7 @@ def make_stacks(study, size, num_updates, threads, backends=None):
     )
     runs = sorted(expand(spec), key=lambda run: (run.seed, run.dataset))[:size]
     members = [Member(*study.plan(run), study.device) for run in runs]
-    return ParallelStacks(
-        members, study.device, backends or fastest_backends(members[0].model, BATCH), threads if size > 1 else None
-    )
+    return ParallelStacks(members, study.device, backends, threads if size > 1 else None)
 
 
 def products_alone(stacks, threads, repeats=3):
@@ -168,7 +165,6 @@ def main():
         f"{sampling:.1f} s, KL {kl:.2f} s."
     )
     print(f"Samples and KL take {100 * (sampling + kl) / training:.0f} % of training.")
-    print(f"Fastest products: {stacks[f'stacked, R = {sizes[-1]}'].stacks[0].backends}")
 
 
 if __name__ == "__main__":

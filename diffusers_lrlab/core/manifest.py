@@ -25,8 +25,20 @@ def write_manifest(folder: Path) -> None:
     write_text(file, json.dumps({"files": files, "sha256": _sum_of(files)}, indent=1) + "\n")
 
 
-def _sum_of(files: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+def with_sum(record: dict[str, Any]) -> dict[str, Any]:
+    """A record that is a file of its own, with a hash of itself."""
+    return {**record, "sha256": _sum_of(record)}
+
+
+def is_as_written(record: dict[str, Any]) -> bool:
+    """Whether a record has the hash that [`with_sum`] gave it; those of earlier versions have none."""
+    rest = {key: value for key, value in record.items() if key != "sha256"}
+    return "sha256" not in record or record["sha256"] == _sum_of(rest)
+
+
+def _sum_of(data: dict[str, Any]) -> str:
+    # Read again first, since JSON turns the keys of some dictionaries into text.
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(data))).encode()).hexdigest()
 
 
 def find_damage(folder: Path) -> str | None:
@@ -48,11 +60,12 @@ def each_damage(folder: Path) -> Iterator[str]:
     if not is_whole:
         yield f"{str(folder / MANIFEST)!r} is damaged"
         return
-    damage = (_damage_of(folder / name, sums) for name, sums in expected.items())
+    damage = (find_damage_of_file(folder / name, sums) for name, sums in expected.items())
     yield from (found for found in damage if found is not None)
 
 
-def _damage_of(path: Path, expected: dict[str, Any]) -> str | None:
+def find_damage_of_file(path: Path, expected: dict[str, Any]) -> str | None:
+    """What is wrong with a file that had these sums; `None` if nothing is."""
     if not path.is_file():
         return f"{str(path)!r} is missing"
     if (size := path.stat().st_size) != expected["size"]:

@@ -31,9 +31,8 @@ from .runs.precision import products_in
 from .runs.results import StudyFolder
 from .spec.expansion import expand, expand_tuning
 from .spec.spec import RunSpec, StudySpec
-from .stacked.fastest_backends import fastest_backends
 from .stacked.member import Member
-from .stacked.stacks import check_stackable, split_into_stacks
+from .stacked.stacks import backends_of_study, check_stackable, split_into_stacks
 from .stacked.worker_threads import ParallelStacks, worker_threads
 
 _PROBED_UPDATES = 12
@@ -50,7 +49,7 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
     tuning, runs = expand_tuning(spec), expand(spec)
     missing = [*tuning, *runs]
     if out is not None:
-        folder.check_is_study(spec.name)
+        folder.check_is_study(spec.name, missing)
         if not folder.missing(tuning):
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
         missing = folder.missing([*tuning, *runs])
@@ -125,7 +124,7 @@ def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
     members = [Member(*study.plan(spec), study.device) for spec in specs]
     plan = members[0].plan
     with worker_threads(study.device, len(specs)) as threads:
-        backends = fastest_backends(members[0].model, plan.layout.global_batch)
+        backends = backends_of_study(study, members[0].model, plan.layout.global_batch)
         stacks = ParallelStacks(members, study.device, backends, threads)
         memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)

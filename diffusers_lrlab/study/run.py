@@ -37,9 +37,9 @@ def run_study(
     asked, before anything runs where that can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
     """
     folder = StudyFolder(out)
-    folder.check_is_study(spec.name)
-    check_executor(executor)
     tuning, first = expand_tuning(spec), expand(spec)
+    folder.check_is_study(spec.name, [*tuning, *first])
+    check_executor(executor)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
     for run in {(run.arm, run.dataset): run for run in [*tuning, *first]}.values():
@@ -66,9 +66,11 @@ def report_study(out: Path) -> Path:
     spec = spec_from_dict(saved, folder.path)
     study = StudyContext(folder)  # whatever the runs were computed in
     tuning = expand_tuning(spec)
+    folder.check_results(tuning)
     if folder.missing(tuning):
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
     runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+    folder.check_results(runs)
     if not folder.results(runs):
         raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
     with folder.locked():

@@ -26,7 +26,6 @@ from diffusers import DDPMScheduler
 from PIL import Image
 from pyarrow import parquet
 from runs import TINY_UNET, environment
-from safetensors.torch import load_file
 from started import Started
 from tables import cases
 
@@ -43,13 +42,13 @@ from diffusers_lrlab.study.analysis.consistency import consistency
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.runs import measure
 from diffusers_lrlab.study.runs.context import StudyContext
-from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.runs.results import RunResult, StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names, spec_from_dict
-from diffusers_lrlab.study.stacked import fastest_backends
 from diffusers_lrlab.study.stacked.matmul_backends import STOCK
+from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
-from diffusers_lrlab.study.stacked.stacks import split_into_stacks
+from diffusers_lrlab.study.stacked.stacks import backends_of_study, split_into_stacks
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.trainer import Trainer
 
@@ -83,10 +82,9 @@ write_report = report.write_report
 
 @pytest.fixture(scope="module", autouse=True)
 def bare():
-    """One thread, one way of multiplying, and no pictures where they are not what is tested."""
+    """One thread, and no pictures where they are not what is tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", lambda _: None)
-        patch.setattr(fastest_backends, "fastest_backends", lambda *_: STOCK)
         patch.setattr(report, "write_report", lambda folder, *_: folder / "report" / "index.html")
         yield patch
 
@@ -140,6 +138,7 @@ def moments(folder):
 
 
 _TIMES = {"started", "ended", "hours", "seconds", "training_seconds", "sampling_seconds", "evaluation_seconds"}
+_TIMES |= {"sha256"}  # of all of a record, and so of these
 
 
 def without_times(value):
@@ -216,7 +215,7 @@ def test_the_file_of_a_run(request, executor):
         assert record["config"]["seed"] == run["seed"]
         assert "torch" in json.dumps(record["meta"])
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= {
-        *("runs", "weights", "products.json", "spec.yaml", "summary.json", "summary.parquet"),
+        *("runs", "weights", "spec.yaml", "summary.json", "summary.parquet"),
     }
     assert not [*folder.rglob(".tmp*"), *folder.glob("stacks/*"), *folder.glob("local/*")]
 
@@ -399,26 +398,85 @@ def test_a_damaged_result_is_done_again(home, done, damage, capsys):
 
 
 def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
-    """Products, weights and a begun stack, each cut in half: told, and made again."""
-    products, weights = done / "products.json", next(iter(sorted((done / "weights").glob("cosine--moons--1*"))))
-    for file in (products, weights):
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    (done / "stacks").mkdir(exist_ok=True)
-    for name, content in (("half", b"PK\x03\x04 half a file"), ("empty", b"")):
-        (done / "stacks" / f"{name}.pt").write_bytes(content)
+    """The study itself, weights and begun stacks: told, and made again."""
+    (spec, weights) = done / "spec.yaml", next(iter(sorted((done / "weights").glob("cosine--moons--1*"))))
+    spec.write_bytes(spec.read_bytes()[: spec.stat().st_size // 2])
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (done / "stacks" / "begun-10").mkdir(parents=True)
+    (done / "stacks" / "begun-10" / "state.pt").write_text("without a manifest")
+    for name, state in (("half", b"PK\x03\x04 half a file"), ("empty", b"")):  # as earlier versions named them
+        (done / "stacks" / f"{name}.pt").write_bytes(state)
     before = moments(done)
     capsys.readouterr()
+    assert main(["study", "report", str(done)]) == 2
+    assert f"{str(spec)!r} is damaged. Give the command" in capsys.readouterr().err
     study(home, done, speedup_metric="validation_loss_ema")
-    shown = capsys.readouterr().out
-    assert f"The weights of 1 runs are damaged. These runs are computed again: {weights.stem}." in shown
-    assert f"{str(products)!r} is damaged" in shown
-    assert shown.count("its runs start again") == 2
+    shown = capsys.readouterr()
+    assert shown.err.count(f"warning: {str(spec)!r} is damaged, and is written anew.") == 1
+    assert f"The weights of 1 runs are damaged. These runs are computed again: {weights.stem}." in shown.out
+    assert shown.out.count("its runs start again") == 3
     assert not list((done / "stacks").glob("*"))
     after = moments(done)
     changed = {name for name in after if before.get(name) != after[name]}
     assert changed == {f"runs/{weights.stem}.json", f"weights/{weights.name}"}
-    assert load_file(weights).keys() == load_file(next(iter((done / "weights").glob("*.safetensors")))).keys()
-    assert json.loads(products.read_text())
+    assert weights.read_bytes() == content
+    assert main(["study", "report", str(done)]) == 0
+
+
+def test_a_study_whose_file_is_gone_goes_on(home, done, capsys):
+    (done / "spec.yaml").unlink()
+    before = moments(done)
+    study(home, done, speedup_metric="validation_loss_ema")
+    assert f"{str(done / 'spec.yaml')!r} is missing, and is written anew" in capsys.readouterr().err
+    assert moments(done) == before
+
+
+def test_another_study_is_not_replaced_by_way_of_a_damaged_file(home, done, capsys):
+    (done / "spec.yaml").write_text("command: lrlab")
+    study(home, done, status=2, base={**BASE, "learning_rate": 0.5})
+    assert "spec.yaml' is damaged, and no result beside it is of this study" in capsys.readouterr().err
+
+
+def test_a_report_believes_nothing_that_is_damaged(home, stacked, capsys):
+    """A digit of a figure, and a bit of weights: refused with the names of the files."""
+    done = shutil.copytree(stacked, home / "damaged")
+    result = next(iter(sorted((done / "runs").glob("cosine--moons--1*"))))
+    record = json.loads(result.read_text())
+    record["train"]["results"]["energy_distance"] *= 1.5
+    result.write_text(json.dumps(record))
+    weights = next(iter(sorted((done / "weights").glob("constant--moons--1*"))))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert main(["study", "report", str(done)]) == 2
+    error = capsys.readouterr().err
+    assert f"{str(result)!r} is damaged" in error
+    assert f"{str(weights)!r} is damaged" in error
+    assert "Give the command of the study again" in error
+
+
+def test_a_study_that_was_downloaded_has_no_weights(home, done):
+    shutil.rmtree(done / "weights")
+    folder = StudyFolder(done)
+    assert all(folder.find_damaged_weights(RunResult(record)) is None for record in records(done).values())
+
+
+def test_products_are_those_that_a_study_began_with(home, tmp_path):
+    """Earlier versions noted the fastest; new studies do not ask the clock, and so end alike."""
+    context, spec = StudyContext(StudyFolder(tmp_path)), expand(load_spec(str(write_spec(home, **ONE))))[0]
+    plan, data = context.plan(spec)
+    model = Member(plan, data, context.device).model
+    assert backends_of_study(context, model, 16) == STOCK
+    sizes = "x".join(str(parameter.numel()) for parameter in model.parameters())
+    machine = f"{context.meta['processor']}, {context.meta['cpu_cores']}, {context.meta['versions']['torch']}, fp32"
+    noted = dict.fromkeys(STOCK, "onednn")
+    for text, expected in (
+        (json.dumps({f"parameters {sizes}, batch 16, {machine}": noted}), noted),
+        ("{", STOCK),
+        ("[]", STOCK),
+    ):
+        (tmp_path / "products.json").write_text(text)
+        assert backends_of_study(context, model, 16) == expected
 
 
 @pytest.fixture(scope="module")
@@ -525,7 +583,7 @@ def counted_updates():
 
 # executor, what to wait for: in the middle of training, and in the middle of measuring.
 MOMENTS = [
-    ("stacked", "stacks/[!.]*.pt"),
+    ("stacked", "stacks/[!.]*"),
     ("stacked", "runs/[!.]*.json"),
     ("local", "local/*/checkpoint-*"),
     ("local", "runs/[!.]*.json"),
@@ -544,7 +602,7 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
     assert not (out / "summary.json").exists()
     before = {name: moment for name, moment in moments(out).items() if name.startswith("runs/")}
     (out / "runs").mkdir(exist_ok=True)
-    (out / "runs" / ".tmp-1-constant.json").write_text("{")  # as of a process that was killed while it wrote
+    (out / "runs" / ".tmp-lrlab-1-constant.json").write_text("{")  # as of a process that was killed while it wrote
     with counted_updates() as updates:
         study(home, out, f"--executor={executor}", **LONG)
     assert_same_but_for_times(undisturbed[executor], out)
@@ -560,7 +618,7 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
 @pytest.mark.parametrize(
     ("executor", "pattern", "number", "status"),
     [
-        ("stacked", "stacks/[!.]*.pt", signal.SIGINT, 130),
+        ("stacked", "stacks/[!.]*", signal.SIGINT, 130),
         ("local", "local/*/checkpoint-*", signal.SIGTERM, 143),
     ],
 )
@@ -637,7 +695,7 @@ def test_a_disk_that_is_full_when_a_result_is_written(home, tmp_path, capsys, mo
     monkeypatch.setattr(StudyFolder, "write", full_write)
     study(home, out, "--executor=stacked", status=2, **ONE)
     assert "No room to write" in capsys.readouterr().err
-    assert list(out.glob("stacks/*.pt"))
+    assert list(out.glob("stacks/*/state.pt"))
     monkeypatch.undo()
     with counted_updates() as updates:
         study(home, out, "--executor=stacked", **ONE)

@@ -18,8 +18,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
 from diffusers_lrlab.study.runs.curves import Curves
-from diffusers_lrlab.study.stacked.fastest_backends import fastest_backends
-from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES, KINDS, STOCK
+from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, KINDS
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
@@ -397,21 +396,7 @@ def test_a_stack_goes_on_from_where_it_was_left():
     assert stack.sums_of(member).tolist() == [0, 0, 0]
 
 
-# --- the probe, curves ----------------------------------------------------------------------------------------------------
-
-
-def test_the_probe_changes_nothing():
-    (model,) = networks(1)
-    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    found = fastest_backends(model, 16)
-    assert found in CANDIDATES.values()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_the_probe_knows_what_only_torch_computes():
-    assert fastest_backends(networks(1, dtype=torch.float64)[0], 16) == STOCK
+# --- curves ----------------------------------------------------------------------------------------------------------------
 
 
 @cases("num_updates", [1, 7, 200, 201, 999, 10_000])

@@ -1,13 +1,12 @@
 """The executor for runs one after the other, each by the ordinary trainer."""
 
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 from accelerate.state import AcceleratorState, GradientState
 
-from ...core.errors import Diverged
-from ...core.files import write_text
+from ...core.errors import Diverged, LabError
+from ...core.files import remove, write_text
 from ...training.prepare import make_accelerator
 from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
@@ -26,9 +25,9 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
         path = study.folder.path / "local" / spec.id
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan, data = study.plan(spec, str(path))
-        folder = _folder_for(path, data.fingerprint)
+        folder, checkpoint = _begun_run(path, data.fingerprint, study)
         trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
-        if checkpoint := folder.newest_checkpoint():
+        if checkpoint is not None:
             trainer.resume(checkpoint)
         study.progress.advance(trainer.update)
         error = None
@@ -40,17 +39,26 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
             study.progress.advance(plan.num_updates - trainer.update)
         record_run(study, spec, trainer, _curves_of(folder, plan.num_updates), error, {"name": "local"}, started)
         trainer.accelerator.free_memory()
-        shutil.rmtree(path, ignore_errors=True)  # a run that diverges at once has none
+        if path.exists():  # a run that diverges at once has none
+            remove(path)
 
 
-def _folder_for(path: Path, data_fingerprint: str) -> RunFolder:
-    """The folder of a run, empty if what lies there was learned from other data."""
-    note = path / "data_fingerprint"
-    if path.exists() and not (note.exists() and note.read_text(encoding="utf-8") == data_fingerprint):
-        shutil.rmtree(path)
+def _begun_run(path: Path, data_fingerprint: str, study: StudyContext) -> tuple[RunFolder, Path | None]:
+    """The folder of a run and its newest checkpoint; empty if what lies there was learned from other data, or is damaged."""
+    note, folder, checkpoint = path / "data_fingerprint", RunFolder(path), None
+    try:
+        same_data = note.exists() and note.read_bytes() == data_fingerprint.encode()
+        checkpoint = folder.newest_checkpoint() if same_data else None
+        if checkpoint is not None:
+            folder.check_log_until(checkpoint)
+    except LabError as damage:
+        study.progress.log(f"{str(damage).partition('. ')[0]}: the run {path.name} starts again.")
+        checkpoint = None
+    if checkpoint is None and path.exists():
+        remove(path)
     path.mkdir(parents=True, exist_ok=True)
     write_text(note, data_fingerprint)
-    return RunFolder(path)
+    return folder, checkpoint
 
 
 def _curves_of(folder: RunFolder, num_updates: int) -> Curves:

@@ -57,21 +57,16 @@ class StudyContext:
 
     def drop_outdated(self, specs: list[RunSpec]) -> None:
         """Removes and logs results whose data have changed since, under the same name, or whose weights cannot be read."""
-        from safetensors import SafetensorError, safe_open
-
         outdated, damaged = [], []
         for spec in specs:
             result = self.folder.read(spec.id)
-            if result is not None and result.record["train"].get("data_fingerprint") != self.data(spec).fingerprint:
+            if result is None:
+                continue
+            if result.record["train"].get("data_fingerprint") != self.data(spec).fingerprint:
                 self.folder.run_file(spec.id).unlink()
                 outdated.append(spec.id)
-            weights = self.folder.weights_file(spec.id)
-            try:
-                if weights.exists():
-                    safe_open(weights, "pt")  # reads the header, which knows the size
-            except SafetensorError:
-                weights.unlink()
-                self.folder.run_file(spec.id).unlink(missing_ok=True)
+            elif self.folder.find_damaged_weights(result):
+                self.folder.run_file(spec.id).unlink()
                 damaged.append(spec.id)
         for ids, what in ((damaged, "The weights of {} runs are damaged"), (outdated, "The data of {} runs have changed")):
             if ids:

@@ -33,10 +33,11 @@ def record_run(
 ) -> None:
     """Measures a run and writes its record. `error` says why training ended early, `executor` how the run was computed."""
     sections, error = finish(run, spec, curves, error)
+    weights = None
     if error is None and spec.stage == "compare" and run.kind.is_compared_between_runs:
         with run.averaged_weights():
             tensors = {name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()}
-        study.folder.write_weights(spec.id, tensors)
+        weights = study.folder.write_weights(spec.id, tensors)
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -46,7 +47,7 @@ def record_run(
         "started": started,
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    study.folder.write({"run": about, **sections, "config": spec.fields, "meta": study.meta})
+    study.folder.write({"run": about, **sections, "weights": weights, "config": spec.fields, "meta": study.meta})
     _show_trackers(study, spec, sections)
     study.progress.finished(spec)
 

@@ -1,5 +1,6 @@
 """The folder of a study: one file for each run, which is either complete or absent."""
 
+import hashlib
 import json
 import math
 import os
@@ -10,10 +11,13 @@ from typing import Any
 
 import yaml
 
-from ...core.errors import LabError
+from ...core.errors import LabError, warn
 from ...core.files import atomic_file, remove_leftovers, write_text
 from ...core.lock import locked
+from ...core.manifest import file_sums, find_damage_of_file, is_as_written, with_sum
 from ..spec.spec import PRESETS, RunSpec, StudySpec
+
+_SUM = "# sha256: "
 
 
 class RunResult:
@@ -32,6 +36,7 @@ class RunResult:
         self.curves: dict[str, dict[str, list[float]]] = record["curves"]
         self.samples: dict[str, Any] = record.get("samples") or {}
         self.config: dict[str, Any] = record["config"]
+        self.weights: dict[str, Any] | None = record.get("weights")  # size and hash of their file
 
 
 class StudyFolder:
@@ -55,16 +60,24 @@ class StudyFolder:
     def locked(self) -> Iterator[None]:
         """No other process writes into the folder inside this block; raises a `LabError` that names one that does."""
         with locked(self.path, "--out"):
-            # safetensors has temporary files of its own, .tmp without a dash.
-            remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "stacks")), pattern=".tmp*")
+            remove_leftovers(*(self.path / name for name in (".", "runs", "weights", "stacks", "local")))
+            remove_leftovers(self.path / "weights", pattern=".tmp??????")  # safetensors' own
             yield
 
-    def check_is_study(self, name: str) -> None:
-        """Raises a `LabError` if the folder holds anything but a study of this name."""
+    def check_is_study(self, name: str, specs: Iterable[RunSpec]) -> None:
+        """Raises a `LabError` if the folder holds anything but a study of this name, by its runs if need be."""
         if self.path.is_file():
             raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
-        if (self.path / "spec.yaml").exists():
-            if (other := self.read_spec()[0]["name"]) != name:
+        file, saved = self.path / "spec.yaml", self._saved_spec()
+        if saved is None and any(self.read(spec.id) is not None for spec in specs):
+            warn(f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and is written anew.")
+        elif saved is None and any((self.path / name).exists() for name in ("spec.yaml", "runs", "stacks", "local")):
+            raise LabError(
+                f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and no result beside it is of this study. "
+                "Restore the file from a copy, remove the folder, or give another --out."
+            )
+        elif saved is not None:
+            if (other := saved["spec"]["name"]) != name:
                 raise LabError(
                     f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace "
                     f"the one of {other!r}. Give another folder."
@@ -79,15 +92,31 @@ class StudyFolder:
         saved = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative, so that both can be moved together, and no path of this machine is published
             saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
-        write_text(self.path / "spec.yaml", yaml.safe_dump({"command": command, "spec": saved}, sort_keys=False))
+        text = yaml.safe_dump({"command": command, "spec": saved}, sort_keys=False)
+        write_text(self.path / "spec.yaml", f"{_SUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
     def read_spec(self) -> tuple[dict[str, Any], str]:
         """The specification that was run last, as data, and the command."""
         file = self.path / "spec.yaml"
         if not file.exists():
             raise LabError(f"There is no study in {str(self.path)!r}. Make one by `lrlab study run SPEC --out DIR`.")
-        saved = yaml.safe_load(file.read_text(encoding="utf-8"))
+        saved = self._saved_spec()
+        if saved is None:
+            raise LabError(
+                f"{str(file)!r} is damaged. Give the command of the study again, which writes it anew and keeps the results."
+            )
         return saved["spec"], saved["command"]
+
+    def _saved_spec(self) -> dict[str, Any] | None:
+        """What [`write_spec`] has written, if it is as it was then; earlier versions wrote no hash."""
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            text = (self.path / "spec.yaml").read_text(encoding="utf-8")
+            first, _, rest = text.partition("\n")
+            is_whole = not first.startswith(_SUM) or first == _SUM + hashlib.sha256(rest.encode()).hexdigest()
+            saved = yaml.safe_load(text)
+            if is_whole and isinstance(saved, dict) and {*saved} == {"command", "spec"} and "name" in saved["spec"]:
+                return saved
+        return None
 
     def read(self, run_id: str) -> RunResult | None:
         """The result of a run; `None` if there is none, or a damaged one, which is noted."""
@@ -95,8 +124,9 @@ class StudyFolder:
         if not file.exists():
             return None
         with suppress(ValueError, KeyError, TypeError):
-            result = RunResult(json.loads(file.read_text(encoding="utf-8")))
-            if result.id == run_id and result.status in ("finished", "diverged") and result.results is not None:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            result = RunResult(record)
+            if (result.id, result.results is None, is_as_written(record)) == (run_id, False, True):
                 return result
         self.damaged.add(run_id)
         return None
@@ -108,6 +138,16 @@ class StudyFolder:
     def missing(self, specs: Iterable[RunSpec]) -> list[RunSpec]:
         return [spec for spec in specs if self.read(spec.id) is None]
 
+    def check_results(self, specs: Iterable[RunSpec]) -> None:
+        """Raises a `LabError` if the file of a result, or the weights of its run, are damaged."""
+        specs = list(specs)
+        damage = [damaged for result in self.results(specs) if (damaged := self.find_damaged_weights(result))]
+        damage += [
+            f"{str(self.run_file(run_id))!r} is damaged" for run_id in sorted(self.damaged & {spec.id for spec in specs})
+        ]
+        if damage:
+            raise LabError(f"{'; '.join(damage)}. Give the command of the study again, which repeats these runs.")
+
     def unknown_files(self, specs: Iterable[RunSpec]) -> list[str]:
         """Results of runs that are not, or no longer, part of the study."""
         known = {spec.id for spec in specs}
@@ -115,13 +155,30 @@ class StudyFolder:
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes the result of a run; numbers that are not finite become null."""
-        write_text(self.run_file(record["run"]["id"]), json.dumps(finite(record), indent=1, allow_nan=False) + "\n")
+        text = json.dumps(with_sum(finite(record)), indent=1, allow_nan=False)
+        write_text(self.run_file(record["run"]["id"]), text + "\n")
 
-    def write_weights(self, run_id: str, tensors: dict[str, Any]) -> None:
+    def write_weights(self, run_id: str, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Returns the size and the hash of the file."""
         from safetensors.torch import save_file
 
         with atomic_file(self.weights_file(run_id)) as path:
             save_file(tensors, path)
+            return file_sums(path)
+
+    def find_damaged_weights(self, result: RunResult) -> str | None:
+        """What is wrong with the weights of a run; a study that was downloaded has none at all."""
+        from safetensors import SafetensorError, safe_open
+
+        file = self.weights_file(result.id)
+        if result.weights is not None and file.parent.is_dir():
+            return find_damage_of_file(file, result.weights)
+        with suppress(FileNotFoundError):
+            try:
+                safe_open(file, "pt")  # reads the header, which knows the size
+            except SafetensorError:
+                return f"{str(file)!r} is damaged"
+        return None
 
     def read_weights(self, run_id: str) -> dict[str, Any] | None:
         from safetensors.torch import load_file

@@ -1,6 +1,7 @@
 """The matrix products of a stack, by several backends. All multiply and add in the precision of their operands.
 
-Which one is fastest depends on the processor, and is measured (`study/stacked/fastest_backends.py`).
+New studies compute with torch's own. Rounding depends on the choice, so that one made by the clock would not come out the
+same twice; what the others would gain is measured by `benchmarks/study_throughput.py`.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def _onednn(kind: str) -> Product:
 
 BACKENDS: dict[str, Callable[[str], Product]] = {"stock": _stock, "onednn": _onednn}
 STOCK = dict.fromkeys(KINDS, "stock")
-# Gradients of weights have both of their operands transposed, which oneDNN copies first.
+# What earlier versions chose from. Gradients of weights have both of their operands transposed, which oneDNN copies first.
 CANDIDATES: dict[str, dict[str, str]] = {
     "stock": STOCK,
     "onednn": dict.fromkeys(KINDS, "onednn"),

@@ -5,13 +5,16 @@ import json
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...core.errors import LabError
-from ...core.files import atomic_file
+from ...core.files import atomic_folder, remove
+from ...core.manifest import find_damage, write_manifest
 from ...core.signals import interrupts_raised
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
@@ -19,11 +22,12 @@ from ..runs.context import StudyContext
 from ..runs.measure import record_run
 from ..runs.stops import StudyInterrupted
 from ..spec.spec import RunSpec
-from .fastest_backends import backends_of_study
+from .matmul_backends import CANDIDATES, STOCK
 from .member import Member
 from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
 
 _SAVE_SECONDS = 60.0
+_STATE = "state.pt"
 
 
 def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
@@ -90,12 +94,21 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     stacks.load({members[run_id]: state for run_id, state in states.items()})
     study.progress.advance(sum(member.update for member in members.values()))
     ids = " ".join(members).encode()
-    file = study.folder.stacks / f"{hashlib.blake2b(ids, digest_size=8).hexdigest()}.pt"
+    name = hashlib.blake2b(ids, digest_size=8).hexdigest()
 
     def save() -> None:
         state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
-        with atomic_file(file) as path:
-            torch.save({"members": state, "ways": backends, "started": started}, path)
+        folder = study.folder.stacks / f"{name}-{max(member.update for member in members.values())}"
+        if not folder.exists():  # else this very state
+            with atomic_folder(folder) as temporary:
+                torch.save({"members": state, "ways": backends, "started": started}, temporary / _STATE)
+                write_manifest(temporary)
+        remove_saved(but=folder)
+
+    def remove_saved(but: Path | None = None) -> None:
+        for path in study.folder.stacks.glob(f"{name}[-.]*"):
+            if path != but:
+                remove(path)
 
     def finish(spec: RunSpec) -> None:
         member, executor = members[spec.id], {"name": "stacked", "members": len(specs), "products": backends}
@@ -105,7 +118,19 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     save()
     with interrupts_raised(lambda number: StudyInterrupted(number, study.folder.path)):
         threads.map(finish, together)
-    file.unlink()
+    remove_saved()
+
+
+def backends_of_study(study: StudyContext, model: torch.nn.Module, batch: int) -> dict[str, str]:
+    """Torch's own products; studies that earlier versions began noted what was fastest on a machine, and go on with that."""
+    shape = "x".join(str(parameter.numel()) for parameter in model.parameters())
+    machine = [study.meta["processor"], str(study.meta["cpu_cores"]), study.meta["versions"]["torch"], study.precision]
+    key = ", ".join([f"parameters {shape}", f"batch {batch}", *machine])
+    with suppress(OSError, ValueError, AttributeError):
+        noted = json.loads((study.folder.path / "products.json").read_text(encoding="utf-8")).get(key)
+        if noted in CANDIDATES.values():
+            return noted
+    return STOCK
 
 
 def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext) -> None:
@@ -135,12 +160,11 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
     furthest = -1
     found: _Saved = (specs, {}, None, datetime.now(UTC).isoformat(timespec="seconds"))
     wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
-    for file in sorted(study.folder.stacks.glob("*.pt")):
-        try:
-            saved = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError):  # how torch meets a truncated or empty file
-            study.progress.log(f"{str(file)!r} is damaged: its runs start again.")
-            file.unlink()
+    for path in sorted(study.folder.stacks.glob("[!.]*")):
+        saved, damage = _load(path)
+        if damage is not None:
+            study.progress.log(f"{damage}: its runs start again.")
+            remove(path)
             continue
         members = saved["members"].items()
         states = {run_id: state for run_id, state in members if wanted.get(run_id) == state.get("data_fingerprint", "")}
@@ -149,3 +173,14 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
             together = [spec for spec in specs if spec.id in states]
             furthest, found = update, (together, states, saved["ways"], saved["started"])
     return found
+
+
+def _load(path: Path) -> tuple[dict[str, Any], str | None]:
+    """What is saved of a stack, and what is wrong with it; earlier versions wrote a single file without hashes."""
+    if path.is_dir() and (damage := find_damage(path)):
+        return {}, damage
+    try:
+        file = path / _STATE if path.is_dir() else path
+        return torch.load(file, weights_only=True, map_location="cpu", mmap=True), None
+    except (RuntimeError, EOFError, pickle.UnpicklingError):  # how torch meets a truncated or empty file
+        return {}, f"{str(path)!r} is damaged"
