@@ -1,4 +1,8 @@
-"""What becomes of trainings that are killed, before every file operation in turn: `python -m tests.faults --minutes 60`."""
+"""
+What becomes of what is killed, stopped, damaged, out of disk or done twice: `python -m tests.faults --minutes 60`.
+
+Kills, signals and full disks come before every file operation in turn; every file is damaged in four ways.
+"""
 
 import argparse
 import sys
@@ -6,14 +10,15 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from faults.killed import as_markdown, kill_everywhere
+from faults.harness import as_markdown, attack, failures, together
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60, help="when to stop, if not all operations have been taken")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which operations are taken")
+    parser.add_argument("--minutes", type=float, default=60, help="when to stop, if not everything has been tried")
+    parser.add_argument("--only", default="", metavar="WHAT", help="rows of the table whose name holds this")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which things are tried")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        table = kill_everywhere(Path(folder), options.minutes * 60, options.seed)
-    print(*as_markdown(table), sep="\n")
-    sys.exit(any(outcomes["cases"] != outcomes["identical"] for outcomes in table.values()))
+        table = attack(Path(folder), options.minutes * 60, options.only, options.seed)
+    print(*as_markdown(table | together(table)), sep="\n")
+    sys.exit(failures(table) > 0)

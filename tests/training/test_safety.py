@@ -5,13 +5,17 @@ import os
 import shutil
 import signal
 
+import numpy as np
 import pytest
 import runs
 import started
-from faults.killed import DAMAGE, LATEST, MODEL, OPTIONS, differences
+from faults.cases import LATEST, MODEL, OPTIONS, differences
+from faults.injected import DAMAGE
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.training.resume import check_fresh
 from diffusers_lrlab.training.run_folder import RunFolder, find_damaged_file
+from diffusers_lrlab.training.samples import load_previews, save_preview
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +168,8 @@ def test_a_folder_that_is_removed_is_no_finished_run(base, tmp_path, update):
 
 @pytest.mark.parametrize("option", [None, LATEST, "--overwrite_output_dir"])
 @pytest.mark.parametrize(
-    "left", [(), ("lrlab/.tmp-1-run.json",), (".lock", ".lock-holder", ".tmp-checkpoint-2/trainer.json")]
+    "left",
+    [(), ("lrlab/.tmp-lrlab-1-run.json",), (".lock", ".lock-holder", ".tmp-lrlab-shared-checkpoint-2/trainer.json")],
 )
 def test_a_run_that_was_killed_at_once_blocks_nobody(tmp_path, option, left):
     from diffusers_lrlab import TrainingConfig
@@ -179,6 +184,19 @@ def test_a_run_that_was_killed_at_once_blocks_nobody(tmp_path, option, left):
     assert find_checkpoint(config) is None
     RunFolder(tmp_path / "run").clear()
     assert {path.name for path in tmp_path.rglob("*")} <= {"run", ".lock", ".lock-holder"}
+
+
+@pytest.mark.parametrize("name", [".tmp-mine", ".tmp-1-mine", "lrlab/.tmp-old-mine"])
+def test_unfinished_files_of_somebody_else_are_no_leftovers(copy, name):
+    """They look like those of other programs, and stay; so does a folder that holds nothing else."""
+    (copy / name).write_text("mine")
+    RunFolder(copy).remove_leftovers()
+    assert (copy / name).read_text() == "mine"
+    other = copy.parent / "other" / name
+    other.parent.mkdir(parents=True)
+    other.write_text("mine")
+    with pytest.raises(LabError, match="holds other files and no run"):
+        check_fresh(RunFolder(copy.parent / "other"), overwrite=True)
 
 
 def test_latest_starts_anew_without_a_checkpoint(base, finished, tmp_path):
@@ -217,6 +235,15 @@ def test_a_record_that_is_no_mapping_is_named(tmp_path, content):
     for look in (RunFolder(tmp_path).clear, lambda: find_checkpoint(config)):
         with pytest.raises(LabError, match=r"run\.json' is damaged \(it is no mapping of sections\)\. Remove this file"):
             look()
+
+
+@pytest.mark.parametrize("how", ["half", "empty"])
+def test_pictures_are_made_without_damaged_samples(tmp_path, capsys, how):
+    for update in (2, 4):
+        save_preview(tmp_path, update, np.full((4, 2), update))
+    damaged(tmp_path / "update-00000002.npy", how)
+    assert [*load_previews(tmp_path)] == [4]
+    assert "update-00000002.npy' is damaged, and no picture is made of it" in capsys.readouterr().err
 
 
 # --- signals and the pipeline -----------------------------------------------------------------------------------------

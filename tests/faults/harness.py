@@ -1,0 +1,243 @@
+"""Attacks on every case, one after another, and the table of what became of them."""
+
+import collections
+import fcntl
+import functools
+import os
+import random
+import shutil
+import time
+
+import started
+
+from diffusers_lrlab.core.manifest import find_damage
+
+from . import cases as cases_module
+from .injected import DAMAGE, FAULTS, FULL_DISK
+
+OUTCOMES = ("identical", "told", "refused with a message", "traceback", "lost or different")
+IDENTICAL, TOLD, REFUSED, TRACEBACK, LOST = OUTCOMES
+DAMAGED, TWICE = "damage", "two at once"
+_GOES_ON_FROM = {"going back": "run", "resumed run": "run"}
+_DAMAGED = ("run", "study", "local study", "finder")
+_PIPE_BYTES = 1 << 20
+
+
+class Attacks:
+    """All attacks on the cases of a folder; what runs without any, and half a run, are made once."""
+
+    def __init__(self, base, cases, seed=0):
+        self.base, self.cases, self.random = base, cases, random.Random(seed)
+        self._ends, self._numbers = {}, collections.Counter()
+
+    def rows(self):
+        """(name, a function that makes the list of its attacks), in the order of the table; each attack is a function."""
+        for case in self.cases.values():
+            for fault in case.faults:
+                yield f"{case.name}, {fault}", functools.partial(self._strikes, case, fault)
+            yield f"{case.name}, {TWICE}", functools.partial(self._pairs, case)
+        for name in _DAMAGED:
+            yield f"{name}, {DAMAGED}", functools.partial(self._damages, self.cases[name], "whole")
+            if name != "finder":
+                yield f"{name} that was stopped, {DAMAGED}", functools.partial(self._damages, self.cases[name], "stopped")
+
+    # --- what everything is compared with ---
+
+    def whole(self, case):
+        """How many file operations there are, and what is there at the end, if nothing goes wrong."""
+        if case.name not in self._ends:
+            self._make_before(case)
+            folder = case.folder("whole")
+            status, error = self._run(case, case.start(folder), folder)
+            assert status == 0, error
+            end = case.end(folder)
+            self._ends[case.name] = int((folder.parent / "count").read_text()), end
+            if case.name.startswith(("resumed", "going back")):
+                of = self.whole(self.cases[_GOES_ON_FROM.get(case.name, case.name.removeprefix("resumed "))])[1]
+                assert not cases_module.differing(end, of), (case.name, cases_module.differing(end, of))
+        return self._ends[case.name]
+
+    def _make_before(self, case):
+        if case.made_from is None or case.made_from.exists():
+            return
+        name, _, state = case.made_from.parent.name.rpartition("-")
+        self.whole(self.cases[name])
+        if state == "stopped":
+            self._stopped(self.cases[name])
+
+    def _stopped(self, case):
+        """The folder of a case that got SIGTERM when something was there to go on with."""
+        folder = self.base / f"{case.name}-stopped" / "out"
+        num_operations = self.whole(case)[0]
+        for percent in (30, 20, 40, 10, 50, 60, 70):
+            if any([*folder.glob("stacks/*"), *folder.glob("**/checkpoint-*")]):
+                break
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            self._run(case, case.start(case.folder("stopped")), folder, num_operations * percent // 100, "SIGTERM")
+        else:
+            raise AssertionError(f"{case.name} leaves nothing to go on with")
+        return folder
+
+    # --- attacks ---
+
+    def _strikes(self, case, fault):
+        num_operations, _ = self.whole(case)
+        places = self.random.sample(range(1, num_operations + 1), num_operations)
+        return [functools.partial(self._strike, case, fault, at) for at in places]
+
+    def _strike(self, case, fault, at):
+        folder = case.folder(self._next(case))
+        status, error = self._run(case, case.start(folder), folder, at, fault)
+        where = f"before operation {at}"
+        if status != 0 and "Traceback" in error:
+            return TRACEBACK, f"{where}: {error}"
+        count = folder.parent / "count"
+        if status == 0 and count.exists() and int(count.read_text()) < at:  # there were fewer this time
+            return self._compared(case, folder, where)
+        number = FAULTS[fault]
+        expected = (0, 2) if fault == FULL_DISK else {9: (-9,), 15: (-15, 143), 2: (-2, 130)}[number]
+        if status not in expected:
+            return LOST, f"{where}: exit status {status}. {error}"
+        if fault == FULL_DISK and status == 2 and ("No room" not in error or not case.record_says_why(folder)):
+            return LOST, f"{where}: not said that the disk is full. {error}"
+        if fault == FULL_DISK and status == 0:
+            return self._compared(case, folder, where)
+        return self._goes_on(case, folder, where)
+
+    def _goes_on(self, case, folder, where, file=""):
+        """The outcome once it is given again; a refusal names the file that is to blame, if one is given."""
+        status, error = self._run(case, case.again(folder), folder)
+        if status != 0 and "Traceback" in error:
+            return TRACEBACK, f"{where}: {error}"
+        if status not in (0, 2):
+            return LOST, f"{where}: exit status {status}. {error}"
+        if status == 2 and self._compared(case, folder, where)[0] != IDENTICAL:
+            return (REFUSED if file in error else LOST), f"{where}: {error}"
+        outcome, why = self._compared(case, folder, where)
+        if outcome == LOST and file and any("warning: " in line and file in line for line in error.splitlines()):
+            return TOLD, f"{where}: {error}"
+        return outcome, why
+
+    def _compared(self, case, folder, where):
+        found = cases_module.differing(self.whole(case)[1], case.end(folder))
+        if found:
+            return LOST, f"{where}: other ends: {', '.join(found)} in {folder}"
+        shutil.rmtree(folder.parent)
+        return IDENTICAL, ""
+
+    def _damages(self, case, state):
+        self.whole(case)
+        folder = self._stopped(case) if state == "stopped" else self.base / f"{case.name}-{state}" / "out"
+        files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        every = [(file, how) for file in files for how in DAMAGE]
+        self.random.shuffle(every)
+        return [functools.partial(self._damage, case, folder, file, how) for file, how in every]
+
+    def _damage(self, case, damaged, file, how):
+        folder = self.base / f"{case.name}-{self._next(case)}" / "out"
+        shutil.copytree(damaged, folder)
+        content, change = (folder / file).read_bytes(), DAMAGE[how]
+        (folder / file).unlink() if change is None else (folder / file).write_bytes(change(content))
+        outcome, why = self._goes_on(case, folder, f"{file} damaged ({how})", file.name)
+        if outcome == LOST and folder.exists():
+            found = cases_module.differing(self.whole(case)[1], case.end(folder))
+            # A checkpoint that nobody needed is as damaged as it was, and its manifest knows.
+            if found == [file.as_posix()] and find_damage(folder / file.parts[0]):
+                return IDENTICAL, ""
+        return outcome, why
+
+    def _pairs(self, case):
+        self.whole(case)
+        return [functools.partial(self._pair, case, 0.15 * place) for place in range(10)]
+
+    def _pair(self, case, delay):
+        folder, where = case.folder(self._next(case)), f"the second after {delay:.2f} s"
+        processes = [started.Started(*case.start(folder), env=case.env, before=case.patch)]
+        time.sleep(delay)
+        processes.append(started.Started(*case.start(folder), env=case.env, before=case.patch))
+        errors = [process.communicate()[1] for process in processes]
+        statuses = {process.returncode for process in processes}
+        said = f"{where}: {statuses}. {' | '.join(errors)}"
+        if "Traceback" in said:
+            return TRACEBACK, said
+        if not {0} <= statuses <= {0, 2}:
+            return LOST, said
+        return self._compared(case, folder, said)
+
+    # --- processes ---
+
+    def _next(self, case):
+        self._numbers[case.name] += 1
+        return self._numbers[case.name]
+
+    def _run(self, case, command, folder, at=0, fault=None):
+        """Exit status and stderr of a command, with a fault before operation `at`."""
+        count = folder.parent / "count"
+        pipe = _Pipe(folder.parent / "pipe") if fault == FULL_DISK else None
+        before = case.before(folder, at, fault, count, pipe and str(pipe.path))
+        process = started.Started(*command, env=case.env, before=before)
+        with case.struck(process, at, fault, count):
+            _, error = process.communicate()
+        return process.returncode, pipe.read() if pipe else error
+
+
+class _Pipe:
+    """What a process writes to is read after its end."""
+
+    def __init__(self, path):
+        self.path = path
+        os.mkfifo(path)
+        self._end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self._end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def read(self):
+        try:
+            return os.read(self._end, _PIPE_BYTES).decode()
+        except BlockingIOError:  # it said nothing
+            return ""
+        finally:
+            os.close(self._end)
+            self.path.unlink()
+
+
+def attack(base, seconds, only="", seed=0, report=print):
+    """
+    The table, from row to outcome to number, of the rows whose name holds `only`, within so many seconds that are shared
+    evenly; rows and their attacks come in an order shuffled by `seed`, and what there is no time for is left out.
+    """
+    table, ends_at = {}, time.monotonic() + seconds
+    with cases_module.all_cases(base) as cases:
+        rows = [row for row in Attacks(base, cases, seed).rows() if only in row[0]]
+        shuffled = random.Random(seed).sample(rows, len(rows))
+        for left, (name, make) in zip(range(len(rows), 0, -1), shuffled, strict=True):
+            if (now := time.monotonic()) > ends_at:
+                break
+            until, attacks = now + (ends_at - now) / left, make()
+            outcomes = table[name] = {"possible": len(attacks), "cases": 0, **dict.fromkeys(OUTCOMES, 0)}
+            for one in attacks:
+                if time.monotonic() > until and outcomes["cases"]:
+                    break
+                outcome, why = one()
+                outcomes["cases"] += 1
+                outcomes[outcome] += 1
+                if why:
+                    report(f"{name}, {outcome}: {why}")
+    return {name: table[name] for name, _ in rows if name in table}
+
+
+def as_markdown(table):
+    columns = list(next(iter(table.values())))
+    yield f"| what | {' | '.join(columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for name, outcomes in table.items():
+        yield f"| {name} | {' | '.join(map(str, outcomes.values()))} |"
+
+
+def together(table):
+    """The last row."""
+    return {"all": {column: sum(outcomes[column] for outcomes in table.values()) for column in next(iter(table.values()))}}
+
+
+def failures(table):
+    """How many attacks ended as none may."""
+    return sum(outcomes[TRACEBACK] + outcomes[LOST] for outcomes in table.values())
