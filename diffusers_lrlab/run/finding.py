@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.files import TEMPORARY
+
 # How names of folders that were put aside begin, and names of files end: no pattern of ours takes them for what they were.
 _BEGINNING, _ENDING = "damaged-", ".damaged"
 
@@ -70,8 +72,8 @@ def read_weights(path: Path) -> None:
 
 
 def leftovers_in(*folders: Path) -> list[str]:
-    """What killed processes left unfinished there, safetensors' own temporary files included."""
-    return [str(path) for folder in folders for path in sorted(folder.glob(".tmp*"))]
+    """What killed processes left unfinished there."""
+    return [str(path) for folder in folders for path in sorted(folder.glob(f"{TEMPORARY}*"))]
 
 
 def is_put_aside(path: Path) -> bool:

@@ -110,13 +110,13 @@ def test_a_log_that_lost_rows(tmp_path, capsys):
 
 def test_what_a_killed_run_left(tmp_path, capsys):
     run = copy_of_run(tmp_path / "run")
-    (run / ".tmp-7-x").write_text("")
+    (run / ".tmp-lrlab-7-x").write_text("")
     say_running(run / "lrlab" / "run.json")
     status, said = check(capsys, run)
-    assert (status, "killed after 40 of 40" in said, ".tmp-7-x" in said) == (0, True, True)
+    assert (status, "killed after 40 of 40" in said, ".tmp-lrlab-7-x" in said) == (0, True, True)
     status, said = check(capsys, run, "--repair")
     assert (status, "failed after 40 of 40" in said) == (0, True)
-    assert not (run / ".tmp-7-x").exists()
+    assert not (run / ".tmp-lrlab-7-x").exists()
 
 
 def test_a_run_that_goes_on_is_not_repaired(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -28,6 +29,7 @@ from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
 
 _SAVE_SECONDS = 60.0
 _STATE = "state.pt"
+_NAME = re.compile(r"\w+-\d+|\w+\.pt")  # of a folder, or a file of an earlier version; not of what was put aside
 
 
 def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
@@ -160,7 +162,7 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
     furthest = -1
     found: _Saved = (specs, {}, None, datetime.now(UTC).isoformat(timespec="seconds"))
     wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
-    for path in sorted(study.folder.stacks.glob("[!.]*")):
+    for path in sorted(path for path in study.folder.stacks.glob("*") if _NAME.fullmatch(path.name)):
         saved, damage = _load(path)
         if damage is not None:
             study.progress.log(f"{damage}: its runs start again.")
