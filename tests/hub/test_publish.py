@@ -495,8 +495,8 @@ def test_what_a_killed_pull_left_goes_with_the_next(folders, hub, tmp_path):
     lrlab("push", folders / "schedule", "--repo_id", "user/mine", env=hub.env, cwd=tmp_path)
     dead = subprocess.Popen(["true"])
     dead.wait()
-    kept = [f".tmp-{os.getpid()}-mine", ".tmp-x-mine", f".tmp-{dead.pid}-other"]
-    for name in (*kept, f".tmp-{dead.pid}-mine"):
+    kept = [*(f".tmp-lrlab-{name}" for name in (f"{os.getpid()}-mine", "x-mine", f"{dead.pid}-other")), ".tmp-1-mine"]
+    for name in (*kept, f".tmp-lrlab-{dead.pid}-mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").write_text("half")
     lrlab("pull", "user/mine", env=hub.env, cwd=tmp_path)
