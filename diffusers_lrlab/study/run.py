@@ -37,9 +37,9 @@ def run_study(
     asked, before anything runs where that can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
     """
     folder = StudyFolder(out)
-    tuning, first = expand_tuning(spec), expand(spec)
-    folder.check_is_study(spec.name, [*tuning, *first])
+    folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # made if need be
     check_executor(executor)
+    tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
     for run in {(run.arm, run.dataset): run for run in [*tuning, *first]}.values():

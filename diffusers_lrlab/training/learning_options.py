@@ -25,7 +25,7 @@ BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bi
 
 
 MOST_TIMESTEPS = 100_000
-HIGHEST_RATE = 10**6
+HIGHEST_RATE = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)

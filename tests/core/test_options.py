@@ -117,7 +117,8 @@ def test_ranges(settings, expected):
 
 ABSURD = (10**10, 10**400, 10**5000, -1, -(10**10), 1e300, math.nan, math.inf, -math.inf)
 # What has a meaning all the same.
-MEANT = {("seed", 10**10), ("local_rank", -1), ("stop_factor", 1e300), ("stop_factor", 10**10)}
+RATES = {(name, 10**10) for name in ("learning_rate", "start_lr", "end_lr")}  # of a run that diverges
+MEANT = RATES | {("seed", 10**10), ("local_rank", -1), ("stop_factor", 1e300), ("stop_factor", 10**10)}
 
 
 @cases("name", [name for each in (TrainingConfig, FinderConfig) for name in _numbers(each)])

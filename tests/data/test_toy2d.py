@@ -604,7 +604,7 @@ def test_every_set_is_exported_with_a_card_and_a_picture(tmp_path, name):
     folder = tmp_path / "points"
     export_toy_dataset(name, folder, n=50, n_test=0)
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    assert names == ["README.md", "data/train-00000-of-00001.parquet", "points.png"]
+    assert names == ["README.md", "data/train-00000-of-00001.parquet", "manifest.json", "points.png"]
     with Image.open(folder / "points.png") as picture:
         picture.load()
         assert min(picture.size) > 200

@@ -633,7 +633,7 @@ def test_two_processes_find_what_one_finds_and_are_as_they_were(tmp_path):
     (tmp_path / "mlp").mkdir()
     (tmp_path / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
     options = ["--dataset_name=moons", "--gradient_accumulation_steps=2", f"--model_config_name_or_path={tmp_path}/mlp"]
-    options += ["--cpu_threads=1", "--num_validation_images=100", "--max_train_steps=10"]
+    options += ["--cpu_threads=1", "--num_validation_images=100", "--validation_steps=1", "--max_train_steps=10"]
     found = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)

@@ -239,6 +239,7 @@ def image_bytes(draw):
     size = draw(st.sampled_from([(1, 1), (8, 8), (3, 9), (1, 60000), (60000, 1)]))
     kind = draw(st.sampled_from(["PNG", "TIFF", "JPEG", "GIF"]))
     file = io.BytesIO()
+    kind = "TIFF" if mode == "I" else kind  # pillow warns of it as PNG
     try:
         Image.new(mode, size).save(file, kind)
     except (OSError, KeyError, ValueError):  # not in this format

@@ -30,7 +30,7 @@ from diffusers_lrlab.training.run_folder import RunFolder
 
 SMALL = (
     "--max_train_steps=3 --train_batch_size=4 --frechet_samples=0 --eval_batch_size=2 --ddpm_num_inference_steps=2 "
-    "--num_validation_images=8 --checkpointing_steps=2"
+    "--num_validation_images=8 --validation_steps=1 --checkpointing_steps=2"
 ).split()
 
 
