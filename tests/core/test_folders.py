@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from faults.killed import DAMAGE
+from faults.injected import DAMAGE
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.files import atomic_folder, remove, remove_leftovers, write_text

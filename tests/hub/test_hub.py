@@ -154,6 +154,7 @@ def test_pushes_the_record_of_a_finished_run(pushed):
     assert record == json.loads((folder / "lrlab" / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_loads_by_its_id_without_this_package(pushed, tmp_path):
     folder, hub, _ = pushed
     code = """

@@ -618,7 +618,7 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
 @pytest.mark.parametrize(
     ("executor", "pattern", "number", "status"),
     [
-        ("stacked", "stacks/[!.]*", signal.SIGINT, 130),
+        pytest.param("stacked", "stacks/[!.]*", signal.SIGINT, 130, marks=pytest.mark.slow),
         ("local", "local/*/checkpoint-*", signal.SIGTERM, 143),
     ],
 )
