@@ -25,7 +25,7 @@ from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
-from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES
+from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES, STOCK
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
 from diffusers_lrlab.training.arguments import read_yaml
@@ -77,7 +77,7 @@ def products_of(stack):
     size, calls = len(stack.members), []
     for index, (inputs, outputs) in enumerate(LAYERS):
         is_output = index == len(LAYERS) - 1
-        product = {kind: BACKENDS["stock" if is_output else way](kind) for kind, way in stack.backends.items()}
+        product = {kind: BACKENDS["stock" if is_output else way](kind) for kind, way in (stack.backends or STOCK).items()}
         x, g = torch.randn(size, BATCH, inputs), torch.randn(size, BATCH, outputs)
         weight = torch.randn(size, outputs, inputs)
         calls.append(partial(product["forward"], x, weight, torch.empty_like(g), False))

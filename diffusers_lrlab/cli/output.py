@@ -5,8 +5,7 @@ import json
 import sys
 from typing import Any, NoReturn
 
-from ..core.errors import LabError
-from ..core.spec import shortened_message
+from ..core.errors import LabError, shortened_message
 
 
 class LabParser(argparse.ArgumentParser):

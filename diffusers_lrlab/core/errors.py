@@ -86,6 +86,16 @@ def system_errors_explained() -> Iterator[None]:
         raise
 
 
+def shortened(text: str) -> str:
+    """A text as an error shows it: the beginning of a long one."""
+    return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
+
+
+def shortened_message(message: str) -> str:
+    """A message of a parser, which may repeat what it was given."""
+    return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint " Did you mean 'cosine'?" for a close match among `known`, an empty string without one."""
     close = difflib.get_close_matches(name, list(known), n=1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import LabError, did_you_mean
+from .errors import LabError, did_you_mean, shortened
 from .plugins import load_installed_plugins
 
 
@@ -172,7 +172,7 @@ class Registry(Mapping[str, Entry]):
             known = sorted([*self, *self._aliases])
             hint = did_you_mean(str(name), known)
             own = "" if hint else " One of your own needs the code that registers it: --import FILE_OR_MODULE."
-            raise LabError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.{own}")
+            raise LabError(f"Unknown {self.kind} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
         return self._entries[self._aliases.get(name, name)]
 
     def __contains__(self, name: object) -> bool:

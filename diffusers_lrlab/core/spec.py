@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-from .errors import LabError
+from .errors import LabError, shortened, shortened_message
 from .registry import Registry
 
 _DEEPEST = 20  # lists and mappings within each other; parameters need no more than a few
@@ -23,16 +23,6 @@ def check_nesting(value: Any, what: str) -> None:
         if not level:
             return
     raise LabError(f"{what} has lists or mappings within each other, more than {_DEEPEST} deep. Nothing needs so many.")
-
-
-def shortened(text: str) -> str:
-    """A text as an error shows it: the beginning of a long one."""
-    return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
-
-
-def shortened_message(message: str) -> str:
-    """A message of a parser, which may repeat what it was given."""
-    return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"
 
 
 def _fail(text: str, position: int, problem: str) -> LabError:

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from ..core.errors import LabError, did_you_mean
+from ..core.errors import LabError, did_you_mean, shortened_message
 from ..core.options import options_of
 from ..core.plugins import load_installed_plugins, load_plugins
-from ..core.spec import check_nesting, shortened_message
+from ..core.spec import check_nesting
 from .config import CONFIG_GROUPS, TrainingConfig
 
 

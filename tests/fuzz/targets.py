@@ -153,7 +153,7 @@ def _spec(given):
     fields = {option: text, "max_train_steps": 50, "learning_rate": 1e-3}
     resolved = resolve_and_check(TrainingConfig(**fields))
     _, kwargs = parse_spec(text)
-    taken = getattr(resolved, f"{option}_kwargs")
+    taken = parse_spec(resolved.on_divergence)[1] if option == "on_divergence" else getattr(resolved, f"{option}_kwargs")
     for name, value in kwargs.items():
         assert value is None or name not in taken or taken[name] is not None, f"{name}={value!r} has no effect"
     if option == "lr_scheduler":
