@@ -119,6 +119,7 @@ def test_every_flag_in_the_text_exists():
     known |= {"num_processes", "multi_gpu", "cpu"}  # accelerate's
     known |= {"precondition_outputs", "snr_gamma", "weighting_scheme"}  # of diffusers' scripts
     known |= {"tiny", "updates", "epochs", "inference_steps", "write", "markdown"}  # of benchmarks and of docs/
+    known |= {"minutes", "only", "seed", "cases"}  # of tests/faults and tests/fuzz
     for page in printed.PAGES:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         for flag in re.findall(r"(?<![\w-])--([a-z]\w*)", re.sub(r"<!--.*?-->", "", text)):

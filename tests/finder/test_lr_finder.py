@@ -257,7 +257,7 @@ DIGITS = runs.TINY_UNET | {"dropout": 0.2}
 
 
 # The modes differ in what they read, not in what they put back: a few runs are enough for the other one.
-CLASSIC = ["adamw", "accumulation", "follows losses", "images with dropout"]
+CLASSIC = ["adamw", "images with dropout"]
 
 
 @cases(("name", "mode"), [*((name, "probe") for name in CASES), *((name, "classic") for name in CLASSIC)])

@@ -366,7 +366,8 @@ def test_of_two_pushes_at_once_one_is_refused(folders, hub, tmp_path):
     assert b"rex" in hub.model("user/mine").files["schedule.json"]
 
 
-@pytest.mark.parametrize("num_large", [1, 2])  # a single one is sent from the main thread, by other code of the client
+# A single one is sent from the main thread, by other code of the client.
+@pytest.mark.parametrize("num_large", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_push_that_is_stopped_leaves_no_half(folders, hub, tmp_path, num_large):
     hub.faults.append(Fault(LARGE_FILE, delay=4))
     shutil.copytree(folders / "run", tmp_path / "run")

@@ -192,6 +192,7 @@ def test_going_back_forgets_what_came_after(tmp_path):
     assert log.read_text() == whole
 
 
+@pytest.mark.slow
 def test_stopped_while_finishing(tmp_path):
     """The weights are safe by then; what is missing is made by resuming."""
     args = [

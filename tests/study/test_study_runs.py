@@ -182,7 +182,7 @@ def done(stacked, tmp_path):
 # --- what a study writes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("executor", ["stacked", "local"])
+@pytest.mark.parametrize("executor", ["stacked", pytest.param("local", marks=pytest.mark.slow)])
 def test_the_file_of_a_run(request, executor):
     folder = request.getfixturevalue(executor)
     runs = records(folder)
@@ -615,10 +615,11 @@ def test_killed_and_started_again(home, undisturbed, tmp_path, executor, pattern
     assert not list(out.rglob(".tmp*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "pattern", "number", "status"),
     [
-        pytest.param("stacked", "stacks/[!.]*", signal.SIGINT, 130, marks=pytest.mark.slow),
+        ("stacked", "stacks/[!.]*", signal.SIGINT, 130),
         ("local", "local/*/checkpoint-*", signal.SIGTERM, 143),
     ],
 )

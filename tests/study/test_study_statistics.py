@@ -352,6 +352,7 @@ def test_t_intervals_cover_the_mean_and_the_difference(n):
     assert within(sum(result.low <= 0 <= result.high for result in differences), reps, 0.95)
 
 
+@pytest.mark.slow
 @cases(("n", "coverage"), [(3, 0.73), (5, 0.84), (10, 0.91), (20, 0.93)])
 def test_the_bootstrap_covers_less_than_it_is_called_as_its_docstring_says(n, coverage):
     reps = 1200
@@ -820,6 +821,7 @@ def noisy_course(rng, noise, length, speed=1.0):
 COURSES = [(0.05, 0.05, 2, False), (0.1, 0.01, 7, False), (0.1, 0.01, 7, True), (0.01, 0.1, 2, True)]
 
 
+@pytest.mark.slow
 @cases(("noise", "other", "length", "common"), COURSES)
 def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, length, common):
     """However much the evaluations of each scatter, and whether the run ends on a slope or on a plateau."""

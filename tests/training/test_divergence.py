@@ -216,7 +216,7 @@ def stopped_and_resumed(folder, model, after, how, **more):
 PLATEAU = "reduce_lr_on_plateau:patience=0,factor=0.7,threshold=0.3"
 
 
-@pytest.mark.parametrize("how", ["signal", "kill"])
+@pytest.mark.parametrize("how", ["signal", pytest.param("kill", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("schedule", "stops"),
     [(PLATEAU, (5, 8, 10, 14)), pytest.param("cosine", range(1, len(YIELDS)), marks=pytest.mark.slow)],

@@ -216,6 +216,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(finished, tmp_path, model):
     assert_same_end(folder, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_shares_do_not_matter(finished, tmp_path, model):
     """Two processes with half the batch see the same points and noise, and take the same steps up to rounding."""
     folder, _ = finished
