@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..core.errors import LabError
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised
 from .timesteps_hook import TimestepHook
@@ -12,6 +13,10 @@ class Hooks:
     """The clock of a script, and what was asked for besides; they are installed before the script's first line."""
 
     def __init__(self, options: argparse.Namespace):
+        if options.strict and not (options.timestep_sampler or options.loss_weighting):
+            raise LabError(
+                "--strict has no effect without --timestep_sampler or --loss_weighting. Leave it out, or add one."
+            )
         self.clock = HostClock(options.fix_lr_clock, options.strict_lr_audit, options.num_updates, options.strict)
         self.clock.install()
         self.timesteps: TimestepHook | None = None

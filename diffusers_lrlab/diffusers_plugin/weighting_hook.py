@@ -66,8 +66,9 @@ class WeightingHook:
         assert hook.levels is not None
         assert hook.timesteps is not None
         if self._table is None:
-            self._table = self._make_table(hook.levels, hook.prediction_type)
-        weights = self._table.to(hook.timesteps.device)[hook.timesteps]
+            # Where the script draws: nothing is copied at every loss.
+            self._table = self._make_table(hook.levels, hook.prediction_type).to(hook.timesteps.device)
+        weights = self._table[hook.timesteps]
         unbiased = hook.loss_weights()
         self.num_losses += 1
         return weights if unbiased is None else weights * unbiased

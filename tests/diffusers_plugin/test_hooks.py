@@ -142,6 +142,7 @@ def test_the_levels_of_flow_matching():
         ("ddpm", ["--draw_twice"], ["--timestep_sampler=logit_normal"], 2, "draws timesteps 2 times in one update"),
         ("ddpm", ["--snr_gamma=5"], ["--loss_weighting=min_snr"], 2, "weighs losses by itself (--snr_gamma 5.0)"),
         ("flow", ["--weighting_scheme=cosmap"], ["--loss_weighting=p2"], 2, "weighs losses by itself (--weighting_scheme"),
+        ("ddpm", [], ["--strict"], 2, "--strict has no effect without"),
         ("ddpm", [], ["--timestep_sampler=loss_second_moment"], 2, "follows the losses of single images"),
         ("ddpm", [], ["--loss_weighting=learned_log_variance"], 2, "follows the losses of single images"),
         ("ddpm", [], ["--timestep_sampler=logit_norml"], 2, "Did you mean 'logit_normal'"),
