@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers.training_utils import EMAModel
 from diffusers.utils import logging
+
+from .forms import EMAForm
 
 
 @contextmanager
@@ -28,30 +29,37 @@ def without_config_warnings() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-class EMA:
-    """
-    The exponential moving average of diffusers, stepped by the clock; the model's parameters must stay where they are.
+class FormedEMA(EMAModel):
+    """Diffusers' average of these parameters, with the decay of a form."""
 
-    It is a copy of the weights until `start_update`, and n updates later its decay is 1 - (1 + n / inv_gamma)^-power,
-    `max_decay` at most.
-    """
-
-    def __init__(
-        self, model: Any, device: Any, max_decay: float, inv_gamma: float, power: float, start_update: int, update_every: int
-    ):
-        self.parameters, self.model_class, self.device = list(model.parameters()), type(model), device
-        self.update_every = update_every
-        self.ema = EMAModel(
-            self.parameters,
-            decay=max_decay,
-            use_ema_warmup=True,
-            update_after_step=start_update,
-            inv_gamma=inv_gamma,
-            power=power,
+    def __init__(self, parameters: list[Any], form: EMAForm, **about_model: Any):
+        known, is_warmup = form.kwargs, form.name == "warmup_power"
+        super().__init__(
+            parameters,
+            # What is saved with it, and what diffusers makes of it.
+            decay=known.get("max_decay", known.get("decay", 0.9999)),
+            min_decay=known.get("min_decay", known.get("decay", 0.0)),
+            use_ema_warmup=is_warmup,
+            update_after_step=known["start_update"],
             foreach=True,
-            model_cls=self.model_class,
-            model_config=model.config,
+            **({"inv_gamma": known["inv_gamma"], "power": known["power"]} if is_warmup else {}),
+            **about_model,
         )
+        self.form = form
+
+    def get_decay(self, optimization_step: int) -> float:
+        return self.form.decay(optimization_step)
+
+
+class EMA:
+    """The exponential moving average of a model, stepped by the clock; its parameters must stay where they are."""
+
+    def __init__(self, model: Any, device: Any, form: EMAForm, parameters: list[Any] | None = None):
+        # Those of the model, or what is to be averaged in their place, such as shards of them.
+        self.parameters = list(model.parameters()) if parameters is None else parameters
+        self.model_class, self.device = type(model), device
+        self.update_every = form.update_every
+        self.ema = FormedEMA(self.parameters, form, model_cls=self.model_class, model_config=model.config)
         self.ema.to(device)
 
     @property
@@ -63,6 +71,11 @@ class EMA:
             # Its decay follows the clock, however often it is updated.
             self.ema.optimization_step = update - 1
             self.ema.step(self.parameters)
+
+    def move_to(self, update: int) -> None:
+        """Its clock after so many updates, of which somebody else averaged the weights."""
+        if last := update - update % self.update_every:
+            self.ema.optimization_step, self.ema.cur_decay_value = last, self.ema.get_decay(last)
 
     @contextmanager
     def weights(self) -> Iterator[None]:
@@ -77,8 +90,12 @@ class EMA:
         return self.ema.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        places = self.ema.shadow_params
         self.ema.load_state_dict(state)
         self.ema.to(self.device)
+        for index, (place, saved) in enumerate(zip(places, self.ema.shadow_params, strict=True)):
+            if saved.stride() != place.stride():  # files hold no memory format
+                self.ema.shadow_params[index] = torch.empty_like(place).copy_(saved)
         if self.ema.optimization_step:  # not in the state, and the log asks for it before the next step
             self.ema.cur_decay_value = self.ema.get_decay(self.ema.optimization_step)
 
@@ -91,17 +108,6 @@ class EMA:
         with torch.random.fork_rng(devices=[]), without_config_warnings():
             saved = EMAModel.from_pretrained(str(folder), self.model_class, foreach=self.ema.foreach)
         self.load_state_dict(saved.state_dict())
-
-
-def ema_decays(
-    num_updates: int, max_decay: float, inv_gamma: float, power: float, start_update: int, update_every: int
-) -> np.ndarray:
-    """The decay of an [`EMA`] at each update of a run, 1 where it is not updated: float64 `(num_updates,)`."""
-    update = np.arange(num_updates)
-    since = np.maximum(update - start_update, 0)
-    decays = 1 - (1 + since / inv_gamma) ** -power
-    decays = np.where(since == 0, 0.0, np.clip(decays, 0.0, max_decay))
-    return np.where((update + 1) % update_every == 0, decays, 1.0)
 
 
 def averages_itself(optimizer: Any) -> bool:

@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
 import shlex
 import subprocess
 import sys
@@ -35,7 +34,7 @@ def describe_environment() -> dict[str, Any]:
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in _VERSIONS if _version(name)},
+            **{name: version_of(name) for name in _VERSIONS if version_of(name)},
             **plugin_packages(),
         },
         "git_commit": git("rev-parse", "HEAD"),
@@ -47,7 +46,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -63,7 +62,7 @@ def missing_packages() -> dict[str, list[str]]:
         for requirement in map(Requirement, importlib.metadata.requires("diffusers_lrlab") or []):
             wanted = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
             always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if wanted and not always and _version(requirement.name) is None:
+            if wanted and not always and version_of(requirement.name) is None:
                 missing.setdefault(extra, []).append(requirement.name)
     return missing
 
@@ -134,7 +133,9 @@ def launch_command() -> str | None:
         hidden = arguments and arguments[-1] in ("--hub_token", "--hub-token")
         arguments.append("..." if hidden else re.sub(r"^(--hub[_-]token=).*", r"\1...", argument))
     processes, precision = int(os.environ.get("WORLD_SIZE", 1)), os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if program[:2] == ["accelerate", "launch"]:
+        program[2:2] = ["--dynamo_backend", backend] if backend != "no" else []
         program[2:2] = ["--mixed_precision", precision] if precision != "no" else []
         program[2:2] = ["--multi_gpu", "--num_processes", str(processes)] if processes > 1 else []
     return shlex.join([*program, *arguments])
@@ -154,6 +155,8 @@ def _program(script: Path) -> list[str] | None:
 
 def peak_memory_mb() -> float:
     """The largest memory of this process so far: on the GPU where there is one, else in RAM."""
+    import resource  # which Windows lacks; `lrlab` imports this file
+
     import torch
 
     if torch.cuda.is_available():

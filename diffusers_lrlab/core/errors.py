@@ -63,7 +63,13 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
         raise LabError(f"{what} failed at {where}: {type(error).__name__}: {error}{remedy}") from error
 
 
-_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|Unable to allocate|out of memory")
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|[Uu]nable to allocate|out of memory")
+_NO_SHARED_MEMORY = re.compile(r"shared memory|</torch_\d")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch raised this for too little memory, of the machine or of a device."""
+    return isinstance(error, MemoryError) or bool(isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)))
 
 
 @contextmanager
@@ -72,13 +78,16 @@ def system_errors_explained() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        text = str(error).partition("\n")[0]
-        if "DataLoader worker" in text:
+        text, last = (str(error).strip().split("\n")[place] for place in (0, -1))  # `last` is the worker's own error
+        of_worker, is_raised = "DataLoader worker" in text, text.startswith("Caught")  # else it has ended
+        if of_worker and (not is_raised or _NO_MEMORY.search(last) or _NO_SHARED_MEMORY.search(last)):
+            what = f"failed ({last})" if is_raised else f"has died ({text.rstrip('. ')})"
             raise LabError(
-                f"A process that decodes images has died ({text.rstrip('. ')}), perhaps because the memory was full. Lower "
-                "--dataloader_num_workers or --in_memory_limit_mb, then go on by --resume_from_checkpoint latest."
+                f"A process that decodes images {what}, probably because memory, or shared memory (/dev/shm), was full. Use "
+                "fewer --dataloader_num_workers (0 needs no shared memory) or a lower --in_memory_limit_mb, then go on by "
+                "--resume_from_checkpoint latest."
             ) from error
-        if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+        if is_out_of_memory(error):
             raise LabError(
                 f"There is not enough memory ({text or 'MemoryError'}). Lower --train_batch_size, --resolution, "
                 "--eval_batch_size or --num_validation_images; --dry_run shows what a run needs."
@@ -98,7 +107,7 @@ def shortened_message(message: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint " Did you mean 'cosine'?" for a close match among `known`, an empty string without one."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
@@ -107,9 +116,14 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
+def is_first_process() -> bool:
+    """Whether this is the one of several processes that speaks and writes for all, as their launcher numbers them."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 def warn(message: str) -> None:
     """Prints a warning, once for several processes."""
-    if int(os.environ.get("RANK", 0)) == 0:
+    if is_first_process():
         sys.stderr.write(f"warning: {printable(message)}\n")
 
 
@@ -122,8 +136,9 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
     if isinstance(error, KeyboardInterrupt):
         sys.stderr.write("Stopped.\n")
         return 128 + signal.SIGINT
-    if all_ranks or int(os.environ.get("RANK", 0)) == 0:
-        sys.stderr.write(printable(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n"))
+    if all_ranks or is_first_process():
+        text = shortened_message(str(error)) if isinstance(error, OSError) else str(error)  # which repeats names of files
+        sys.stderr.write(printable(f"{text}\n" if isinstance(error, Interrupted) else f"error: {text}\n"))
     return 128 + error.signal_number if isinstance(error, Interrupted) else 2
 
 

@@ -15,6 +15,7 @@ from .errors import LabError
 EXTRAS = {
     "train": ("data_morph", "datasets", "matplotlib", "pyarrow", "sklearn", "transformers"),
     "study": ("statsmodels",),
+    "ray": ("ray",),
 }
 _BUILDS_ON = {"study": ("train",)}
 

@@ -131,7 +131,7 @@ def _before(request: Any) -> None:
     if left <= 0:
         raise _silent()
     asked = request.extensions.get("timeout") or {}
-    waits = {kind: min(asked.get(kind) or seconds_for_one(), left) for kind in ("connect", "read", "write", "pool")}
+    waits = {phase: min(asked.get(phase) or seconds_for_one(), left) for phase in ("connect", "read", "write", "pool")}
     request.extensions = {**request.extensions, "timeout": waits}
     request.stream = _counted(request.stream, is_answer=False)
 
@@ -175,9 +175,9 @@ def _counted(stream: Any, is_answer: bool) -> Any:
 
 
 @functools.cache
-def _base_of_streams(kind: type) -> type:
+def _base_of_streams(stream_class: type) -> type:
     """What the HTTP library calls a synchronous body, whose name has changed with that of the library."""
-    return next(base for base in kind.__mro__ if base.__name__ == "SyncByteStream")
+    return next(base for base in stream_class.__mro__ if base.__name__ == "SyncByteStream")
 
 
 @functools.cache

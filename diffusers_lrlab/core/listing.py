@@ -55,7 +55,7 @@ def as_text(registry: Registry, flag: str, width: int | None) -> str:
         for entry in registry.values()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{registry.kind}s ({flag})"]
+    lines = [f"{registry.noun}s ({flag})"]
     for name, alias, text, arguments in rows:
         start = f"  {name:<{widths[0]}}  " + (f"{alias:<{widths[1]}}  " if widths[1] else "")
         if width is None:

@@ -162,10 +162,10 @@ def check_types(config: Any) -> None:
     """Raises a `LabError` for a value of another type than its field: what a parser makes sure of for the command line."""
     for name, hint in _type_hints(config.__class__).items():
         value = getattr(config, name)
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        choices = [choice for each in allowed if get_origin(each) is Literal for choice in get_args(each)]
         plain = tuple(
-            get_origin(kind) or kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)
+            get_origin(each) or each for each in allowed if get_origin(each) is not Literal and each is not type(None)
         )
         if value is None or (choices and value in choices):
             continue
@@ -173,7 +173,7 @@ def check_types(config: Any) -> None:
             raise LabError(f"{name}={value!r} is not allowed; choose from {', '.join(map(repr, choices))}.")
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if not (isinstance(value, plain) or (float in plain and is_number)) or (int in plain and isinstance(value, bool)):
-            wanted = " or ".join(kind.__name__ for kind in plain)
+            wanted = " or ".join(each.__name__ for each in plain)
             raise LabError(f"{name}={value!r} is not allowed; give {wanted}, not {type(value).__name__}.")
 
 

@@ -17,6 +17,7 @@ ENTRY_POINTS = "diffusers_lrlab.plugins"
 
 _loaded: dict[str, dict[str, str]] = {}  # by what was given to --import
 _packages: dict[str, str] = {}
+_roots = {__name__.partition(".")[0]}  # the first part of the names of modules that are always there, or loaded here
 _installed = False
 
 
@@ -35,6 +36,7 @@ def load_plugins(names: str | None) -> None:
         key = str(Path(name).resolve()) if _is_file(name) else name
         if key not in _loaded:
             module = _run(name)
+            _roots.add(module.__name__.partition(".")[0])
             source = Path(module.__file__).read_bytes() if module.__file__ else b""
             _loaded[key] = {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
 
@@ -49,6 +51,11 @@ def plugin_packages() -> dict[str, str]:
     return dict(_packages)
 
 
+def is_found_again(module: str) -> bool:
+    """Whether another process would have this module's names: as one of this package, of `--import` or of installed code."""
+    return module.partition(".")[0] in _roots
+
+
 def load_installed_plugins() -> None:
     """Loads what installed packages offer under [`ENTRY_POINTS`], once; one that fails is named and left out."""
     global _installed
@@ -57,6 +64,7 @@ def load_installed_plugins() -> None:
     _installed = True  # first: what is loaded may look names up
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
+            _roots.add(entry.module.partition(".")[0])
             entry.load()
             if entry.dist is not None:
                 _packages[entry.dist.name] = entry.dist.version

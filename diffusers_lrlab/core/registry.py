@@ -31,8 +31,8 @@ class Parameter:
         """The allowed values in words, for error texts and tables."""
         if self.choices is not None:
             return "one of " + ", ".join(map(repr, self.choices))
-        kind = self.kind.__name__ if self.kind is not list else f"list of {self.items.__name__}"
-        return f"{kind} in {self.range}" if self.range else kind
+        wanted = self.kind.__name__ if self.kind is not list else f"list of {self.items.__name__}"
+        return f"{wanted} in {self.range}" if self.range else wanted
 
     def check(self, value: Any, owner: str) -> Any:
         """`value` as `kind`; a `LabError` that names the range if it is not allowed."""
@@ -46,16 +46,16 @@ class Parameter:
             raise LabError(f"{owner} got {self.name}={value!r}; allowed: {self.allowed}. ({self.help})")
         return [self.items(item) for item in value] if self.kind is list else self.kind(value)
 
-    def _fits(self, value: Any, kind: type) -> bool:
-        if kind in (str, bool):
-            right_kind = isinstance(value, kind)
+    def _fits(self, value: Any, wanted: type) -> bool:
+        if wanted in (str, bool):
+            is_right = isinstance(value, wanted)
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         else:
             # A float of that size would be another number, and no count of updates comes near it.
-            exact = abs(value) < 2**53 or (isinstance(value, float) and kind is float)
-            right_kind = exact and (kind is float or float(value).is_integer())
-        return right_kind and self._contains(value)
+            exact = abs(value) < 2**53 or (isinstance(value, float) and wanted is float)
+            is_right = exact and (wanted is float or float(value).is_integer())
+        return is_right and self._contains(value)
 
     def _contains(self, value: Any) -> bool:
         if self.choices is not None:
@@ -80,6 +80,7 @@ class Entry:
     common: tuple[Parameter, ...] = ()  # those that it shares with the rest of the registry
     traits: frozenset[str] = frozenset()  # properties the lab acts on, such as "feedback" or "no_warmup"
     facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
+    module: str | None = None  # that of the factory, where it has one
 
     def resolve(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """All keyword arguments with their values, checked: unknown ones and values out of range are errors."""
@@ -114,13 +115,13 @@ class Registry(Mapping[str, Entry]):
     """Names to entries, in the order of registration.
 
     Args:
-        kind (`str`): What is registered, in the words of an error text: "learning-rate schedule".
+        noun (`str`): What is registered, in the words of an error text: "learning-rate schedule".
         common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
         shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
     """
 
-    def __init__(self, kind: str, common: tuple[Parameter, ...] = (), shown_facts: Mapping[str, str] | None = None):
-        self.kind, self.common, self.shown_facts = kind, common, dict(shown_facts or {})
+    def __init__(self, noun: str, common: tuple[Parameter, ...] = (), shown_facts: Mapping[str, str] | None = None):
+        self.noun, self.common, self.shown_facts = noun, common, dict(shown_facts or {})
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
 
@@ -145,13 +146,14 @@ class Registry(Mapping[str, Entry]):
         def decorator(factory: Any) -> Any:
             for taken in (name, *aliases):
                 if not taken.isidentifier():
-                    raise LabError(f"The {self.kind} {taken!r} could not be typed; use letters, digits and _ in its name.")
+                    raise LabError(f"The {self.noun} {taken!r} could not be typed; use letters, digits and _ in its name.")
                 if self._has(taken):
-                    raise LabError(f"The {self.kind} {taken!r} is already registered; choose another name.")
+                    raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
+            module = getattr(factory, "__module__", None)
             self._entries[name] = Entry(
-                name, factory, description, source, parameters, common, frozenset(traits), facts or {}
+                name, factory, description, source, parameters, common, frozenset(traits), facts or {}, module
             )
             self._aliases.update(dict.fromkeys(aliases, name))
             return factory
@@ -172,7 +174,7 @@ class Registry(Mapping[str, Entry]):
             known = sorted([*self, *self._aliases])
             hint = did_you_mean(str(name), known)
             own = "" if hint else " One of your own needs the code that registers it: --import FILE_OR_MODULE."
-            raise LabError(f"Unknown {self.kind} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
+            raise LabError(f"Unknown {self.noun} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
         return self._entries[self._aliases.get(name, name)]
 
     def __contains__(self, name: object) -> bool:

@@ -14,15 +14,21 @@ _CONTAINERS = (Mapping, list, tuple)
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
 
 
-def check_nesting(value: Any, what: str) -> None:
-    """Raises a `LabError` for lists and mappings within each other that are deeper than anything needs to be."""
+def is_nested(value: Any, levels: int) -> bool:
+    """Whether there is something so many levels down in lists and mappings within each other."""
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(levels):
         inner = [each.values() if isinstance(each, Mapping) else each for each in level if isinstance(each, _CONTAINERS)]
         level = list({id(item): item for each in inner for item in each}.values())  # once what is there many times
         if not level:
-            return
-    raise LabError(f"{what} has lists or mappings within each other, more than {_DEEPEST} deep. Nothing needs so many.")
+            return False
+    return True
+
+
+def check_nesting(value: Any, what: str) -> None:
+    """Raises a `LabError` for lists and mappings within each other that are deeper than anything needs to be."""
+    if is_nested(value, _DEEPEST):
+        raise LabError(f"{what} has lists or mappings within each other, more than {_DEEPEST} deep. Nothing needs so many.")
 
 
 def _fail(text: str, position: int, problem: str) -> LabError:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # each block costs a generator.
 _MIN_BLOCK_IMAGES, _MIN_BLOCK_NUMBERS = 16, 512
 
+# Held-out data are the same for every seed of a study: losses on different data cannot be compared.
+SPLIT_SEED = 0
+
 
 def noise_block_images(shape: tuple[int, ...]) -> int:
     """Images of this shape in a block of noise."""
@@ -43,6 +46,15 @@ def stream_generator(seed: int, purpose: str, *counters: int, device: torch.devi
     import torch
 
     return torch.Generator(device).manual_seed(stream_seed(seed, purpose, *counters))
+
+
+def split_rows(num_rows: int, num_held_out: int) -> tuple[list[int], list[int]]:
+    """Rows to hold out (a fifth at most) and rows to train on, both in order."""
+    import torch
+
+    num_held_out = min(num_held_out, num_rows // 5)
+    order = torch.randperm(num_rows, generator=stream_generator(SPLIT_SEED, "held-out")).tolist()
+    return sorted(order[:num_held_out]), sorted(order[num_held_out:])
 
 
 def block_randn(

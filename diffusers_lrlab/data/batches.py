@@ -5,18 +5,24 @@ The run is one long row of images, epoch after epoch, each in an order of its ow
 update has the same number of images, and a resumed run just starts at another update.
 """
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ..core.environment import available_cores
 from ..core.errors import LabError
 from ..core.streams import stream_generator
+from .images import normalise
 from .layout import BatchLayout
 from .loading import TrainingData
+from .streams import BlockReader
+
+# Workers of a process by default, and the images of a run that starting them pays for.
+_MOST_WORKERS, _MANY_IMAGES = 16, 5000
 
 
 class RowOrder:
@@ -45,48 +51,83 @@ class RowOrder:
 
 
 def iterate_batches(
-    data: TrainingData, layout: BatchLayout, seed: int, updates: range, num_workers: int = 0, skip_corrupt: bool = False
-) -> Iterator[torch.Tensor]:
+    data: TrainingData,
+    layout: BatchLayout,
+    seed: int,
+    updates: range,
+    num_workers: int = 0,
+    skip_corrupt: bool = False,
+    compact: bool = False,
+) -> Generator[torch.Tensor, None, None]:
     """
     The images of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)`.
 
     Args:
         data ([`TrainingData`]): Images or points.
         layout ([`BatchLayout`]): How updates are divided.
-        seed (`int`): Seed of the order; that of a stream is in its shuffle buffer already.
+        seed (`int`): Seed of the order; a stream knows its own.
         updates (`range`): A resumed run starts where it stopped.
         num_workers (`int`): Processes that decode, for images that are not in memory.
         skip_corrupt (`bool`): Replace an image that cannot be decoded by the next row, and add it to `data.skipped`;
             otherwise it is an error that names the file.
+        compact (`bool`): Leave 8-bit levels for [`to_device`] to normalise.
     """
-    if data.num_images is None:
-        yield from _iterate_stream(data, layout, updates, skip_corrupt)
+    if not compact:
+        yield from map(normalise, iterate_batches(data, layout, seed, updates, num_workers, skip_corrupt, compact=True))
         return
-    layout.check_fits(data.num_images)
-    order = RowOrder(data.num_images, seed)
     if data.in_memory is not None:
-        yield from _iterate_memory(data, data.in_memory, layout, order, updates)
+        layout.check_fits(len(data.in_memory))
+        yield from _iterate_memory(data, data.in_memory, layout, RowOrder(len(data.in_memory), seed), updates)
         return
-    numbers = map(layout.image_numbers, updates)
+    source: _Rows | _Stream
+    if data.num_images is None:
+        source = _Stream(data, layout, max(1, num_workers))
+    else:
+        layout.check_fits(data.num_images)
+        source = _Rows(data, layout, seed)
     loader = DataLoader(
-        _LazyBatches(data, skip_corrupt),
-        batch_size=None,  # an item is the batch of an update
-        sampler=(list(zip(order.rows(batch).tolist(), batch, strict=True)) for batch in numbers),
+        _Decoded(data, source, skip_corrupt),
+        batch_size=None,  # an item is a micro-batch, or what a worker reads of it
+        sampler=(item for update in updates for item in source.items(update)),
         num_workers=num_workers,
         generator=torch.Generator(),  # otherwise it draws from, and so disturbs, the global one
     )
-    for images, problems in loader:
-        if isinstance(images, LabError):
-            raise images
-        _note(data, problems)
-        yield images
+    yield from _assemble(data, loader, layout.micro_batch * layout.accumulation)
+
+
+def num_workers(data: TrainingData, asked: int | None, num_seen: int) -> int:
+    """The workers asked for, or those that cores are left for if a run has to decode many images."""
+    if data.in_memory is not None:
+        return 0
+    if asked is not None:
+        return asked
+    if data.decoded is not None or num_seen < _MANY_IMAGES:
+        return 0
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(0, min(_MOST_WORKERS, available_cores() // processes - 1))
 
 
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Images on `device`, copied asynchronously."""
-    if device.type == "cuda":
+    """Images on `device`, normalised there, copied asynchronously."""
+    if device.type == "cuda" and not images.is_pinned():
         images = images.pin_memory()  # only copies from pinned memory are asynchronous
-    return images.to(device, non_blocking=True)
+    return normalise(images.to(device, non_blocking=True))
+
+
+def _assemble(data: TrainingData, parts_of_updates: Iterable[Any], num_images: int) -> Iterator[torch.Tensor]:
+    """The images of each update in their order."""
+    places: list[int] = []
+    parts: list[torch.Tensor] = []
+    for its_places, images, problems in parts_of_updates:
+        if isinstance(images, LabError):
+            raise images
+        _note(data, problems)
+        places += its_places
+        parts.append(images)
+        if len(places) == num_images:
+            batch = torch.cat(parts if len({part.dtype for part in parts}) == 1 else [normalise(part) for part in parts])
+            yield batch if places == sorted(places) else batch[torch.tensor(places).argsort()]
+            places, parts = [], []
 
 
 def _note(data: TrainingData, problems: list[str]) -> None:
@@ -97,73 +138,92 @@ def _note(data: TrainingData, problems: list[str]) -> None:
 def _iterate_memory(
     data: TrainingData, images: torch.Tensor, layout: BatchLayout, order: RowOrder, updates: range
 ) -> Iterator[torch.Tensor]:
-    is_plain = images.shape[1:] == data.image_shape and not data.transform.is_random
     places = np.array(layout.image_numbers(0))
     for update in updates:
         numbers = places + update * layout.global_batch
-        batch = images[torch.from_numpy(order.rows(numbers))]
-        if not is_plain:
-            batch = torch.stack([data.transform.augment(*each) for each in zip(batch, numbers.tolist(), strict=True)])
-        yield batch
+        yield data.transform.augment_all(images[torch.from_numpy(order.rows(numbers))], numbers.tolist())
 
 
-class _LazyBatches(Dataset[Any]):
-    def __init__(self, data: TrainingData, skip_corrupt: bool):
-        self.train, self.column, self.transform = data.train, data.column, data.transform
-        self.most_skipped = len(data.train) - 1 if skip_corrupt else 0
+# What a loader is asked for: places among this process's images of an update, what `find` takes, and the images' numbers.
+_Item = tuple[list[int], list[int], list[int]]
 
-    def __getitem__(self, places: list[tuple[int, int]]) -> tuple[torch.Tensor | LabError, list[str]]:
+
+class _Source(Protocol):
+    def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
+        """For each image a sequence of cells, and its place in there."""
+
+
+class _Rows:
+    """The rows of a data set with random access."""
+
+    def __init__(self, data: TrainingData, layout: BatchLayout, seed: int):
+        self.cells, self.layout = data.cells, layout
+        self.order = RowOrder(len(self.cells), seed)
+
+    def items(self, update: int) -> Iterator[_Item]:
+        numbers = self.layout.image_numbers(update)
+        rows, size = self.order.rows(numbers).tolist(), self.layout.micro_batch
+        for start in range(0, len(numbers), size):
+            part = slice(start, start + size)
+            yield list(range(len(numbers)))[part], rows[part], numbers[part]
+
+    def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
+        return ((self.cells, row) for row in keys)
+
+
+class _Stream:
+    """A stream, of which each worker reads some lanes. A loader hands its items to its workers in turn."""
+
+    def __init__(self, data: TrainingData, layout: BatchLayout, num_workers: int):
+        self.blocks, self.layout, self.num_workers = BlockReader(data.train, layout.global_batch), layout, num_workers
+        self.order = self.blocks.order
+        updates = range(-(-self.order.num_lanes // layout.global_batch))
+        self.own_lanes = np.unique(self.order.lanes(np.concatenate([layout.image_numbers(update) for update in updates])))
+
+    def items(self, update: int) -> Iterator[_Item]:
+        numbers, size = np.array(self.layout.image_numbers(update)), self.layout.micro_batch
+        lanes = np.searchsorted(self.own_lanes, self.order.lanes(numbers))
+        workers = lanes * self.num_workers // len(self.own_lanes)
+        for start in range(0, len(numbers), size):
+            for worker in range(self.num_workers):
+                places = np.flatnonzero(workers[start : start + size] == worker) + start
+                yield places.tolist(), numbers[places].tolist(), numbers[places].tolist()
+
+    def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
+        return self.blocks.find(keys)
+
+
+class _Decoded(Dataset[Any]):
+    def __init__(self, data: TrainingData, source: _Source, skip_corrupt: bool):
+        self.source, self.skip_corrupt = source, skip_corrupt
+        self.transform, self.read_compact = data.transform, data.read_compact
+
+    def __getitem__(self, item: _Item) -> tuple[list[int], torch.Tensor | LabError, list[str]]:
         """
-        The images at these places (row, number of the image), and problems with rows that were replaced by the next.
+        The images of an item with their places, and problems with those that were replaced by the next in their sequence.
 
         An error is returned, since it would arrive from a worker as a traceback.
         """
+        places, keys, numbers = item
         problems: list[str] = []
         try:
-            return torch.stack([self._read(row, number, problems) for row, number in places]), problems
+            found = zip(self.source.find(keys), numbers, strict=True)
+            images = [self._read(cells, place, number, problems) for (cells, place), number in found]
         except LabError as error:
-            return error, problems
+            return places, error, problems
+        if not images:
+            return places, torch.empty(0, *self.transform.shape, dtype=torch.uint8), problems
+        if len({image.dtype for image in images}) > 1:
+            images = [normalise(image) for image in images]
+        return places, torch.stack(images), problems
 
-    def _read(self, row: int, image_number: int, problems: list[str]) -> torch.Tensor:
-        last = row + self.most_skipped
+    def _read(self, cells: Any, place: int, image_number: int, problems: list[str]) -> torch.Tensor:
+        last = place + (len(cells) - 1 if self.skip_corrupt else 0)
         while True:
             try:
-                pixels = self.transform.read(self.train[row % len(self.train)][self.column])
-                return self.transform.augment(pixels, image_number)
+                return self.transform.augment(self.read_compact(cells[place % len(cells)]), image_number)
             except LabError as error:
-                if row == last:
+                if place == last:
                     raise
                 problems.append(str(error))
-                row += 1
-
-
-def _iterate_stream(data: TrainingData, layout: BatchLayout, updates: range, skip_corrupt: bool) -> Iterator[torch.Tensor]:
-    """Every process reads the whole stream and decodes its own share, so the order does not depend on their number."""
-    cells = itertools.islice(_stream_cells(data), updates.start * layout.global_batch, None)
-    for update in updates:
-        numbers, images = layout.image_numbers(update), {}
-        wanted = set(numbers)
-        for number, cell in enumerate(itertools.islice(cells, layout.global_batch), update * layout.global_batch):
-            if number in wanted:
-                try:
-                    images[number] = data.transform.augment(data.transform.read(cell), number)
-                except LabError as error:
-                    if not skip_corrupt:
-                        raise
-                    _note(data, [str(error)])
-        good = list(images.values())
-        if not good:
-            raise LabError(f"None of the images of update {update} can be decoded: {data.skipped[-1]}")
-        # Another image of the same share replaces a corrupt one: other processes need not know.
-        yield torch.stack([images.get(number, good[number % len(good)]) for number in numbers])
-
-
-def _stream_cells(data: TrainingData) -> Iterator[Any]:
-    """The cells of a stream, epoch after epoch."""
-    for epoch in itertools.count():
-        data.train.set_epoch(epoch)
-        row = None
-        for row in data.train:
-            yield row[data.column]
-        if row is None:
-            raise LabError(f"The stream {data.name!r} has no images to train on.")
+                place += 1

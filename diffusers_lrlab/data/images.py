@@ -7,6 +7,8 @@ kept unless 8 bits are asked for.
 from __future__ import annotations
 
 import io
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
 _LONGEST_SIDE = 16_384  # pixels of a strip of an image, beyond which it is taken for damaged
 
 
+_DRAFT = 4  # times the resolution that a JPEG decoder must leave at least
+
+
+def normalise(images: torch.Tensor) -> torch.Tensor:
+    """Images as they are trained on: 8-bit levels become float32 in [-1, 1], the same bits on every device."""
+    if images.dtype != torch.uint8:
+        return images
+    # CUDA multiplies by the reciprocal of a number, which rounds in another way than a division by a tensor.
+    return images.float().div_(torch.full((), 255.0, device=images.device)).mul_(2).sub_(1)
+
+
 def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
     """
     A PIL image of any mode as float32 of shape `(channels, height, width)` in [0, 1].
@@ -31,27 +44,46 @@ def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
     Transparency becomes white, CMYK and the like become RGB, and colour becomes grey by PIL's luma for one channel. Raises a
     `LabError` for a float or integer image whose values have no known scale.
     """
-    if image.mode.startswith("I") or image.mode == "F":
-        # PIL's conversion of 16-bit images clips at 255; files of some formats open as "I".
-        largest = 1 if image.mode == "F" else 65535
-        pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None]
-        if not (pixels.min() >= 0 and pixels.max() <= largest):
-            raise LabError(
-                f"An image of mode {image.mode!r} has values from {pixels.min():g} to {pixels.max():g}; only "
-                f"[0, {largest}] has a known meaning. Rescale it, or store it as an 8- or 16-bit image."
-            )
-        pixels /= largest
-    else:
-        if image.has_transparency_data:
-            from PIL import Image as images
-
-            image = image.convert("RGBA")
-            image = images.alpha_composite(images.new("RGBA", image.size, "white"), image)
-        image = image.convert("RGB")  # also on the way to grey, which not every mode can be converted to
-        array = np.asarray(image.convert("L") if channels == 1 else image, dtype=np.float32) / 255
-        pixels = torch.from_numpy(array)
-        pixels = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+    if not is_deep(image):
+        return as_levels(plain_image(image, channels)).float() / 255
+    # PIL's conversion of 16-bit images clips at 255; files of some formats open as "I".
+    largest = 1 if image.mode == "F" else 65535
+    pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None]
+    if not (pixels.min() >= 0 and pixels.max() <= largest):
+        raise LabError(
+            f"An image of mode {image.mode!r} has values from {pixels.min():g} to {pixels.max():g}; only "
+            f"[0, {largest}] has a known meaning. Rescale it, or store it as an 8- or 16-bit image."
+        )
+    pixels /= largest
     return pixels.expand(channels, -1, -1)
+
+
+def is_deep(image: Image) -> bool:
+    """Whether an image has more than 8 bits."""
+    return image.mode.startswith("I") or image.mode == "F"
+
+
+def plain_image(image: Image, channels: int) -> Image:
+    """An image of 8 bits without transparency, in grey or RGB."""
+    if image.has_transparency_data:
+        from PIL import Image as images
+
+        image = image.convert("RGBA")
+        image = images.alpha_composite(images.new("RGBA", image.size, "white"), image)
+    if image.mode == ("L" if channels == 1 else "RGB"):
+        return image
+    image = image.convert("RGB")  # also on the way to grey, which not every mode can be converted to
+    return image.convert("L") if channels == 1 else image
+
+
+def as_levels(image: Image) -> torch.Tensor:
+    """A plain image as uint8 of shape `(channels, height, width)`."""
+    pixels = torch.from_numpy(np.array(image))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
+def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0]
 
 
 @dataclass(frozen=True)
@@ -69,19 +101,20 @@ class ImageTransform:
     random_flip: bool  # flip half of the images horizontally
     eight_bit: bool  # round to 8 bits first, as upstream does by default
     seed: int  # of the run
+    decoding: str = "float"  # see the option
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return (self.channels, self.resolution, self.resolution)
 
-    @property
-    def is_random(self) -> bool:
-        return self.random_flip
-
     def read(self, cell: Any) -> torch.Tensor:
         """The image in a cell of an undecoded `datasets.Image` column, resized; a `LabError` names one that is corrupt."""
+        return normalise(self.read_compact(cell))
+
+    def read_compact(self, cell: Any) -> torch.Tensor:
+        """What [`normalise`] makes the image of `read` from: 8-bit levels where they say everything."""
         try:
-            return self.resize(decode(cell))
+            return self.resize_compact(decode(cell, self._draft))
         except LabError as error:
             name = (cell and cell["path"]) or "(embedded bytes)"
             raise LabError(
@@ -90,42 +123,73 @@ class ImageTransform:
 
     def resize(self, image: Image) -> torch.Tensor:
         """The deterministic part: float32 `(channels, height, width)` in [-1, 1], the shorter side at `resolution`."""
+        return normalise(self.resize_compact(image))
+
+    def resize_compact(self, image: Image) -> torch.Tensor:
+        """The same for [`normalise`]."""
+        size = self._size(image)
+        is_resized = image.size != (size[1], size[0])
+        if not is_deep(image) and (self.decoding != "float" or not is_resized):
+            image = plain_image(image, self.channels)
+            levels = as_levels(image)
+            return (_resized(levels, size) if is_resized else levels).contiguous()
         pixels = to_unit_tensor(image, self.channels)
         if self.eight_bit:
             pixels = (pixels * 255).round() / 255
-        height, width = pixels.shape[-2:]
+        if is_resized:
+            pixels = _resized(pixels, size).clamp(0, 1)
+        if self.decoding != "float":
+            return (pixels * 255).round().to(torch.uint8).contiguous()
+        return (pixels * 2 - 1).contiguous()
+
+    def _size(self, image: Image) -> tuple[int, int]:
+        """Height and width after resizing."""
+        width, height = image.size
         scale = self.resolution / min(height, width)
         size = (max(self.resolution, round(height * scale)), max(self.resolution, round(width * scale)))
         if max(size) > _LONGEST_SIDE and max(size) > 100 * min(size):
             raise LabError(f"it has {width}x{height} pixels, a strip that would have {size[1]}x{size[0]} once resized.")
-        if (height, width) != size:
-            pixels = F.interpolate(pixels[None], size, mode="bilinear", antialias=True)[0].clamp(0, 1)
-        return (pixels * 2 - 1).contiguous()
+        return size
+
+    @property
+    def _draft(self) -> tuple[str, int] | None:
+        return ("L" if self.channels == 1 else "RGB", _DRAFT * self.resolution) if self.decoding == "draft" else None
 
     def augment(self, pixels: torch.Tensor, image_number: int) -> torch.Tensor:
         """The random part: a square crop of a resized image, perhaps flipped."""
-        pixels = self._crop(pixels, None if self.center_crop else image_number)
-        if self.random_flip and stream_uniform(self.seed, "flip", image_number) < 0.5:
-            pixels = pixels.flip(-1)
+        return self.augment_all(pixels[None], [image_number])[0]
+
+    def augment_all(self, pixels: torch.Tensor, image_numbers: Sequence[int]) -> torch.Tensor:
+        """The same for images of one size."""
+        pixels = self.fixed(pixels) if self.center_crop else self._random_crop(pixels, image_numbers)
+        if self.random_flip:
+            flips = torch.tensor([stream_uniform(self.seed, "flip", number) < 0.5 for number in image_numbers])
+            pixels = torch.where(flips[:, None, None, None], pixels.flip(-1), pixels)
         return pixels
 
     def fixed(self, pixels: torch.Tensor) -> torch.Tensor:
         """Always cropped in the middle, never flipped."""
-        return self._crop(pixels, None)
+        for axis in (-2, -1):
+            pixels = pixels.narrow(axis, (pixels.shape[axis] - self.resolution) // 2, self.resolution)
+        return pixels
 
-    def _crop(self, pixels: torch.Tensor, image_number: int | None) -> torch.Tensor:
-        """The square in the middle, or at the random place of a numbered image."""
+    def _random_crop(self, pixels: torch.Tensor, image_numbers: Sequence[int]) -> torch.Tensor:
+        """A square of each image, at the place that belongs to its number."""
         for axis in (0, 1):
             room = pixels.shape[axis - 2] - self.resolution
-            start = room // 2
-            if room and image_number is not None:
-                start = stream_seed(self.seed, "crop", axis, image_number) % (room + 1)
-            pixels = pixels.narrow(axis - 2, start, self.resolution)
+            if room:
+                starts = (stream_seed(self.seed, "crop", axis, number) % (room + 1) for number in image_numbers)
+                cut = [each.narrow(axis - 2, at, self.resolution) for each, at in zip(pixels, starts, strict=True)]
+                pixels = torch.stack(cut)
         return pixels
 
 
-def decode(cell: Any) -> Image:
-    """The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), completely read."""
+def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
+    """
+    The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), completely read.
+
+    `draft` is a mode and the pixels of its shorter side that are enough, for decoders that save time by leaving out detail.
+    """
     from PIL import Image as images
     from PIL import ImageOps
 
@@ -139,10 +203,13 @@ def decode(cell: Any) -> Image:
             with xopen(path, "rb") as file:
                 data = file.read()
         image = images.open(path if data is None else io.BytesIO(data))
+        if draft is not None:
+            image.draft(draft[0], (draft[1], draft[1]))
         image.load()
-        return ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
+        return image
     except images.UnidentifiedImageError:  # its text holds a memory address
         raise LabError("PIL knows no image format like this.") from None
-    # RuntimeError is what the AVIF decoder raises.
-    except (OSError, SyntaxError, ValueError, RuntimeError, images.DecompressionBombError) as error:
+    # RuntimeError is what the AVIF decoder raises, struct.error what damaged EXIF does.
+    except (OSError, SyntaxError, ValueError, RuntimeError, struct.error, images.DecompressionBombError) as error:
         raise LabError(f"{error}.") from None

@@ -6,24 +6,24 @@ Images are here, with what points share; the rest of points is in `points.py`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..core.errors import LabError
-from ..core.streams import stream_generator, stream_seed
-from .images import ImageTransform
+from ..core.streams import SPLIT_SEED, split_rows, stream_seed
+from .decoded import DecodedImages, decoded_images
+from .images import ImageTransform, normalise
 from .layout import BatchLayout
 from .options import DataConfig
+from .shards import open_shards
 from .sources import columns_of, open_dataset
+from .streams import ShardedStream
 
 if TYPE_CHECKING:
     import datasets
-
-# The held-out data are the same for every seed of a study: losses on different data cannot be compared.
-SPLIT_SEED = 0
 
 
 class Transform(Protocol):
@@ -36,15 +36,17 @@ class Transform(Protocol):
     def read(self, cell: Any) -> torch.Tensor:
         """The deterministic part; raises a `LabError` that names a cell that cannot be read."""
 
+    def read_compact(self, cell: Any) -> torch.Tensor:
+        """What [`normalise`] makes the same from."""
+
     def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         """The random part, a function of the number of the image in the run."""
 
+    def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """The same for several of one size."""
+
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same for held-out data, without randomness."""
-
-    @property
-    def is_random(self) -> bool:
-        """Whether `augment` does more than choose the place of a crop."""
 
 
 @dataclass
@@ -52,12 +54,13 @@ class TrainingData:
     """The data of a run: images or points. What is said of images here holds for points."""
 
     name: str  # for cards and logs
-    train: Any  # `datasets.Dataset` or `datasets.IterableDataset` of undecoded images; not needed if they are in memory
+    train: Any  # `datasets.Dataset` of undecoded images, or `ShardedStream`; not needed if they are in memory
     held_out: torch.Tensor  # float32 `(num_held_out, channels, resolution, resolution)` in [-1, 1], or `(..., dimension)`
     column: str  # of `train`, that is read
     fingerprint: str  # changes when the data do
     transform: Transform  # how a cell of that column becomes a tensor
     in_memory: torch.Tensor | None = None  # the resized training images as one float32 tensor, if they fit
+    decoded: DecodedImages | None = None  # the resized training images in a file
     skipped: list[str] = field(default_factory=list)  # corrupt images that were skipped on request
     known: dict[Any, Any] = field(default_factory=dict)  # a cache of results that depend on the data alone
 
@@ -72,8 +75,30 @@ class TrainingData:
         """The training images, cropped in the middle, as one tensor; at most `most` of those that must be decoded."""
         if self.in_memory is not None:
             return self.transform.fixed(self.in_memory)
-        rows = itertools.islice(self.train, most)
-        return torch.stack([self.transform.fixed(self.transform.read(row[self.column])) for row in rows])
+        cells = (row[self.column] for row in self.train) if self.decoded is None else iter(self.decoded)
+        return self._stacked(itertools.islice(cells, most))
+
+    def random_sample(self, num: int, most: int) -> torch.Tensor:
+        """The first `num` of a random order of the training images, or of the first `most`; few are decoded for them."""
+        if self.num_images is None:
+            return self.all_in_memory(num)
+        total = self.num_images if self.in_memory is not None else min(self.num_images, most)
+        rows = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:num]
+        if self.in_memory is not None:
+            return self.transform.fixed(self.in_memory)[rows]
+        return self._stacked(self.cells[row] for row in rows.tolist())
+
+    def _stacked(self, cells: Iterable[Any]) -> torch.Tensor:
+        return torch.stack([self.transform.fixed(normalise(self.read_compact(cell))) for cell in cells])
+
+    @property
+    def cells(self) -> Any:
+        """What the training images are read from, by their row."""
+        return self.train[self.column] if self.decoded is None else self.decoded
+
+    def read_compact(self, cell: Any) -> torch.Tensor:
+        """An image as the transform reads it from a cell, or as it was kept."""
+        return cell if isinstance(cell, torch.Tensor) else self.transform.read_compact(cell)
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -95,6 +120,7 @@ def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
         random_flip=config.random_flip,
         eight_bit=not config.preserve_input_precision,
         seed=seed,
+        decoding=config.decoding,
     )
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
@@ -106,18 +132,14 @@ def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
     if held_out_rows:
         data.train = dataset.select(training_rows)
     layout.check_fits(len(data.train))
-    if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
+    if config.cache_decoded:
+        data.decoded = decoded_images(data.cells, data.train._fingerprint, transform, config)
+        data.skipped += data.decoded.problems.values() if config.skip_corrupt_images else []
+    elif len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
         _keep_in_memory(data, config)
     if not data.num_images:
         raise LabError(f"{name!r} has no images to train on.")
     return data
-
-
-def split_rows(num_rows: int, num_held_out: int) -> tuple[list[int], list[int]]:
-    """Rows to hold out (a fifth at most) and rows to train on, both in order."""
-    num_held_out = min(num_held_out, num_rows // 5)
-    order = torch.randperm(num_rows, generator=stream_generator(SPLIT_SEED, "held-out")).tolist()
-    return sorted(order[:num_held_out]), sorted(order[num_held_out:])
 
 
 def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
@@ -171,10 +193,11 @@ def _keep_in_memory(data: TrainingData, config: DataConfig) -> None:
 
 
 def stream_data(config: DataConfig, seed: int, stream: Any, column: str, transform: Transform, name: str) -> TrainingData:
-    """The data of a stream, whose first images are held out."""
-    num_held_out = config.num_validation_images or 0
-    shuffle_seed = stream_seed(seed, "stream") % 2**32
-    train = stream.skip(num_held_out).shuffle(seed=shuffle_seed, buffer_size=config.stream_shuffle_buffer)
+    """The data of a stream, whose held-out rows (a fifth at most) come from a few of its shards."""
+    source = open_shards(config, stream, column, name)
+    num_held_out = min(config.num_validation_images or 0, int(source.lengths.sum()) // 5)
+    generator_seed, buffer = stream_seed(seed, "stream"), config.stream_shuffle_buffer
+    train = ShardedStream(source, column, num_held_out, SPLIT_SEED, generator_seed, buffer)
     data = TrainingData(name, train, torch.empty(0), column, name, transform)
-    _hold_out(data, config, stream.take(num_held_out))
+    _hold_out(data, config, train.held_out_rows())
     return data

@@ -12,7 +12,11 @@ IMAGES = ("images",)
 READ = Need("data that are not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
 STREAMING = Need("--streaming", lambda config: config.streaming)
 NOT_STREAMING = Need("no --streaming", lambda config: not config.streaming)
+EIGHT_BITS = Need("--decoding uint8 or draft", lambda config: config.decoding != "float")
 NOT_TOY = Need("data that are read, and toy sets are made", lambda config: config.dataset_name not in TOY_DATASETS)
+
+# 0 is how points are read unless workers are asked for, and what earlier versions recorded of all data.
+WORKERS = Need(NOT_TOY.text, lambda config: config.dataloader_num_workers == 0 or NOT_TOY.is_met(config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,14 @@ class DataConfig:
         DATA,
         kinds=IMAGES,
     )
+    decoding: Literal["float", "uint8", "draft"] = option(
+        "float",
+        "How images are resized: in float32; in 8 bits, which is faster and differs by a level; or draft, which also lets "
+        "JPEGs be decoded at a fraction of their size that is 4 times the resolution or more.",
+        DATA,
+        kinds=IMAGES,
+        omit_default=True,
+    )
     skip_corrupt_images: bool = option(
         False,
         "Leave out images that cannot be decoded, count and list them, instead of stopping at the first.",
@@ -103,16 +115,25 @@ class DataConfig:
         at_most=10**9,
         needs=(NOT_STREAMING, NOT_TOY),
     )
+    cache_decoded: bool = option(
+        False,
+        "Keep the resized images in a file in the folder of --cache_dir, which later runs on the same data read instead "
+        "of decoding; the file is as large as the pixels are.",
+        SPEED,
+        needs=(NOT_STREAMING, NOT_TOY, EIGHT_BITS),
+        kinds=IMAGES,
+    )
     stream_shuffle_buffer: int = option(
         1000, "Images in the shuffle buffer of a stream.", DATA, at_least=1, at_most=MOST_SAMPLES, needs=(STREAMING,)
     )
-    dataloader_num_workers: int = option(
-        0,
-        "Worker processes that decode images which are not in memory; 0 decodes in the main process.",
+    dataloader_num_workers: int | None = option(
+        None,
+        "Worker processes that read and decode what is not in memory; 0 does it in the main process. If it is not given: as "
+        "many as cores are left in a run of 5,000 images or more, and 0 for points.",
         SPEED,
         at_least=0,
         at_most=1024,
-        needs=(NOT_STREAMING, NOT_TOY),
+        needs=(WORKERS,),
     )
 
     @property

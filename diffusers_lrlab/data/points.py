@@ -1,5 +1,6 @@
 """Points: the embedded toy datasets, and datasets with a column of equally many numbers in every row."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,9 @@ import numpy as np
 import torch
 
 from ..core.errors import LabError
+from ..core.streams import split_rows
 from .layout import BatchLayout
-from .loading import TrainingData, split_rows, stream_data
+from .loading import TrainingData, stream_data
 from .options import DataConfig
 from .sources import columns_of, is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
@@ -23,7 +25,6 @@ class PointTransform:
 
     dimension: int  # numbers in a row
     column: str  # for error messages
-    is_random = False
 
     @property
     def shape(self) -> tuple[int]:
@@ -42,8 +43,14 @@ class PointTransform:
             )
         return point
 
+    def read_compact(self, cell: Any) -> torch.Tensor:
+        return self.read(cell)
+
     def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         return tensor
+
+    def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        return tensors
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

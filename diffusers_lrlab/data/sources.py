@@ -3,6 +3,8 @@
 import itertools
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +29,63 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
         from .digits import load_digits_dataset
 
         return load_digits_dataset()
-    name = config.train_data_dir or config.dataset_name or ""
-    folder = Path(name).expanduser()
-    try:
-        if (folder / "state.json").is_file():
+    with load_errors_explained(config):
+        if is_saved_dataset(config):
             if config.dataset_config_name is not None or config.dataset_split != "train":
                 raise LabError(
-                    f"{name!r} was written by save_to_disk and has neither configurations nor splits to choose from. "
-                    "Leave --dataset_config_name and --dataset_split out."
+                    f"{_name(config)!r} was written by save_to_disk and has neither configurations nor splits to choose "
+                    "from. Leave --dataset_config_name and --dataset_split out."
                 )
-            saved = hf_datasets.load_from_disk(str(folder))
+            saved = hf_datasets.load_from_disk(str(Path(_name(config)).expanduser()))
             return saved.to_iterable_dataset() if streaming else saved
-        source = {"path": str(folder) if folder.is_dir() else name}
-        # `load_dataset` alone decides by what most files are: captions beside images, say.
-        if folder.is_dir() and holds_images(folder):
-            source = {"path": "imagefolder", "data_dir": str(folder)}
+        if streaming:
+            return open_builder(config).as_streaming_dataset(split=config.dataset_split)
         limit_waiting()
         return hf_datasets.load_dataset(
-            **source,
-            name=config.dataset_config_name,
-            split=config.dataset_split,
-            cache_dir=config.cache_dir,
-            streaming=streaming,
+            **_place(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
         )
+
+
+def open_builder(config: DataConfig) -> Any:
+    """The `datasets.DatasetBuilder` of a configuration, which knows the files."""
+    import datasets as hf_datasets
+
+    with load_errors_explained(config):
+        limit_waiting()
+        return hf_datasets.load_dataset_builder(
+            **_place(config), name=config.dataset_config_name, cache_dir=config.cache_dir
+        )
+
+
+def is_saved_dataset(config: DataConfig) -> bool:
+    """Whether the data are a folder that `save_to_disk` wrote."""
+    return (Path(_name(config)).expanduser() / "state.json").is_file()
+
+
+def _name(config: DataConfig) -> str:
+    return config.train_data_dir or config.dataset_name or ""
+
+
+def _place(config: DataConfig) -> dict[str, str]:
+    folder = Path(_name(config)).expanduser()
+    # `load_dataset` alone decides by what most files are: captions beside images, say.
+    if folder.is_dir() and holds_images(folder):
+        return {"path": "imagefolder", "data_dir": str(folder)}
+    return {"path": str(folder) if folder.is_dir() else _name(config)}
+
+
+@contextmanager
+def load_errors_explained(config: DataConfig) -> Iterator[None]:
+    try:
+        yield
     except LabError:
         raise
     except Exception as error:  # datasets raises some twenty kinds here, of its own, of fsspec and of the Hub client
-        reason = without_tokens(str(error))
-        raise LabError(f"Cannot load the dataset {name!r} (split {config.dataset_split!r}): {reason}") from error
+        from datasets.exceptions import DatasetGenerationError
+
+        cause = error.__cause__ if type(error) is DatasetGenerationError else error  # it says nothing itself
+        reason = without_tokens(str(cause or error))
+        raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
 
 
 def local_folder(dataset_name: str) -> str | None:

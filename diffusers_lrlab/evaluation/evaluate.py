@@ -7,7 +7,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..core.errors import failures_located
-from .metrics import METRICS, NEIGHBOUR, Evaluation
+from .metrics import METRICS, MOST_REAL, NEIGHBOUR, Evaluation
 from .registry import Metric
 
 
@@ -25,11 +25,14 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
     chosen = metrics_of(run, samples is not None, names)
     for metric in chosen:
         if metric.of == "run" and metric.function:
-            value = metric.function(evaluation)
+            with failures_located(f"The metric {metric.name!r}"):
+                value = metric.function(evaluation)
             results |= value if isinstance(value, dict) else {metric.name: value}
     if samples is None or not any(metric.of == "samples" for metric in chosen):
         return results
-    real = evaluation.real.numpy()
+    num_real = run.data.num_images or MOST_REAL
+    compared = [sizes_for(metric, num_real, len(samples))[0] for metric in chosen if metric.of == "samples"]
+    real = evaluation.some_real(max(compared)).numpy()
     results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
     # What held-out data score in the place of samples is the same for all runs on these data.
     known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))

@@ -20,7 +20,7 @@ NEIGHBOUR = 5  # k of the nearest-neighbour estimates, as in the study
 _LIKELIHOOD_POINTS, _LIKELIHOOD_STEPS = 1000, 100
 _LOSS_BATCH = 10_000
 _LOSS_DRAWS = 5  # a single draw of noise for each point varies too much
-_MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, to compare with
+MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, to compare with
 
 
 class Evaluation:
@@ -33,8 +33,12 @@ class Evaluation:
     @cached_property
     def real(self) -> torch.Tensor:
         """Training data in random order, so that any first part of them is a fair sample."""
-        points = self.run.data.all_in_memory(_MOST_REAL)
-        return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))]
+        return self.some_real(MOST_REAL)
+
+    def some_real(self, num: int) -> torch.Tensor:
+        """The first ones of these, for which no others are decoded."""
+        data = self.run.data
+        return data.random_sample(len(data.in_memory) if data.in_memory is not None else num, MOST_REAL)
 
     @property
     def held_out(self) -> np.ndarray:
@@ -90,7 +94,9 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
     features, data, num = digit_features(), evaluation.run.data, len(evaluation.samples)
     # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
     samples = features(torch.from_numpy(evaluation.samples).permute(0, 3, 1, 2) * 2 - 1)
-    held_out, training = features(data.held_out), features(data.all_in_memory())
+    if "digit features" not in data.known:
+        data.known["digit features"] = features(data.held_out), features(data.all_in_memory())
+    held_out, training = data.known["digit features"]
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
     real = np.concatenate([training, held_out])
@@ -111,7 +117,7 @@ def _part_of_training_set_loss(evaluation: Evaluation) -> float:
     """A tenth of a batch."""
     run = evaluation.run
     points = run.data.all_in_memory(_LOSS_BATCH)
-    num = min(_MOST_REAL, run.data.num_images or _MOST_REAL, len(points) if run.data.in_memory is not None else _MOST_REAL)
+    num = min(MOST_REAL, run.data.num_images or MOST_REAL, len(points) if run.data.in_memory is not None else MOST_REAL)
     points = points[: _LOSS_BATCH // 10]
     ValidationLoss(points, run.process, _LOSS_BATCH, run.bare_model.device)(run.bare_model)
     return _LOSS_DRAWS * num / len(points)

@@ -96,7 +96,7 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
         parts += f"; no time for {' and '.join(seconds.guessed)}, which the updates tell roughly"
     lines.append(f"{'':>13}  measured for {_duration(seconds.measured)}, {parts}")
     if seconds.unknown:
-        lines.append(f"{'':>13}  not counted, for want of time or of a part to measure: {', '.join(seconds.unknown)}")
+        lines.append(f"{'':>13}  not counted, as there was no time or no part to measure: {', '.join(seconds.unknown)}")
     if plan.config.auto_learning_rate:
         settings = FinderConfig()
         tests = settings.repeats * settings.num_updates
@@ -123,12 +123,16 @@ def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budge
     """Total memory of the run with one setting changed, as far as the time allows."""
     config, changed = plan.config, partial(forecast_memory, plan, device=device)
 
+    def with_sizes(**sizes: int) -> MemoryForecast:
+        other = memory._replace(**sizes)
+        return other._replace(checkpoint=memory.checkpoint and other.parameters + other.optimizer + other.ema)
+
     def with_optimizer(name: str) -> MemoryForecast:
-        return memory._replace(optimizer=optimizer_bytes(plan, name))
+        return with_sizes(optimizer=optimizer_bytes(plan, name))
 
     rows: dict[str, Callable[[], MemoryForecast]] = {"as it is": lambda: memory}
     if config.use_ema:
-        rows["--no_use_ema"] = lambda: memory._replace(ema=0)
+        rows["--no_use_ema"] = lambda: with_sizes(ema=0)
     for name in ("adamw", "sgd", "rmsprop", "adafactor"):
         if name != config.optimizer:
             rows[f"--optimizer {name}"] = partial(with_optimizer, name)

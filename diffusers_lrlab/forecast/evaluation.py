@@ -21,7 +21,7 @@ _SMALLEST = 50  # samples
 
 
 def forecast_evaluation(trainer: Trainer, num_samples: int, budget: Budget) -> dict[str, float | None]:
-    """Seconds of each metric of the run, by name; `None` for one whose time cannot be told from a part."""
+    """Seconds of each metric of the run, by name; `None` for one whose time cannot be estimated from a part."""
     evaluation = Evaluation(trainer, None)
     metrics = metrics_of(trainer, bool(num_samples))
     seconds: dict[str, float | None] = {}

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
-from ..training.objective_spec import objective_spec
 from ..training.plan import Plan
+from ..training.resolve_timesteps import objective_spec
+from ..training.sharding import fsdp_is_asked_for
 
 _MANY, _MOST_POWER = 64, 20  # images of a batch
 _ACTIVATIONS = ("ACT", "TEMP", "OTH", "BUFFER")
@@ -21,12 +22,13 @@ class MemoryForecast(NamedTuple):
     """Bytes on the device of one process when an update takes the most."""
 
     parameters: int
-    gradients: int  # those that exist at that moment, and the copy that several processes exchange
+    gradients: int  # those that exist at that moment; several processes exchange them where they are
     optimizer: int
     ema: int
     activations: int  # what the backward pass needs at that moment, inputs, and temporary results
     held_out: int  # data and their noise
-    copies: int = 0  # inputs and outputs of the largest convolution, which a CPU's library copies into its own layout
+    copies: int = 0  # inputs and outputs of the largest convolution, which a CPU's library copies
+    checkpoint: int = 0  # the copy that a thread writes during the updates, on the CPU
 
     @property
     def total(self) -> int:
@@ -57,9 +59,15 @@ def forecast_memory(
     gradients = peak["GRAD"]
     if gradients + passing < weights:  # then the optimizer's step, with all gradients, has more
         gradients, passing = weights, 0
-    if layout.num_processes > 1:
-        gradients += weights
-    return MemoryForecast(weights, gradients, state, weights if config.use_ema else 0, passing, held_out, copies)
+    average, num = weights if config.use_ema else 0, layout.num_processes
+    if num > 1 and fsdp_is_asked_for():  # shards, and the whole of the unit at work: the model, unless blocks are wrapped
+        shard, gathered = weights // num, max(gradients, weights)
+        return MemoryForecast(weights + shard, gathered + shard, state // num, average // num, passing, held_out, copies)
+    if num > 1:  # DDP's buckets stay, and the gradients are in them
+        gradients = max(gradients, weights)
+    is_written_meanwhile = device == "cpu" and plan.num_updates > config.checkpointing_steps
+    checkpoint = weights + state + average if is_written_meanwhile else 0
+    return MemoryForecast(weights, gradients, state, average, passing, held_out, copies, checkpoint)
 
 
 def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = None) -> int:
@@ -105,12 +113,18 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
         model = plan.kind.model_class()(**plan.model_config).train()
         if config.gradient_checkpointing:
             model.enable_gradient_checkpointing()
+        if config.channels_last:
+            for parameter in model.parameters():  # fake tensors cannot be swapped, as `Module.to` would do
+                if parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         sizes = [0]
-        for module in model.modules():
-            if isinstance(module, torch.nn.Conv2d) and device == "cpu":
+        for module in model.modules() if device == "cpu" else ():
+            if isinstance(module, torch.nn.Conv2d):
                 module.register_forward_hook(lambda _, given, made: sizes.append(4 * (given[0].numel() + made.numel())))
         process = objective_spec(config).make_process()
         images, noise = torch.zeros(shape), torch.zeros(shape)
+        if config.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         timesteps = torch.zeros(shape[0], dtype=torch.int64)
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.mixed_precision or "no")
         tracker = Tracker()
@@ -130,23 +144,25 @@ def batch_that_fits(plan: Plan, available: float, device: str = "cpu", memory: M
     """
     The largest micro-batch, a power of two, whose updates fit into `available` bytes; `None` if not even one image does.
 
-    Once activations outweigh gradients, memory grows in proportion to images: two forecasts there give the line that the
-    answer lies on, and a forecast of the answer confirms it, or the next smaller one, unless it is far more than there are.
-    `memory` is that of the plan, if it is known.
+    Once activations outweigh gradients, they and the copies grow in proportion to images, and the rest stays: one forecast
+    there gives the line that the answer lies on, and a forecast of the answer confirms it, or the next smaller one, unless
+    it is far more than there are. `memory` is that of the plan, if it is known.
     """
 
-    def total(images: int) -> int:
+    def forecast(images: int) -> MemoryForecast:
         known = memory if images == plan.layout.micro_batch else None
-        return (known or forecast_memory(plan, micro_batch=images, device=device)).total
+        return known or forecast_memory(plan, micro_batch=images, device=device)
 
     images = max(_MANY, plan.layout.micro_batch)
-    some = total(images)
-    per_image = (total(2 * images) - some) / images
-    room = (available - some) / per_image + images
+    some = forecast(images)
+    while some.activations < some.gradients:
+        images *= 4
+        some = forecast(images)
+    room = (available - some.total) / ((some.activations + some.copies) / images) + images
     most = 2 ** min(_MOST_POWER, int(math.log2(max(room, 1))))
     if plan.num_images is not None and most > 2 * max(plan.num_images, images):
         return most
-    while most and total(most) > available:
+    while most and forecast(most).total > available:
         most //= 2
     return most or None
 

@@ -1,4 +1,4 @@
-"""Measurements that share a time: parts of what a run does, from which the whole is told."""
+"""Measurements that share a time: parts of what a run does, from which the whole is estimated."""
 
 import sys
 import time

@@ -22,7 +22,6 @@ from .probes import Budget, grow, line_through
 
 if TYPE_CHECKING:
     from ..evaluation.validation_loss import ValidationLoss
-    from ..training.plan import Plan
     from ..training.trainer import Trainer
 
 SECONDS = 5.0  # for all that is measured, if nobody gives a budget
@@ -74,7 +73,7 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     samples = results_of(trainer.kind).num_samples(config, plan.num_held_out, plan.num_images)
     of_samples, is_guess = _seconds_of_samples(trainer, max(samples, config.eval_batch_size), item, budget)
     guessed += ["sampling"] * is_guess
-    sampling = of_samples(config.eval_batch_size) * num_pictures(plan) + (of_samples(samples) if samples else 0.0)
+    sampling = of_samples(config.eval_batch_size) * plan.num_pictures + (of_samples(samples) if samples else 0.0)
     if trainer.accelerator.is_main_process:
         evaluation = forecast_evaluation(trainer, samples, budget)
     known = {name: seconds for name, seconds in evaluation.items() if seconds is not None}
@@ -85,15 +84,6 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     return TimeForecast(
         *of_updates, validation, sampling, of_evaluation, budget.spent - started, tuple(slowest), tuple(guessed), unknown
     )
-
-
-def num_pictures(plan: Plan) -> int:
-    """How often sample pictures are drawn, including those at the end."""
-    epochs = plan.config.save_images_epochs
-    if epochs is None:
-        return 1 + plan.num_previews
-    every = epochs * (plan.num_images or math.inf) / plan.layout.global_batch
-    return 1 + int((plan.num_updates - 1) // every)
 
 
 def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:

@@ -25,9 +25,9 @@ def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None
             "such a file, or a Hub id."
         ) from None
     wanted = model_class.__name__
-    kind = config.get("_class_name", wanted)
-    if kind != wanted:
-        raise LabError(f"{name_or_path!r} is the configuration of a {kind}; on these data this script trains a {wanted}.")
+    found = config.get("_class_name", wanted)
+    if found != wanted:
+        raise LabError(f"{name_or_path!r} is the configuration of a {found}; on these data this script trains a {wanted}.")
     given = {key: value for key, value in config.items() if not key.startswith("_")}
     parameters = inspect.signature(model_class.__init__).parameters
     if unknown := [key for key in given if key not in parameters]:

@@ -75,14 +75,18 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
         self.blocks = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(num_layers))
         self.output = nn.Linear(hidden_size, dimension)
 
-    def embed(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        """Sines and cosines of coordinates `(batch, dimension)` and timesteps `(batch,)`, in float32."""
+    def angles(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        """What sines and cosines are taken of, for points `(batch, dimension)`: `(batch, dimension + 1, half of them)`."""
         half = self.config.embedding_size // 2
         steps = torch.arange(half, dtype=torch.float32, device=sample.device)
         frequencies = torch.exp(steps * (-math.log(10_000) / (half - 1)))
         # One pass for all of them: small operations cost more in their number than in their size.
         values = torch.cat([sample.float() * self.config.coordinate_scale, timestep[:, None].float()], dim=1)
-        angles = values[:, :, None] * frequencies
+        return values[:, :, None] * frequencies
+
+    def embed(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        """Sines and cosines of coordinates `(batch, dimension)` and timesteps `(batch,)`, in float32."""
+        angles = self.angles(sample, timestep)
         return torch.cat([angles.sin(), angles.cos()], dim=2).flatten(1)
 
     def forward(

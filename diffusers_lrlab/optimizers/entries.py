@@ -23,7 +23,7 @@ Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 Traits: `"adam"` takes the script's `--adam_*` options; `"sgd"` moves in proportion to the gradient; `"averages"` averages
 the weights itself and has `train()` and `eval()`. Facts: `state_bytes`, per parameter in float32; `package`, that must be
 installed; `learning_rate`, the default where an optimizer has a scale of its own, or `learning_rate_factor`, on the default
-for AdamW.
+for AdamW; `elementwise`, "module:name" of its [`Rule`] for many runs at once, if it treats each number by itself.
 """
 
 register_optimizer = OPTIMIZERS.register
@@ -32,6 +32,7 @@ register_optimizer = OPTIMIZERS.register
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
 _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
 _TORCH = "torch.optim"
+_RULES = "diffusers_lrlab.optimizers.elementwise"
 
 
 def _beta1(default: float | None = 0.9, help: str = "decay of the mean of gradients") -> Parameter:
@@ -39,8 +40,8 @@ def _beta1(default: float | None = 0.9, help: str = "decay of the mean of gradie
 
 
 def _weight_decay(default: float = 0.0, decoupled: bool = True) -> Parameter:
-    kind = "weight decay, decoupled from the gradient" if decoupled else "L2 penalty, added to the gradient"
-    return Parameter("weight_decay", float, default, kind, "[0, inf)")
+    help = "weight decay, decoupled from the gradient" if decoupled else "L2 penalty, added to the gradient"
+    return Parameter("weight_decay", float, default, help, "[0, inf)")
 
 
 def list_optimizers() -> list[str]:
@@ -48,20 +49,29 @@ def list_optimizers() -> list[str]:
     return [*OPTIMIZERS, *OPTIMIZERS.aliases]
 
 
-def get_optimizer(name: str, params: Iterable[torch.nn.Parameter], lr: float, **kwargs: Any) -> Optimizer:
+def get_optimizer(
+    name: str, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]], lr: float, **kwargs: Any
+) -> Optimizer:
     """
     An optimizer by name.
 
     Args:
         name (`str`): A name of [`list_optimizers`] or a spec string such as `"sgd:momentum=0.95"`.
-        params (`Iterable[torch.nn.Parameter]`): What to optimize.
-        lr (`float`): Learning rate.
+        params (`Iterable[torch.nn.Parameter]` or `Iterable[dict]`): What to optimize; groups as torch takes them will do.
+        lr (`float`): Learning rate, of groups without one of their own.
         **kwargs: The optimizer's own parameters.
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
     with failures_located(f"The optimizer {name!r}"):
-        return OPTIMIZERS[name].factory(list(params), lr, **resolved)
+        return OPTIMIZERS[name].factory([_with_a_list(each) for each in params], lr, **resolved)
+
+
+def _with_a_list(group: Any) -> Any:
+    """A parameter as it is; a group with its parameters as a list, since factories look at them more than once."""
+    if not isinstance(group, dict) or hasattr(group["params"], "grad"):
+        return group
+    return {**group, "params": list(group["params"])}
 
 
 def check_installed(name: str) -> None:
@@ -90,7 +100,8 @@ def _made_by(path: str, can_fuse: bool = False, **fixed: Any) -> Callable[..., O
         if "beta2" in kwargs:
             kwargs["betas"] = (kwargs.pop("beta1"), kwargs.pop("beta2"))
         if can_fuse:
-            kwargs["fused"] = all(parameter.device.type in ("cpu", "cuda") for parameter in params)
+            groups = (each["params"] if isinstance(each, dict) else [each] for each in params)
+            kwargs["fused"] = all(parameter.device.type in ("cpu", "cuda") for group in groups for parameter in group)
         return pkgutil.resolve_name(path)(params, lr=lr, **fixed, **kwargs)
 
     return make
@@ -102,7 +113,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.AdamW; arXiv 1711.05101",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
     traits=("adam",),
-    facts={"state_bytes": 8},
+    facts={"state_bytes": 8, "elementwise": f"{_RULES}:adamw"},
 )(_made_by("torch.optim:AdamW", can_fuse=True))
 
 OPTIMIZERS.register(
@@ -111,7 +122,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.Adam; arXiv 1412.6980",
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(decoupled=False)),
     traits=("adam",),
-    facts={"state_bytes": 8},
+    facts={"state_bytes": 8, "elementwise": f"{_RULES}:adam"},
 )(_made_by("torch.optim:Adam", can_fuse=True))
 
 _MOMENTUM = Parameter("momentum", float, 0.9, "decay of the sum of gradients", "[0, 1)")
@@ -122,7 +133,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.SGD",
     parameters=(_MOMENTUM, _weight_decay(decoupled=False)),
     traits=("sgd",),
-    facts={"state_bytes": 4, "learning_rate_factor": 100},
+    facts={"state_bytes": 4, "learning_rate_factor": 100, "elementwise": f"{_RULES}:sgd"},
 )(_made_by("torch.optim:SGD", can_fuse=True))
 
 OPTIMIZERS.register(
@@ -131,7 +142,7 @@ OPTIMIZERS.register(
     source=f"{_TORCH}.SGD",
     parameters=(replace(_MOMENTUM, range="(0, 1)"), _weight_decay(decoupled=False)),
     traits=("sgd",),
-    facts={"state_bytes": 4, "learning_rate_factor": 100},
+    facts={"state_bytes": 4, "learning_rate_factor": 100, "elementwise": f"{_RULES}:nesterov"},
 )(_made_by("torch.optim:SGD", can_fuse=True, nesterov=True))
 
 OPTIMIZERS.register(
@@ -144,7 +155,7 @@ OPTIMIZERS.register(
         Parameter("momentum", float, 0.0, "decay of the sum of scaled gradients; doubles the memory", "[0, 1)"),
         _weight_decay(decoupled=False),
     ),
-    facts={"state_bytes": 4},
+    facts={"state_bytes": 4, "elementwise": f"{_RULES}:rmsprop"},
 )(_made_by("torch.optim:RMSprop"))
 
 OPTIMIZERS.register(
@@ -170,7 +181,7 @@ OPTIMIZERS.register(
         Parameter("beta2", float, 0.99, "decay of the mean of gradients", "[0, 1)"),
         _weight_decay(),
     ),
-    facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2},
+    facts={"state_bytes": 4, "package": "lion-pytorch", "learning_rate_factor": 0.2, "elementwise": f"{_RULES}:lion"},
 )(_made_by("lion_pytorch:Lion"))
 
 OPTIMIZERS.register(

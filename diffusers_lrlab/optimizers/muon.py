@@ -16,22 +16,27 @@ class MuonWithAdamW(Optimizer):
     must be contiguous.
     """
 
-    def __init__(
-        self, params: list[torch.nn.Parameter], lr: float, momentum: float, betas: tuple[float, float], weight_decay: float
-    ):
-        matrices = [parameter for parameter in params if parameter.ndim >= 2]
-        rest = [parameter for parameter in params if parameter.ndim < 2]
-        groups: list[dict[str, Any]] = [{"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas}]
-        super().__init__([group for group in groups if group["params"]], {"lr": lr, "weight_decay": weight_decay})
-        self._matrices = matrices
-        self._flat = [torch.nn.Parameter(_as_matrix(matrix.detach())) for matrix in matrices]
-        self._inner: list[Optimizer] = []
-        if matrices:
-            self._inner.append(
-                Muon(self._flat, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-            )
-        if rest:
-            self._inner.append(AdamW(rest, lr=lr, betas=betas, weight_decay=weight_decay))
+    def __init__(self, params: list[Any], lr: float, momentum: float, betas: tuple[float, float], weight_decay: float):
+        given = params if isinstance(params[0], dict) else [{"params": params}]
+        groups: list[dict[str, Any]] = []
+        for group in given:
+            matrices = [parameter for parameter in group["params"] if parameter.ndim >= 2]
+            rest = [parameter for parameter in group["params"] if parameter.ndim < 2]
+            parts = ({"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas})
+            groups += [{**group, **part} for part in parts if part["params"]]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        self._matrices: list[torch.nn.Parameter] = []
+        self._flat: list[torch.nn.Parameter] = []
+        self._inner = [self._make_inner(group) for group in self.param_groups]
+
+    def _make_inner(self, group: dict[str, Any]) -> Optimizer:
+        options = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+        if "momentum" not in group:
+            return AdamW(group["params"], betas=group["betas"], **options)
+        flat = [torch.nn.Parameter(_as_matrix(matrix.detach())) for matrix in group["params"]]
+        self._matrices += group["params"]
+        self._flat += flat
+        return Muon(flat, momentum=group["momentum"], adjust_lr_fn="match_rms_adamw", **options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

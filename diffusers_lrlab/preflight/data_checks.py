@@ -38,7 +38,7 @@ def value_range(subject: Subject) -> str | None:
     if float(spreads.max()) < 0.05:
         return (
             f"The images hardly have contrast: their standard deviation is {float(spreads.max()):.2g}, where about 0.5 is "
-            "usual."
+            "usual. Stretch them to the whole range, unless they are meant to be so."
         )
     return None
 

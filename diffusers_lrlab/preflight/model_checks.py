@@ -7,6 +7,7 @@ import torch
 from ..core.errors import LabError
 from ..finder.snapshot import as_it_was
 from ..finder.still_objective import StillObjective
+from ..training.sharding import is_sharded
 from ..training.stepping import do_one_update
 from .subject import Subject
 
@@ -17,6 +18,8 @@ _PROBED = 16  # images
 def dead_parameters(subject: Subject) -> str | None:
     """Parameters that no gradient reaches, or gradients that are not finite: in two passes, with a small step between."""
     trainer = subject.trainer
+    if is_sharded(trainer.accelerator):
+        raise LabError("the model is sharded, and this is about a whole one.")
     model = trainer.bare_model
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     frozen = sum(1 for _ in model.parameters()) - len(named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -49,4 +50,18 @@ def run_checks(trainer: Trainer) -> dict[str, str]:
             message = f"This could not be checked: {error}"
         if message is not None:
             found[name] = message
+    return found
+
+
+def check_before_training(trainer: Trainer) -> dict[str, str]:
+    """The checks that were asked for: what was found is shown and returned; a sanity run that fails is a `LabError`."""
+    config, accelerator = trainer.config, trainer.accelerator
+    found: dict[str, str] = {}
+    if config.preflight and accelerator.is_main_process:
+        found = run_checks(trainer)
+        for name, message in found.items():
+            sys.stderr.write(f"warning: {message} [{name}]\n")
+    accelerator.wait_for_everyone()
+    if config.sanity:
+        accelerator.print(model_checks.overfit_one_batch(Subject(trainer)))
     return found

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..averaging.averages import ema_decays
 from ..core.streams import stream_generator
 from ..finder.saved_result import read_saved_result
 from ..optimizers.entries import OPTIMIZERS
@@ -76,20 +75,23 @@ def ema_memory(subject: Subject) -> str | None:
     config, num_updates = subject.config, subject.plan.num_updates
     if not config.use_ema or num_updates < 20:
         return None
-    early = num_updates // 10
-    weight = float(np.prod(ema_decays(num_updates, **config.ema_parameters)[early:]))
+    early, every = num_updates // 10, config.ema_form.update_every
+    weight = float(np.prod(config.ema_form.decays(num_updates)[early:]))
     if weight < 0.2:
         return None
-    if config.ema_update_every > num_updates / 20:
+    if every > num_updates / 20:
         return (
-            f"The EMA is updated every {config.ema_update_every} of {num_updates} updates: at the end, {100 * weight:.0f} % "
-            "of the averaged weights will be those of the first tenth of the run. Lower --ema_update_every."
+            f"The EMA is updated every {every} of {num_updates} updates: at the end, {100 * weight:.0f} % "
+            "of the averaged weights will be those of the first tenth of the run. "
+            + ("Lower --ema_update_every." if config.ema is None else "Lower update_every of --ema.")
         )
-    proposed = math.exp(math.log(0.02) * config.ema_update_every / (0.9 * num_updates))
+    proposed = math.exp(math.log(0.02) * every / (0.9 * num_updates))
+    remedy = f"--ema_max_decay {proposed:.4g}, or the usual --ema_power and --ema_inv_gamma"
+    if config.ema is not None:
+        remedy = f"a decay of {proposed:.4g} in --ema, or --ema power_function, whose memory grows with the run"
     return (
         f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of the {num_updates} "
-        f"updates: the EMA's memory is longer than the run. Use --ema_max_decay {proposed:.4g}, or the usual --ema_power "
-        "and --ema_inv_gamma."
+        f"updates: the EMA's memory is longer than the run. Use {remedy}."
     )
 
 

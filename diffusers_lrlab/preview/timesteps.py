@@ -61,7 +61,7 @@ def _expanded(specs: list[str], registry: Registry) -> list[tuple[str, dict[str,
         for each in names:
             name, given = merge_spec(each, None, registry)
             if "feedback" in registry[name].traits:
-                raise LabError(f"{name!r} follows the losses of a run: there is nothing to show before it.")
+                raise LabError(f"{name!r} follows the losses of a run: there is nothing to show before it. Leave it out.")
             found.append((name, registry[name].resolve(given), format_spec(name, given)))
     return found
 

@@ -8,7 +8,7 @@ from ..core.extras import require_extra
 from ..core.lock import locked
 from ..core.manifest import MANIFEST, each_damage
 from ..hub.cards import parsed_card
-from ..hub.contents import kind_of_folder
+from ..hub.contents import type_of_folder
 from ..schedules.published import read_schedule_file
 from .check_run import check_run, repair_run
 from .finding import Finding, read_parquet, refuse_damage
@@ -33,7 +33,7 @@ def check_folder(folder: Path, repair: bool = False) -> Finding:
 
 def _kind(folder: Path) -> str:
     is_run = any(folder.glob("checkpoint-*")) or (folder / "lrlab").is_dir()
-    return "run" if is_run else kind_of_folder(folder)  # also a run whose record is lost
+    return "run" if is_run else type_of_folder(folder)  # also a run whose record is lost
 
 
 def _repair(folder: Path) -> list[str]:

@@ -35,8 +35,8 @@ def check_study(path: Path) -> Finding:
     finding.note("spec.yaml", folder.read_spec)
     for file in files:
         finding.note(f"runs/{file.name}", partial(_check_result, folder, file.stem))
-    for file in sorted((path / "weights").glob("*.safetensors")):
-        finding.note(f"weights/{file.name}", partial(read_weights, file))
+    for file in _weights(folder):
+        finding.note(f"weights/{file.name}", partial(_check_weights, folder, file))
     for state in _states(path):
         finding.note(f"stacks/{state.name}", partial(_check_state, state))
     for run in sorted((path / "local").glob("[!.]*")):
@@ -55,10 +55,10 @@ def repair_study(path: Path) -> Iterator[str]:
     """Puts aside what is damaged, under the lock of the study, which has removed leftovers; yields what was done."""
     folder = StudyFolder(path)
     checks = [(file, partial(_check_result, folder, file.stem)) for file in sorted((path / "runs").glob("*.json"))]
-    checks += [(file, partial(read_weights, file)) for file in sorted((path / "weights").glob("*.safetensors"))]
+    checks += [(file, partial(_check_weights, folder, file)) for file in _weights(folder)]
     checks += [(state, partial(_check_state, state)) for state in _states(path)]
     for file, check in checks:
-        if problem_of(check):
+        if file.exists() and problem_of(check):
             yield put_aside_for_good(file)
 
 
@@ -75,6 +75,22 @@ def _check_result(folder: StudyFolder, run_id: str) -> None:
     """A result, by all that the study itself holds it against."""
     if folder.read(run_id) is None:
         raise LabError(f"{str(folder.run_file(run_id))!r} cannot be read as a result")
+
+
+def _weights(folder: StudyFolder) -> list[Path]:
+    """Those that are there, and those that results know of, in a study that has any: one that was downloaded has none."""
+    there = {*(folder.path / "weights").glob("*.safetensors")}
+    known = (folder.read(file.stem) for file in (folder.path / "runs").glob("*.json") if there)
+    return sorted(there | {folder.weights_file(result.id) for result in known if result and result.weights})
+
+
+def _check_weights(folder: StudyFolder, file: Path) -> None:
+    """By their hash; without one, in results of earlier versions, by their header."""
+    result = folder.read(file.stem)
+    if result is None or result.weights is None:
+        read_weights(file)
+    else:
+        refuse_damage(filter(None, [folder.find_damaged_weights(result)]))
 
 
 def _check_state(path: Path) -> None:

@@ -16,35 +16,41 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
+    trainer.save_result()
+    with trainer.whole_weights():
+        if trainer.accelerator.is_main_process:
+            _evaluate_and_draw(trainer, record)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
+    """Final samples, their figures, plots and card."""
     accelerator, config, folder = trainer.accelerator, trainer.config, trainer.folder
     shown_by = results_of(trainer.kind)
-    trainer.save_result()
-    if accelerator.is_main_process:
-        rows = folder.read_metrics()
-        results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
-        record["train"]["results"] = results
-        with trainer.averaged_weights():
-            samples = draw_samples(trainer, config.eval_batch_size)
-        figures = shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer))
-        results.update(figures)
-        trainer.keep_samples(samples)
-        record["train"] |= training_figures(trainer)
+    rows = folder.read_metrics()
+    results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
+    record["train"]["results"] = results
+    with trainer.averaged_weights():
+        samples = draw_samples(trainer, config.eval_batch_size)
+    figures = shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer))
+    results.update(figures)
+    trainer.keep_samples(samples)
+    record["train"] |= training_figures(trainer)
 
-        from ..hub.card import write_model_card
-        from ..training.plots.run import plot_losses, plot_lr
-        from ..training.plots.timesteps import plot_timesteps
+    from ..diagnostics.plot import plot_timesteps
+    from ..hub.card import write_model_card
+    from ..training.plots.run import plot_losses, plot_lr
 
-        plot_losses(rows, folder.lab / "loss.png")
-        plot_lr(rows, trainer.plan, folder.lab / "lr.png", trainer.rollbacks.factors(np.arange(trainer.update)))
-        shown_by.draw(trainer, samples, folder.lab)
-        if trainer.observer is not None:
-            plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
-        _show_results(trainer, figures)
-        write_model_card(folder.path, record)
-        accelerator.print(
-            f"Finished: {trainer.kind.pipeline_name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
-        )
-    accelerator.wait_for_everyone()
+    plot_losses(rows, folder.lab / "loss.png")
+    plot_lr(rows, trainer.plan, folder.lab / "lr.png", trainer.rollbacks.factors(np.arange(trainer.update)))
+    shown_by.draw(trainer, samples, folder.lab)
+    if trainer.observer is not None:
+        plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
+    _show_results(trainer, figures)
+    write_model_card(folder.path, record)
+    accelerator.print(
+        f"Finished: {trainer.kind.pipeline_name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
+    )
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
-from ..core.errors import Interrupted, LabError
-from ..training.asked import as_call, as_command
+from ..core.errors import DiskFull, Interrupted, LabError, warn
+from ..training.asked import as_call, as_command, names_of_program
 from ..training.config import TrainingConfig
 from ..training.plan import Plan
 from ..training.trainer import Trainer
@@ -24,12 +24,14 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
     """The record of a run that begins, or that goes on from one with the record `previous`."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     before, command = previous.get("run", {}), launch_command()
+    names = before.get("names_of_program", [] if command or before else names_of_program(asked))
     return {
         "run": {
             "status": "running",
-            "command": before.get("command", command or as_command(asked)),
-            # Of a run that was started by a program of somebody else's.
+            "command": before.get("command", command or (as_call(asked) if names else as_command(asked))),
+            # Of a run that was started by a program of somebody else's, and what no command knows of it.
             "call": before.get("call", None if command or before else as_call(asked)),
+            "names_of_program": names,
             "started": before.get("started", now),
             "starts": [*before.get("starts", []), now],
             "seconds": before.get("seconds", 0.0),
@@ -52,6 +54,13 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
         "config": plan.config.to_dict(),
         "meta": describe_environment(),
     }
+
+
+def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) -> None:
+    """For a run that goes on: whether other people's code is still that of its beginning."""
+    then, now = ({one["sha256"] for one in of.get("meta", {}).get("plugins", [])} for of in (previous, record))
+    if previous and then != now:
+        warn("the code that --import loads is not the one that this run began with.")
 
 
 def training_figures(trainer: Trainer) -> dict[str, Any]:
@@ -100,7 +109,7 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
 
 
 def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
-    """The log by noise level, and the record, which takes the place of the `room` that was kept for it."""
+    """The log by noise level, and the record, for which `room` was kept: it is given up if there is no other."""
     problem = None
     try:
         if trainer.folder.is_writer:
@@ -112,8 +121,14 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
         problem = error
         if record["run"]["status"] == "finished":
             record["run"] |= {"status": "failed", "error": str(error)}
-    with suppress(OSError):
-        room.unlink()
-    trainer.folder.write_record(record)
+    try:
+        trainer.folder.write_record(record)
+    except DiskFull:
+        with suppress(OSError):
+            room.unlink()
+        trainer.folder.write_record(record)
+    finally:
+        with suppress(OSError):
+            room.unlink()
     if problem is not None:
         raise problem

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Interrupted, printable, system_errors_explained
+from ..core.errors import Interrupted, is_first_process, printable, system_errors_explained
 from ..core.options import arguments_named
 from ..core.signals import interrupts_raised
-from ..training.config import ResolvedConfig, TrainingConfig
+from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
-from ..training.resume import check_same_config, find_checkpoint, locked_folder, read_state
+from ..training.resume import check_agreed, find_checkpoint, locked_folder, read_state, resumed_config
 from ..training.run_folder import RunFolder
 from ..training.trackers import start_trackers, tracker_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
@@ -49,76 +49,47 @@ def run_training(config: TrainingConfig) -> Path | None:
     """[`train`] for commands, whose errors name flags."""
     resolved = resolve_and_check(config)
     with locked_folder(resolved), system_errors_explained():
-        return _train(config, resolved)
+        # Every process looks before any of them writes: building the Accelerator makes them wait for each other.
+        checkpoint = find_checkpoint(resolved)
+        if checkpoint is not None:
+            resolved = resumed_config(resolved, checkpoint)
+        if resolved.push_to_hub and is_first_process():
+            from ..hub.publish import check_can_push
+
+            resolved = dataclasses.replace(resolved, hub_model_id=check_can_push(resolved))
+        plan, data, accelerator = prepare_resolved(resolved)
+        check_agreed(checkpoint, resolved)
+        if resolved.profile is not None:
+            from ..training.profiling import check_profile
+
+            check_profile(resolved.profile, plan.num_updates - (read_state(checkpoint)["update"] if checkpoint else 0))
+        found = None
+        if resolved.auto_learning_rate and not resolved.dry_run:
+            from ..finder.find import plan_with_found_rate
+
+            plan, found = plan_with_found_rate(plan, data, accelerator)
+        accelerator.print(printable(plan.describe()))
+        if resolved.dry_run:
+            from ..forecast.describe import describe_forecast
+
+            for text in describe_forecast(plan, data, accelerator):
+                accelerator.print(text, flush=True)
+            return None
+        folder = _open_folder(Path(plan.config.output_dir), checkpoint, found, accelerator)
+        uploads = None
+        if resolved.push_to_hub and accelerator.is_main_process:
+            from ..hub.background import BackgroundUploads
+
+            uploads = BackgroundUploads(folder.path, plan.config)
+        _train_and_record(config, plan, data, accelerator, folder, checkpoint, uploads)
+        if uploads is not None:
+            _upload(folder, plan, uploads, accelerator)
+        return folder.path
 
 
-def _train(config: TrainingConfig, resolved: ResolvedConfig) -> Path | None:
-    """[`train`] of what is resolved and checked, in a folder that is this process's alone."""
-    # Every process looks before any of them writes: building the Accelerator makes them wait for each other.
-    checkpoint = find_checkpoint(resolved)
-    if checkpoint is not None:
-        resolved = _going_on_from(checkpoint, resolved)
-    if resolved.push_to_hub:
-        resolved = _with_repository(resolved)
-    plan, data, accelerator = prepare_resolved(resolved)
-    found = None
-    if resolved.auto_learning_rate and not resolved.dry_run:
-        plan, found = _with_found_rate(plan, data, accelerator)
-    accelerator.print(printable(plan.describe()))
-    if resolved.dry_run:
-        from ..forecast.describe import describe_forecast
-
-        for text in describe_forecast(plan, data, accelerator):
-            accelerator.print(text, flush=True)
-        return None
-    folder = _open_folder(plan.config, checkpoint, found, accelerator)
-    uploads = None
-    if resolved.push_to_hub and accelerator.is_main_process:
-        from ..hub.background import BackgroundUploads
-
-        uploads = BackgroundUploads(folder.path, plan.config)
-    _train_and_record(config, plan, data, accelerator, folder, checkpoint, uploads)
-    if uploads is not None:
-        _upload(folder, plan, uploads, accelerator)
-    return folder.path
-
-
-def _going_on_from(checkpoint: Path, config: ResolvedConfig) -> ResolvedConfig:
-    """The configuration of a run that goes on, held against the one of its checkpoint."""
-    if config.auto_learning_rate:  # it was found when the run began
-        learning_rate = read_state(checkpoint)["config"]["learning_rate"]
-        config = dataclasses.replace(config, learning_rate=learning_rate, auto_learning_rate=False)
-    check_same_config(config, checkpoint)
-    return config
-
-
-def _with_repository(config: ResolvedConfig) -> ResolvedConfig:
-    """The configuration with the complete id of the repository, once it is certain that it can be written."""
-    if int(os.environ.get("RANK", 0)) != 0:
-        return config
-    from ..hub.publish import check_can_push
-
-    return dataclasses.replace(config, hub_model_id=check_can_push(config))
-
-
-def _with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
-    """The plan with the learning rate that the finder suggests, which is printed with the reason."""
-    from ..finder.find import find_rate_for
-    from ..training.plan import make_plan
-
-    found = find_rate_for(plan, data, accelerator)
-    accelerator.print(found.describe())  # also where there is none, which the next line is an error for
-    accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
-    config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
-    layout = plan.layout
-    return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
-
-
-def _open_folder(
-    config: ResolvedConfig, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator
-) -> RunFolder:
+def _open_folder(path: Path, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator) -> RunFolder:
     """The folder of the run: cleared of another or a killed one, with the finder's result if there is one."""
-    folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)
+    folder = RunFolder(path, accelerator.is_main_process)
     if accelerator.is_main_process:
         folder.remove_leftovers()
         if checkpoint is None:
@@ -139,9 +110,10 @@ def _train_and_record(
     uploads: BackgroundUploads | None,
 ) -> None:
     """All updates, and the end of the run; `run.json` says what becomes of it."""
+    from ..preflight.run import check_before_training
     from ..training.trainer import Trainer
     from .finish import finish_run
-    from .record import recorded, start_record
+    from .record import recorded, start_record, warn_of_changed_plugins
 
     previous = folder.read_record() if checkpoint is not None else {}
     trainer = Trainer(plan, data, accelerator, folder)
@@ -151,17 +123,18 @@ def _train_and_record(
         accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
     record = start_record(asked, plan, accelerator, previous)
-    _warn_of_changed_plugins(record, previous, accelerator)
-    record["train"]["preflight"] = _check_run(trainer) if checkpoint is None else _checked_before(trainer, previous)
+    warn_of_changed_plugins(record, previous)
+    found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
+    record["train"]["preflight"] = found
     folder.write_record(record)
     try:
-        with recorded(trainer, record):
+        with recorded(trainer, record), system_errors_explained():  # so that the record has the words of the screen
             if accelerator.is_main_process:
                 _start_trackers(record, previous, plan, accelerator, folder)
-            for _ in trainer.updates():
-                pass
-            last = folder.path / f"checkpoint-{trainer.update}"
+            last = folder.path / f"checkpoint-{plan.num_updates}"
             with interrupts_raised(lambda number: Interrupted(number, last)):
+                for _ in _updates(trainer):
+                    pass
                 finish_run(trainer, record)
     except BaseException:
         if uploads is not None:
@@ -177,6 +150,14 @@ def _train_and_record(
     accelerator.end_training()
 
 
+def _updates(trainer: Trainer) -> Iterator[int]:
+    if trainer.config.profile is None:
+        return trainer.updates()
+    from ..training.profiling import profiled_updates
+
+    return profiled_updates(trainer, trainer.config.profile)
+
+
 def _start_trackers(
     record: dict[str, Any], previous: dict[str, Any], plan: Plan, accelerator: Accelerator, folder: RunFolder
 ) -> None:
@@ -187,30 +168,6 @@ def _start_trackers(
     if ids := known | tracker_ids(accelerator.trackers):
         record["run"]["trackers"] = ids
         folder.write_record(record)
-
-
-def _warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any], accelerator: Accelerator) -> None:
-    then, now = ({one["sha256"] for one in of.get("meta", {}).get("plugins", [])} for of in (previous, record))
-    if previous and then != now:
-        accelerator.print("warning: the code that --import loads is not the one that this run began with.", file=sys.stderr)
-
-
-def _check_run(trainer: Trainer) -> dict[str, str]:
-    """The checks before training, and what they say."""
-    from ..preflight.model_checks import overfit_one_batch
-    from ..preflight.run import run_checks
-    from ..preflight.subject import Subject
-
-    config, accelerator = trainer.config, trainer.accelerator
-    found: dict[str, str] = {}
-    if config.preflight and accelerator.is_main_process:
-        found = run_checks(trainer)
-        for name, message in found.items():
-            print(f"warning: {message} [{name}]", file=sys.stderr)  # noqa: T201
-    accelerator.wait_for_everyone()
-    if config.sanity:
-        accelerator.print(overfit_one_batch(Subject(trainer)))
-    return found
 
 
 def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:

@@ -51,13 +51,20 @@ class FeedbackSchedule:
         self.num_updates += 1
         self._set_warmup_lrs()
 
+    def go_on(self, num_updates: int) -> None:
+        """From this update of a run that followed another schedule before: no loss is known of it."""
+        self.num_updates = num_updates
+        self._set_lrs(list(self.peak_lrs))
+        self._set_warmup_lrs()
+
     def _counts(self, metrics: Any) -> bool:
         """Whether a validation counts; without a metric, as scripts step schedules of the clock, it is an error."""
         if metrics is None:
             raise LabError(
                 f"{type(self).__name__} needs a metric: call advance() after each update and step(validation_loss) after "
-                "each validation, as `lrlab train` does. A script that has no validation loss "
-                "needs a schedule of the clock instead, such as 'cosine'."
+                "each validation, as `lrlab train` does. diffusers_lrlab.launch does so with --validation_fraction and "
+                "--validation_steps. A script that has no validation loss needs a schedule of the clock instead, such as "
+                "'cosine'."
             )
         return self.num_updates >= self.num_warmup_steps
 

@@ -143,22 +143,22 @@ def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) ->
     """
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
         optimizer = optimizer.optimizer
-    kind, groups = type(optimizer).__name__, optimizer.param_groups
+    driven, groups = type(optimizer).__name__, optimizer.param_groups
     for name, meaning in _OTHERWISE.items():
-        if name in kind:
-            raise LabError(f"A momentum schedule cannot drive {kind}: its beta1 {meaning}. Use another optimizer.")
+        if name in driven:
+            raise LabError(f"A momentum schedule cannot drive {driven}: its beta1 {meaning}. Use another optimizer.")
     for group in groups:
         # The momentum of a resumed optimizer may have decayed to 0.
         if not group.get("initial_momentum", read_momentum(group)):
             remedy = "use one that has it, such as AdamW"
             if (key := _key(group)) is not None:
                 remedy = f"give it one, such as {'beta1' if key == 'betas' else key}=0.9"
-            raise LabError(f"A momentum schedule needs an optimizer with momentum, and this {kind} has none: {remedy}.")
+            raise LabError(f"A momentum schedule needs an optimizer with momentum, and this {driven} has none: {remedy}.")
     if "compensates" not in MOMENTUM_SCHEDULERS[schedule].traits:
         return groups
-    if "Muon" in kind:
+    if "Muon" in driven:
         raise LabError(
-            f"{schedule!r} compensates what momentum does to the size of an update, which {kind} normalises away. "
+            f"{schedule!r} compensates what momentum does to the size of an update, which {driven} normalises away. "
             "Use 'demon'."
         )
     # RMSprop's momentum is that of SGD, behind the scaling.
@@ -166,7 +166,7 @@ def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) ->
     asked = kwargs.get("momentum_form", form)
     if asked != form:
         raise LabError(
-            f"{schedule!r} with momentum_form={asked!r} does not suit {kind}, whose momentum has the form {form!r}: the "
+            f"{schedule!r} with momentum_form={asked!r} does not suit {driven}, whose momentum has the form {form!r}: the "
             f"compensation would have the wrong sign. Give momentum_form={form}"
             + (", which raises the rate while the momentum falls." if form == "heavy_ball" else ".")
         )

@@ -85,7 +85,7 @@ def _refuse_constant(text: str) -> float:
 
 def _checked(name: Any, kwargs: Any, registry: Any, source: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str) or name.startswith(PREFIX) or not isinstance(kwargs or {}, dict):
-        raise LabError(f"{source}: {FILE} must name a {registry.kind} and its parameters, not {name!r} and {kwargs!r}.")
+        raise LabError(f"{source}: {FILE} must name a {registry.noun} and its parameters, not {name!r} and {kwargs!r}.")
     if PREFIX in json.dumps(kwargs):
         raise LabError(f"{source}: a parameter of {name!r} names a schedule on the Hub; a file must say it all itself.")
     try:

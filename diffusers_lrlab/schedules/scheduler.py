@@ -79,6 +79,11 @@ class CurveLR(LRScheduler):
         self.plan = _plan(self.schedule, num_warmup_steps, num_training_steps)
         self.apply()
 
+    def move_to(self, update: int) -> None:
+        """Goes to an update at once, as by so many steps from the first one."""
+        self.last_epoch, self._step_count = update, update + 1
+        self.apply()
+
     def apply(self) -> None:
         """Writes learning rate and momentum of this update into the optimizer."""
         write_lrs(self.optimizer.param_groups, self.get_lr())

@@ -46,8 +46,9 @@ class TimestepSampler(MayFollowLosses):
             raise LabError(
                 f"{name!r} moves over the run and needs its length: give num_training_steps, in optimizer updates."
             )
-        if num_training_steps is not None and not (isinstance(num_training_steps, Integral) and num_training_steps >= 1):
-            raise LabError(f"num_training_steps={num_training_steps!r} is not allowed; use 1 or more optimizer updates.")
+        length = num_training_steps
+        if length is not None and not (isinstance(length, Integral) and 1 <= length <= ENDLESS):
+            raise LabError(f"num_training_steps={length!r} is not allowed; use 1 to {ENDLESS} optimizer updates.")
         self.num_training_steps = num_training_steps or ENDLESS  # what does not move needs no length
         if self.unbiased and "restricted" in entry.traits:
             raise LabError(

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from ..core.errors import LabError, did_you_mean, shortened_message
+from ..core.errors import LabError, did_you_mean, shortened, shortened_message
 from ..core.options import options_of
 from ..core.plugins import load_installed_plugins, load_plugins
 from ..core.spec import check_nesting
@@ -51,7 +51,10 @@ def _make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | 
 
 def number_or_auto(text: str) -> float | str:
     """A learning rate as it is typed."""
-    return text if text == "auto" else float(text)
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number, such as 1e-4, nor auto") from None
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -133,7 +136,7 @@ def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, A
         if unknown:
             flags = [flag for action in parser._actions for flag in action.option_strings]
             hint = did_you_mean(unknown[0].split("=")[0], flags)
-            raise LabError(f"Unknown argument {unknown[0]!r} in {source}.{hint} See --help for all of them.")
+            raise LabError(f"Unknown argument {shortened(unknown[0])} in {source}.{hint} See --help for all of them.")
         options = vars(values)
     del options["config"]
     load_plugins(options["plugins"])

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 from typing import Any
 
-from ..core.options import defaults_of
+from ..core.options import defaults_of, options_of
+from ..core.plugins import is_found_again
 from .config import TrainingConfig
 
 
@@ -19,6 +21,17 @@ def asked_options(config: TrainingConfig) -> dict[str, Any]:
     return changed
 
 
+def names_of_program(config: TrainingConfig) -> list[str]:
+    """Names in a configuration that only this program knows, as its own code registered them."""
+    found = []
+    for option, known in options_of(TrainingConfig).items():
+        if known.registry:
+            words = re.findall(r"\w+", f"{getattr(config, option)} {getattr(config, f'{option}_kwargs', '')}")
+            own = (entry for entry in known.entries.values() if entry.module and not is_found_again(entry.module))
+            found += [entry.name for entry in own if not {entry.name, *known.entries.aliases_of(entry)}.isdisjoint(words)]
+    return found
+
+
 def as_command(config: TrainingConfig) -> str:
     """The command that asks for the same."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
@@ -29,7 +42,13 @@ def as_command(config: TrainingConfig) -> str:
     return shlex.join(words)
 
 
-def as_call(config: TrainingConfig, function: str = "train") -> str:
-    """The call of Python that asks for the same."""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in asked_options(config).items())
-    return f"{function}(TrainingConfig({arguments}))"
+def as_call(config: TrainingConfig, function: str = "train", settings: Any = None) -> str:
+    """The call of Python that asks for the same; `settings` are a second argument, of which differences are shown, too."""
+    asked = [("TrainingConfig", asked_options(config))]
+    if settings is not None:
+        settings_class: Any = type(settings)
+        defaults = defaults_of(settings_class)
+        changed = {name: value for name, value in vars(settings).items() if value != defaults[name]}
+        asked.append((settings_class.__name__, changed))
+    arguments = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in asked)
+    return f"{function}({', '.join(arguments)})"

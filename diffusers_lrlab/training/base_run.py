@@ -12,6 +12,7 @@ from ..averaging.averages import EMA, averages_itself, own_average
 from ..core.streams import stream_seed
 from ..data.batches import iterate_batches
 from ..data.loading import TrainingData
+from ..data.prefetch import prefetched
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
 from ..optimizers.entries import get_optimizer
@@ -19,8 +20,9 @@ from ..schedules.audit import ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum
 from ..schedules.scheduler import build_all
-from .objective_spec import objective_spec
+from .compiling import make_channels_last
 from .plan import Plan
+from .resolve_timesteps import objective_spec
 
 
 class BaseRun:
@@ -41,10 +43,12 @@ class BaseRun:
             self.model.enable_xformers_memory_efficient_attention()
         if self.config.gradient_checkpointing:
             self.model.enable_gradient_checkpointing()
+        if self.config.channels_last:
+            make_channels_last(self.model)
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(self.config.seed, "dropout", process_index) % 2**32)
 
-    def make_parts(self, device: torch.device) -> None:
+    def make_parts(self, device: torch.device, has_average: bool = True) -> None:
         """Optimizer, schedules, average and validation, once the model's parameters are where they stay."""
         config, plan = self.config, self.plan
         self.optimizer: Any = get_optimizer(
@@ -52,7 +56,9 @@ class BaseRun:
         )
         # Not prepared by accelerate: its wrapper would step them once per process, and by its own clock.
         self.schedulers = build_all(plan.schedule, self.optimizer, config.lr_warmup_steps, plan.num_updates)
-        self.average = EMA(self.model, device, **config.ema_parameters) if config.use_ema else None
+        self.average: EMA | None = None
+        if config.use_ema and has_average:
+            self.average = EMA(self.model, device, config.ema_form)
         self.validation: ValidationLoss | None = None
         if len(self.data.held_out):
             batch = self.kind.evaluation_batch(plan.layout)
@@ -64,8 +70,9 @@ class BaseRun:
 
     def batches(self, seed: int, updates: range) -> Iterator[torch.Tensor]:
         """The data of these updates, in the order that belongs to a seed: the share of this process."""
-        workers, skip_corrupt = self.config.dataloader_num_workers, self.config.skip_corrupt_images
-        return iterate_batches(self.data, self.plan.layout, seed, updates, workers, skip_corrupt)
+        plan, skip_corrupt = self.plan, self.config.skip_corrupt_images
+        batches = iterate_batches(self.data, plan.layout, seed, updates, plan.num_workers, skip_corrupt, compact=True)
+        return batches if self.data.in_memory is not None else prefetched(batches)
 
     def set_training(self) -> None:
         """Model and optimizer as they are for updates."""

@@ -2,7 +2,7 @@
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state
-    checkpoint-500/optimizer.bin     by accelerate
+    checkpoint-500/optimizer.bin     as accelerate saves it
     checkpoint-500/random_states_RANK.json   of the global generators of each process
     checkpoint-500/trainer.json      clock, schedule, configuration, data fingerprint
     checkpoint-500/timesteps.safetensors   sums of losses by noise level, and what follows the losses
@@ -11,15 +11,24 @@
 
 Noise, timesteps and data order need no state: they follow from seed and update (see `streams.py`), but for samplers that
 follow the losses.
+
+All of it is copied to the host between two updates. A thread writes the copy while training goes on; shards of FSDP, which
+all processes write, are written at once.
 """
 
 import json
 import os
 import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils import OPTIMIZER_NAME, SCALER_NAME, broadcast_object_list, gather_object, set_seed
 from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import without_config_warnings
@@ -27,10 +36,17 @@ from ..core.errors import LabError
 from ..core.files import SHARED, atomic_file, atomic_folder, full_disk_explained, remove, temporary_beside, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
+from ..core.streams import stream_seed
+from ..data.streams import ShardedStream
+from ..diagnostics.timestep_log import write_timesteps
 from .base_run import BaseRun
+from .compiling import compile_backend
+from .config import ResolvedConfig
 from .divergence import find_nonfinite, kept_checkpoints
+from .host_copies import on_host, with_weights
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
+from .sharding import is_sharded
 
 _TENSORS = "timesteps.safetensors"
 _OWNERS = ("objective", "observer")  # of what is in there
@@ -38,91 +54,219 @@ _OWNERS = ("objective", "observer")  # of what is in there
 
 def register_model_format(accelerator: Accelerator, component: str) -> list[Any]:
     """
-    Makes `accelerator.save_state` write the model as a diffusers folder `component` instead of a bare state dict, until
+    Makes `accelerator.load_state` read the model from a diffusers folder `component` instead of a bare state dict, until
     `remove()` of what is returned.
     """
 
-    def save(models: list[Any], weights: list[Any], folder: str) -> None:
-        # Every process runs this; they hold the same weights.
-        weights.clear()
-        if accelerator.is_main_process:
-            accelerator.unwrap_model(models[0]).save_pretrained(Path(folder) / component)
-
     def load(models: list[Any], folder: str) -> None:
-        model = accelerator.unwrap_model(models.pop())
+        if is_sharded(accelerator):
+            return  # accelerate loads the shards
+        model = accelerator.unwrap_model(models.pop(), keep_torch_compile=False)
         with without_config_warnings():
             saved = type(model).from_pretrained(folder, subfolder=component)
         model.load_state_dict(saved.state_dict())
 
-    return [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
+    return [accelerator.register_load_state_pre_hook(load)]
 
 
 def _facts(accelerator: Accelerator, run: BaseRun) -> dict[str, Any]:
     """What a start must have in common with the checkpoint that it goes on from, besides its configuration."""
     plan, data = run.plan, run.data
+    stream = {"stream": data.train.facts} if isinstance(data.train, ShardedStream) else {}
     return {
         "global_batch": plan.layout.global_batch,
-        "num_processes": plan.layout.num_processes,
         "num_updates": plan.num_updates,
         "mixed_precision": accelerator.mixed_precision,
+        "compile": compile_backend(accelerator),
+        "sharded": is_sharded(accelerator),
         "model": plan.model_config,
-        "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images},
+        "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images, **stream},
     }
 
 
-def save_checkpoint(accelerator: Accelerator, run: BaseRun, folder: RunFolder) -> Path:
-    """Writes `checkpoint-<update>` atomically, between two updates, and removes the oldest ones. All processes call this."""
+@dataclass(frozen=True)
+class _Contents:
+    """What is going to be in a checkpoint, as it is between two updates, on the host."""
+
+    models: dict[str, Any]  # by folder; none of a model that is sharded
+    states: dict[str, Any]  # that torch saves, by file
+    tensors: dict[str, torch.Tensor]
+    random_states: list[dict[str, Any]]  # of each process
+    trainer: dict[str, Any]
+    log_size: int
+    rows: Any  # of losses by noise level, if they are logged
+
+    def write(self, into: Path, folder: RunFolder) -> None:
+        for name, model in self.models.items():
+            model.save_pretrained(into / name)
+        for name, state in self.states.items():
+            torch.save(state, into / name)
+        for rank, states in enumerate(self.random_states):
+            write_text(_states_file(into, rank), json.dumps(states))
+        save_file({key: value.contiguous() for key, value in self.tensors.items()}, into / _TENSORS)
+        if self.rows is not None:
+            write_timesteps(self.rows, folder.timesteps_file)
+            shutil.copyfile(folder.timesteps_file, into / folder.timesteps_file.name)
+        # After the others, which make folders anew: without its log, the folder of the run was removed meanwhile.
+        write_text(into / "trainer.json", json.dumps({**self.trainer, "log": folder.log_sums(self.log_size)}, indent=2))
+        write_manifest(into)
+
+
+def _contents(accelerator: Accelerator, run: BaseRun, folder: RunFolder, rows: Any) -> _Contents:
+    """A copy of a run; all processes call this."""
     state = run.state_dict()
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
-    path = folder.path / f"checkpoint-{run.update}"
-    if accelerator.is_main_process:
+    facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
+    models, states = {}, {}
+    if accelerator.is_main_process and not is_sharded(accelerator):
+        models[run.kind.component] = with_weights(run.bare_model, run.bare_model.state_dict())
+        if run.average is not None:
+            models[f"{run.kind.component}_ema"] = _average_model(run.bare_model, run.average.state_dict())
+        states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
+        if accelerator.scaler is not None:
+            states[SCALER_NAME] = on_host(accelerator.scaler.state_dict())
+    return _Contents(
+        models,
+        states,
+        on_host({f"{owner}.{key}": value for owner, part in parts.items() for key, value in part.items()}),
+        gather_object([random_states()]),
+        on_host({**facts, **state}),
+        folder.log_size(),
+        rows,
+    )
+
+
+def _average_model(model: Any, state: dict[str, Any]) -> Any:
+    """What `EMAModel.save_pretrained` would save, without a new model that draws random numbers."""
+    own = {key: value for key, value in state.items() if key != "shadow_params"}
+    names = [name for name, _ in model.named_parameters()]
+    held = with_weights(model, model.state_dict() | dict(zip(names, state["shadow_params"], strict=True)))
+    held.register_to_config(**own)
+    return held
+
+
+class CheckpointWriter:
+    """
+    Writes checkpoints, one at a time, in a thread of the main process; all processes call the same methods.
+
+    What goes wrong in the thread is raised by the next call. Inside a `with` block a run may end as it likes: what is being
+    written then is finished first.
+    """
+
+    _pending: Future[None] | None = None
+
+    def __init__(self, accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder):
+        self.accelerator, self.config, self.folder = accelerator, config, folder
+        self._begun_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._begun_at = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        with suppress(*(() if kind is None else (Exception,))):  # it must not hide why the run ended
+            self._wait()
+
+    def is_due(self) -> bool:
+        """Whether the last one, or the start, is as old as it has to be for another one."""
+        if not self.config.checkpointing_min_seconds:
+            return True
+        values = [time.monotonic() - self._begun_at >= self.config.checkpointing_min_seconds]
+        broadcast_object_list(values)
+        return values[0]
+
+    def begin(self, run: BaseRun, rows: Any = None) -> Path:
+        """
+        Begins `checkpoint-<update>`, once the one before is whole, between two updates; it appears atomically, and then the
+        oldest ones are removed.
+        """
+        self._wait()
+        path = self.folder.path / f"checkpoint-{run.update}"
+        contents = _contents(self.accelerator, run, self.folder, rows)
+        self._begun_at = time.monotonic()
+        if is_sharded(self.accelerator):
+            self._write_sharded(run, path, contents)
+        elif self.accelerator.is_main_process:
+            executor = ThreadPoolExecutor(1, "write checkpoint")
+            self._pending = executor.submit(self._write, path, contents)
+            executor.shutdown(wait=False)
+        return path
+
+    def finish(self) -> None:
+        """Waits, with all processes, until the last one is whole."""
+        self._wait()
+        self.accelerator.wait_for_everyone()
+
+    def check(self) -> None:
+        """Raises what went wrong, if that is known by now."""
+        if self._pending is not None and self._pending.done():
+            self._wait()
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                pending.result()
+            except Exception:
+                self.folder.check_log()  # the folder may have been removed, which says more
+                raise
+
+    def _write(self, path: Path, contents: _Contents) -> None:
         with atomic_folder(path, shared=True) as temporary:
+            contents.write(temporary, self.folder)
+        remove_old_checkpoints(self.folder, self.config)
+
+    def _write_sharded(self, run: BaseRun, path: Path, contents: _Contents) -> None:
+        accelerator = self.accelerator
+        if accelerator.is_main_process:
+            with atomic_folder(path, shared=True) as temporary:
+                accelerator.wait_for_everyone()
+                _save_shards(accelerator, run, temporary)
+                accelerator.wait_for_everyone()
+                contents.write(temporary, self.folder)
+            remove_old_checkpoints(self.folder, self.config)
+        else:
             accelerator.wait_for_everyone()
-            _save_share(accelerator, temporary)
-            if run.average is not None:
-                run.average.save(temporary / f"{run.kind.component}_ema")
-            tensors = {f"{owner}.{key}": value for owner, part in parts.items() for key, value in part.items()}
-            save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, temporary / _TENSORS)
-            facts = {"config": run.config.to_dict(), **_facts(accelerator, run)}
-            write_text(temporary / "trainer.json", json.dumps({**facts, **state, "log": folder.log_sums()}, indent=2))
-            if folder.timesteps_file.exists():
-                shutil.copyfile(folder.timesteps_file, temporary / folder.timesteps_file.name)
+            with full_disk_explained(path):
+                _save_shards(accelerator, run, temporary_beside(path, SHARED))
             accelerator.wait_for_everyone()
-            write_manifest(temporary)
-        kept = kept_checkpoints(folder, run.config)
-        for old in folder.checkpoints():
-            if old not in kept:
-                remove(old)
-    else:
         accelerator.wait_for_everyone()
-        with full_disk_explained(path):
-            _save_share(accelerator, temporary_beside(path, SHARED))
-        accelerator.wait_for_everyone()
-    accelerator.wait_for_everyone()
-    return path
 
 
-def _save_share(accelerator: Accelerator, folder: Path) -> None:
-    """What accelerate saves of this process, with the random states as numbers instead of a pickle."""
+def remove_old_checkpoints(folder: RunFolder, config: ResolvedConfig) -> None:
+    """Removes what `checkpoints_total_limit` does not leave; at a resume what a killed run did not come to remove."""
+    kept = kept_checkpoints(folder, config)
+    for old in folder.checkpoints():
+        if old not in kept:
+            remove(old)
+
+
+def _save_shards(accelerator: Accelerator, run: BaseRun, folder: Path) -> None:
+    """The shards of this process: by accelerate, but for its pickle of random states; and those of the average."""
     accelerator.save_state(str(folder))
-    write_text(_states_file(accelerator, folder), json.dumps(random_states()))
-    os.remove(_states_file(accelerator, folder).with_suffix(".pkl"))
+    if run.average is not None:
+        run.average.save(folder / f"{run.kind.component}_ema")
+    os.remove(_states_file(folder, accelerator.process_index).with_suffix(".pkl"))
 
 
-def _states_file(accelerator: Accelerator, folder: Path) -> Path:
-    return folder / f"random_states_{accelerator.process_index}.json"
+def _states_file(folder: Path, rank: int) -> Path:
+    return folder / f"random_states_{rank}.json"
 
 
 def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: RunFolder) -> None:
     """Puts a run back to where a checkpoint was written; raises a `LabError` if that is of another run."""
     state: dict[str, Any] = read_state(path)
-    check_same_run(state, _facts(accelerator, run), path)
+    # Earlier versions could not resume what was compiled or sharded.
+    check_same_run({"compile": "no", "sharded": False, **state}, _facts(accelerator, run), path)
     if run.average is not None:
         run.average.load(path / f"{run.kind.component}_ema")
     # Random states last: building a model, as diffusers does for the weights, draws from them. Those of earlier versions are
     # a pickle, which accelerate restores (by torch's loader of plain data, as the optimizer).
     accelerator.load_state(str(path))
-    if (states := _states_file(accelerator, path)).exists():
+    if state.get("num_processes", accelerator.num_processes) != accelerator.num_processes:
+        # Each process had numbers of its own; dropout alone draws from them.
+        set_seed(stream_seed(run.config.seed, "dropout", accelerator.process_index, state["update"]) % 2**32)
+    elif (states := _states_file(path, accelerator.process_index)).exists():
         restore_random_states(json.loads(states.read_text(encoding="utf-8")))
     # It also restores a count of micro-batches; a checkpoint lies between updates, whatever the accumulation was.
     accelerator.step = 0

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..averaging.forms import EMAForm
 from ..core.errors import LabError
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
 from ..optimizers.scaling import scaled_learning_rate
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
-from .learning_options import ModelConfig, OptimizerConfig, ScheduleConfig, TimestepConfig
+from .learning_options import EMA_OPTIONS, ModelConfig, OptimizerConfig, ScheduleConfig, TimestepConfig
 from .run_options import LoopConfig, OutputConfig
 
 
@@ -52,6 +53,7 @@ class ResolvedConfig(TrainingConfig):
     ddpm_num_steps: int
     ddpm_num_inference_steps: int
     ddpm_beta_schedule: str  # type: ignore[assignment]  # checked by then
+    denoiser_kwargs: dict[str, Any] | None
     lr_scheduler_kwargs: dict[str, Any]
     lr_warmup_steps: float
     momentum_scheduler_kwargs: dict[str, Any]
@@ -78,6 +80,13 @@ class ResolvedConfig(TrainingConfig):
         """Learning rate and momentum as functions of the clock."""
         return Schedule(self.lr_scheduler, self.lr_scheduler_kwargs, self.momentum_scheduler, self.momentum_scheduler_kwargs)
 
+    def schedule_for(self, global_batch: int) -> Schedule:
+        """The schedule with the images of an update, if it counts images and was not given how many."""
+        kwargs = self.schedule.kwargs
+        if "images_per_update" not in kwargs or kwargs["images_per_update"] is not None:
+            return self.schedule
+        return dataclasses.replace(self.schedule, kwargs={**kwargs, "images_per_update": global_batch})
+
     @cached_property
     def timestep_lr_form(self) -> TimestepLR | None:
         """The learning rate per timestep; `None` if there is none."""
@@ -90,10 +99,12 @@ class ResolvedConfig(TrainingConfig):
         """What was asked for, scaled to the images of an update."""
         return scaled_learning_rate(self.learning_rate, self.scale_lr, global_batch, self.base_batch_size)
 
-    @property
-    def ema_parameters(self) -> dict[str, Any]:
-        names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
-        return {name: getattr(self, f"ema_{name}") for name in names}
+    @cached_property
+    def ema_form(self) -> EMAForm:
+        """The decay of the average, by --ema or by the options that diffusers' script has for it."""
+        if self.ema is not None:
+            return EMAForm.of(self.ema)
+        return EMAForm.of("warmup_power", **{name: getattr(self, f"ema_{name}") for name in EMA_OPTIONS})
 
     @property
     def start_momentum(self) -> float | None:

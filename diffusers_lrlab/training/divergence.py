@@ -16,6 +16,7 @@ from ..core.spec import resolve_spec
 from .base_run import BaseRun
 from .config import ResolvedConfig
 from .run_folder import RunFolder, checkpoint_update
+from .sharding import local_shard
 
 ON_DIVERGENCE = Registry("rule for a run that diverges")
 ON_DIVERGENCE.register("stop", description="the run ends with an error; its last checkpoint is finite", source="–")(None)
@@ -86,7 +87,8 @@ class Rollbacks:
         if len(self.done) >= self.rule["max_rollbacks"]:
             at = ", ".join(str(rollback["back_to"]) for rollback in self.done)
             raise Diverged(
-                f"{reason} It went back to update {at} before, as often as max_rollbacks of --on_divergence allows."
+                f"{reason} It went back to update {at} before, as often as max_rollbacks of --on_divergence allows; "
+                "that may be raised with --resume_from_checkpoint latest."
             ) from None
         # The main process says, before any of them changes the folder.
         values = [self._newest() if self.folder.is_writer else None]
@@ -145,8 +147,9 @@ def find_nonfinite(run: BaseRun, **more: Any) -> str | None:
 def _floats(part: Any) -> Iterator[torch.Tensor]:
     """The tensors of numbers with a fraction in nested containers."""
     if isinstance(part, torch.Tensor):
+        part = local_shard(part.detach())
         if part.is_floating_point() and part.numel():
-            yield part.detach()
+            yield part
     elif isinstance(part, (dict, list, tuple)):
         for item in part.values() if isinstance(part, dict) else part:
             yield from _floats(item)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..core.errors import Interrupted
 from ..core.signals import SIGNALS
 
 _ECHO_SECONDS = 3
@@ -18,10 +19,14 @@ _ECHO_SECONDS = 3
 
 class InterruptGuard:
     """
-    Notes SIGINT and SIGTERM while a `with` block runs; an impatient second one ends the process at once.
+    Notes SIGINT and SIGTERM while a `with` block runs; an impatient second one ends the process at once. One that nobody
+    acted on is for whoever handled signals before.
 
-    The processes agree on a CPU channel of their own, so that asking costs no device synchronisation.
+    The processes agree on a CPU channel of their own, so that asking costs no device synchronisation; and nobody waits for
+    the answer, which comes one update later.
     """
+
+    _answer: tuple[torch.Tensor, Any] | None = None  # on its way: the largest number, and what to wait for
 
     def __init__(self) -> None:
         self._received, self._received_at = 0, 0.0
@@ -35,9 +40,13 @@ class InterruptGuard:
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None or issubclass(kind, Interrupted):  # else the others may never have asked
+            self._last_answer()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if kind is None and self._received:  # it came after the last look
+            signal.raise_signal(self._received)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         # A launcher passes on what the terminal has already sent to everyone, so an echo is not impatience.
@@ -47,10 +56,22 @@ class InterruptGuard:
         elif not self._received:
             self._received, self._received_at = number, time.monotonic()
 
-    def received(self) -> int:
-        """The signal that any of the processes got, 0 without one. All processes must ask at the same update."""
+    def received(self, now: bool = False) -> int:
+        """
+        The signal that any of the processes got until the last time they asked, or until `now`, which waits for all of them;
+        0 without one. All processes must ask at the same update.
+        """
         if self._group is None:
             return self._received
-        answer = torch.tensor(self._received)
-        dist.all_reduce(answer, op=dist.ReduceOp.MAX, group=self._group)
-        return int(answer)
+        number = torch.tensor(self._received)
+        on_its_way = dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        before = self._last_answer()
+        self._answer = number, on_its_way
+        return max(before, self._last_answer()) if now else before
+
+    def _last_answer(self) -> int:
+        if self._answer is None:
+            return 0
+        (number, on_its_way), self._answer = self._answer, None
+        on_its_way.wait()
+        return int(number)

@@ -19,6 +19,7 @@ from ..core.options import (
 from ..data.options import IMAGES
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
+EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of its usual form
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
@@ -254,6 +255,15 @@ class OptimizerConfig:
         "Keep an exponential moving average of the weights, for samples and the saved model: raw weights sample worse"
         " (off upstream; here --no_use_ema turns it off).",
         WHOLE_RUN,
+    )
+    ema: str | None = option(
+        None,
+        "How the EMA forgets, as a name or spec string, in place of the --ema_* options: those are warmup_power's. Names: "
+        "{names}.",
+        WHOLE_RUN,
+        registry="averaging.forms:EMA_FORMS",
+        needs=(EMA,),
+        omit_default=True,
     )
     ema_inv_gamma: float = option(
         1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, above=0, at_most=10**9, needs=(EMA,)

@@ -12,9 +12,9 @@ from tqdm.auto import tqdm
 
 from ..core.errors import Diverged
 from ..data.loading import TrainingData
+from ..diagnostics.lr_warnings import find_lr_warnings
+from ..diagnostics.observer import TimestepObserver
 from .base_run import BaseRun
-from .diagnostics.lr_warnings import find_lr_warnings
-from .diagnostics.observer import TimestepObserver
 from .divergence import Rollbacks, SkippedUpdates
 from .plan import Plan
 from .results.base import results_of

@@ -11,8 +11,10 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
 from ..core.spec import format_spec
+from ..data.batches import num_workers
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
+from ..diagnostics.gradients import NUM_PROBES
 from ..optimizers.scaling import scaling_warning
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
@@ -22,10 +24,9 @@ from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices
 from .config import ResolvedConfig
-from .diagnostics.gradients import NUM_PROBES
 from .kinds.base import DataKind
 from .kinds.select import kind_of
-from .resolve_schedules import check_floor, with_batch
+from .resolve_schedules import check_floor
 
 _TIMESTEP_WORDS = {
     "timestep_sampler": "drawn",
@@ -58,6 +59,7 @@ class Plan:
     momenta: np.ndarray  # likewise; NaN for an optimizer without momentum
     lr_factors: np.ndarray | None  # what the band of timesteps of each update makes of its learning rate
     data_warnings: tuple[str, ...]
+    num_workers: int  # processes that read and decode the images
 
     @property
     def learning_rate(self) -> float:
@@ -114,13 +116,18 @@ class Plan:
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
-        if update == self.num_updates:
-            return True
+        every = self._updates_between(epochs, default_times)
+        return update == self.num_updates or update // every > (update - 1) // every
+
+    @property
+    def num_pictures(self) -> int:
+        """Times that samples are drawn, the end included."""
+        return 1 + int((self.num_updates - 1) // self._updates_between(self.config.save_images_epochs, self.num_previews))
+
+    def _updates_between(self, epochs: int | None, default_times: int) -> float:
         if epochs is None:
-            every = self.num_updates / (default_times + 1)
-        else:
-            every = epochs * (self.num_images or math.inf) / self.layout.global_batch
-        return update // every > (update - 1) // every
+            return self.num_updates / (default_times + 1)
+        return epochs * (self.num_images or math.inf) / self.layout.global_batch
 
     @cached_property
     def num_parameters(self) -> int:
@@ -138,9 +145,12 @@ class Plan:
         things = self.kind.name
         lines = {
             "data": f"{config.dataset_name or config.train_data_dir}: {self.num_images or 'a stream of'} training {things}, "
-            f"{self.num_held_out} held out, {self.data_shape}",
+            f"{self.num_held_out} held out, {self.data_shape}" + self._workers_in_words(),
             "model": f"{self.kind.describe_model(self.model_config)}, {self.num_parameters:,} parameters, predicts "
-            f"{config.prediction_type}",
+            f"{config.prediction_type}"
+            + (", compiled for training" if config.compile else "")
+            + (", channels last" if config.channels_last else ""),
+            "precision": self._precision_in_words(),
             "batch": f"{layout.global_batch} {things} an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
             f" x {layout.num_processes} processes",
             "length": f"{self.num_updates} updates"
@@ -161,6 +171,17 @@ class Plan:
             f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
         }
         return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+    def _precision_in_words(self) -> str:
+        tf32 = "TF32" if self.config.allow_tf32 else ""
+        if self.config.mixed_precision in (None, "no"):
+            return tf32
+        return f"{self.config.mixed_precision}; --mixed_precision no for {tf32 or 'float32'}"
+
+    def _workers_in_words(self) -> str:
+        if not self.num_workers:
+            return ""
+        return f", read by {self.num_workers} worker {'process' if self.num_workers == 1 else 'processes'}"
 
     def _validation_in_words(self) -> str:
         if not self.num_validations:
@@ -234,29 +255,16 @@ def make_plan(
     config: ResolvedConfig, data: TrainingData, model_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
 ) -> Plan:
     """The plan of a run; a `LabError` for a batch larger than the data, and for a schedule that does not fit the length."""
-    layout = config.layout(num_processes, rank)
+    layout, kind, lr_form = config.layout(num_processes, rank), kind_of(config), config.timestep_lr_form
+    schedule, peak = config.schedule_for(layout.global_batch), config.peak_learning_rate(layout.global_batch)
+    if not config.auto_learning_rate:
+        check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
     num_images, num_held_out = data.num_images, len(data.held_out)
-    if num_images is not None:
-        layout.check_fits(num_images)
-    if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not num_held_out:
-        raise LabError(
-            f"{config.lr_scheduler!r} follows the validation loss, but a fifth of these images is none to hold out. Use "
-            "another --lr_scheduler or more images."
-        )
-    if config.timestep_grad_every and not num_held_out:
-        raise LabError(
-            f"--timestep_grad_every {config.timestep_grad_every} measures gradients at held-out images, but a fifth of "
-            "these images is none to hold out. Leave it out, or use more images."
-        )
+    _check_data(config, layout, num_images, num_held_out)
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / layout.global_batch)
     if not num_updates:
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are no stream.")
-    schedule = with_batch(config.schedule, layout.global_batch)
-    peak = config.peak_learning_rate(layout.global_batch)
-    if not config.auto_learning_rate:
-        check_floor(config.lr_scheduler, config.lr_scheduler_kwargs, peak, config.scale_lr)
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
-    lr_form, kind = config.timestep_lr_form, kind_of(config)
     if config.frechet_samples is None:
         config = dataclasses.replace(config, frechet_samples=kind.frechet_samples(num_updates * layout.global_batch))
     return Plan(
@@ -274,4 +282,21 @@ def make_plan(
         momenta=momenta,
         lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps),
         data_warnings=tuple(kind.data_warnings(data)),
+        num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
     )
+
+
+def _check_data(config: ResolvedConfig, layout: BatchLayout, num_images: int | None, num_held_out: int) -> None:
+    """Raises a `LabError` if there are too few images for what is asked for."""
+    if num_images is not None:
+        layout.check_fits(num_images)
+    if "feedback" in SCHEDULERS[config.lr_scheduler].traits and not num_held_out:
+        raise LabError(
+            f"{config.lr_scheduler!r} follows the validation loss, but a fifth of these images is none to hold out. Use "
+            "another --lr_scheduler or more images."
+        )
+    if config.timestep_grad_every and not num_held_out:
+        raise LabError(
+            f"--timestep_grad_every {config.timestep_grad_every} measures gradients at held-out images, but a fifth of "
+            "these images is none to hold out. Leave it out, or use more images."
+        )

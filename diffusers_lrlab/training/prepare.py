@@ -6,16 +6,16 @@ import ctypes
 import dataclasses
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..core.environment import allowed_threads, asked_threads
 from ..core.errors import LabError
-from .checks import check_launch, check_precision
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import kind_of
 from .resolve import resolve_config
 from .resolve_schedules import check_schedule
 from .resolve_timesteps import check_timesteps
+from .sharding import check_sharding, shard_on_cpu
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
-def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
+def resolve_and_check(config: TrainingConfig, finder: bool = False) -> ResolvedConfig:
     """A configuration with nothing left open, held against everything but data and model."""
     if not isinstance(config, TrainingConfig):
         raise LabError(
@@ -32,11 +32,52 @@ def resolve_and_check(config: TrainingConfig) -> ResolvedConfig:
             "TrainingConfig(lr_scheduler='cosine', ...)."
         )
     resolved = resolve_config(config, find_columns=True)
-    check_launch()
+    _check_launch()
+    check_precision(resolved)
+    check_sharding(resolved, finder)
     check_schedule(resolved)
     check_timesteps(resolved)
-    check_precision(resolved)
     return resolved
+
+
+def _check_launch() -> None:
+    """`accelerate launch --cpu --num_processes N` starts one process whatever N is: say so instead of obeying half."""
+    launched = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    if launched and "MASTER_ADDR" in os.environ and not {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & {*os.environ}:
+        raise LabError(
+            "accelerate launch was asked for several processes on the CPU, but it starts only one of them. Write "
+            "`accelerate launch --multi_gpu --num_processes N ...` (it works on CPUs too) or "
+            "`torchrun --nproc_per_node N ...`. If MASTER_ADDR is set in your environment for another reason, unset it."
+        )
+
+
+def check_precision(config: ResolvedConfig) -> None:
+    """What the device cannot do is an error: float16 has no use on a CPU, and TF32 is a matter of some GPUs."""
+    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision == "fp16" and config.skip_bad_updates is not None:
+        raise LabError(
+            f"--skip_bad_updates {config.skip_bad_updates} has no place beside fp16, which repeats updates that "
+            "overflow with a smaller scale of the loss. Leave it out, or use --mixed_precision bf16."
+        )
+    if precision == "fp16":
+        import torch
+
+        if not torch.accelerator.is_available():
+            raise LabError("fp16 needs a GPU, and there is none here. Use --mixed_precision bf16 or no.")
+    if config.allow_tf32:
+        import torch
+
+        if not (torch.cuda.is_available() and torch.version.cuda and torch.cuda.get_device_capability() >= (8, 0)):
+            raise LabError("--allow_tf32 needs an NVIDIA GPU of Ampere or later, and there is none here. Leave it out.")
+
+
+def usual_precision() -> Literal["bf16"] | None:
+    """bfloat16 on a GPU that computes in it; `None` for the launcher's, whose "no" is also what it passes unasked."""
+    import torch
+
+    if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no" or not torch.cuda.is_available():
+        return None
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
 
 
 def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
@@ -46,11 +87,15 @@ def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
 
 def prepare_resolved(config: ResolvedConfig) -> tuple[Plan, TrainingData, Accelerator]:
     """[`prepare`] of what is resolved and checked."""
+    from .compiling import launcher_compiles, use_tf32
     from .plan import make_plan
 
     kind = kind_of(config)
     model_config = kind.load_model_config(config)
+    precision = config.mixed_precision or usual_precision()
+    config = dataclasses.replace(config, compile=config.compile or launcher_compiles(), mixed_precision=precision)
     accelerator = make_accelerator(config)
+    use_tf32(config.allow_tf32)  # not for the runs of a study, which says by itself how products are computed
     # The launcher's, if none was asked for.
     config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
     with accelerator.main_process_first():
@@ -91,7 +136,14 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     """Device, precision and processes of a run, and the threads of this process."""
     import torch
     from accelerate import Accelerator
-    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProjectConfiguration
+    from accelerate.utils import (
+        DistributedDataParallelKwargs,
+        GradientAccumulationPlugin,
+        InitProcessGroupKwargs,
+        ProjectConfiguration,
+    )
+
+    from .compiling import make_dynamo_plugin
 
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
@@ -108,8 +160,15 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         mixed_precision=config.mixed_precision,
         project_config=ProjectConfiguration(project_dir=folder, logging_dir=os.path.join(folder, config.logging_dir)),
         # Other processes wait while one of them samples.
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))],
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=timedelta(hours=2)),
+            # No copy of the gradients. No static graph: preflight and probes do backward passes that DDP does not see.
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+        ],
     )
+    if on_cpu:
+        shard_on_cpu(accelerator)
+    accelerator.state.dynamo_plugin = make_dynamo_plugin(config)  # of this run, where a process has several
     if on_cpu and config.cpu_threads and (asked := asked_threads()) not in (None, config.cpu_threads):
         accelerator.print(f"Threads: {config.cpu_threads}, by --cpu_threads, though OMP_NUM_THREADS is {asked}.")
     return accelerator

@@ -1,24 +1,29 @@
 """From what is asked for to what is going to run, without data or model: [`TrainingConfig`] -> [`ResolvedConfig`]."""
 
 import dataclasses
+import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..averaging.forms import EMAForm
 from ..core.errors import LabError
 from ..core.options import check_needs, check_ranges, check_types, defaults_of
 from ..core.plugins import load_plugins
 from ..core.spec import format_spec, resolve_spec
-from ..data.sources import find_point_column
+from ..data.options import EMBEDDED_DATASETS
+from ..data.sources import find_point_column, local_folder
 from ..data.toy2d_entries import TOY_DATASETS
 from ..optimizers.entries import OPTIMIZERS, check_installed
 from ..schedules.resolve import merge_spec
-from .checks import check_combinations, check_source
 from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
-from .kinds.select import kind_of
+from .kinds.select import components, kind_of
+from .learning_options import EMA_OPTIONS
 from .resolve_schedules import resolve_lr_schedule, resolve_momentum
 from .resolve_timesteps import check_timestep_options
+from .trackers import tracker_packages
 
 
 def resolve_config(config: TrainingConfig, find_columns: bool = False) -> ResolvedConfig:
@@ -30,7 +35,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     load_plugins(config.plugins)
     check_types(config)
     check_ranges(config, TrainingConfig)  # before anything asks the network
-    check_source(config)
+    _check_source(config)
     if find_columns and config.data_kind in (None, "points"):
         config = dataclasses.replace(config, point_column=find_point_column(config))
     for step in _STEPS:
@@ -39,8 +44,41 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     kind = kind_of(resolved)
     check_timestep_options(resolved, kind)
     check_needs(resolved, TrainingConfig, kind.name)
-    check_combinations(resolved)
+    _check_combinations(resolved)
     return resolved
+
+
+def _check_source(config: TrainingConfig) -> None:
+    """What can be known of the data without opening them: whether there is one source, and whether it is there."""
+    if config.dataset_name is not None and config.train_data_dir is not None:
+        raise LabError(
+            f"Both --dataset_name {config.dataset_name!r} and --train_data_dir {config.train_data_dir!r} are given; "
+            "give one of them."
+        )
+    if config.streaming:
+        _check_streaming(config)
+    folder = config.train_data_dir or local_folder(config.dataset_name or "digits")
+    if folder is not None:
+        _check_folder(folder)
+
+
+def _check_streaming(config: TrainingConfig) -> None:
+    name = config.dataset_name or ("digits" if config.train_data_dir is None else None)
+    if name in EMBEDDED_DATASETS:
+        raise LabError(f"{name!r} is embedded and needs no --streaming. Leave the flag out.")
+    if config.max_train_steps is None:
+        raise LabError("A stream has no known length: give --max_train_steps instead of --num_epochs.")
+    for name in ("save_images_epochs", "save_model_epochs"):
+        if getattr(config, name) is not None:
+            raise LabError(f"--{name} counts epochs, which a stream does not have. Leave it out.")
+
+
+def _check_folder(folder: str) -> None:
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise LabError(f"The data folder {folder!r} does not exist. Give the path of a folder that holds images.")
+    if next(path.iterdir(), None) is None:
+        raise LabError(f"The data folder {folder!r} is empty. It should hold images, also in subfolders, or parquet.")
 
 
 # The options of diffusers' script, and the parameters that they are of the optimizers that take them.
@@ -111,6 +149,8 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     if config.denoiser is not None or config.denoiser_kwargs:
         resolved |= resolve_choice(config, "denoiser")
     resolved["on_divergence"] = format_spec(*resolve_spec(config.on_divergence, None, registry_of("on_divergence")))
+    if config.ema is not None:
+        resolved["ema"] = str(_ema_form(config))
     if config.num_epochs is None and config.max_train_steps is None:
         resolved |= kind.default_length
     if config.ddpm_num_inference_steps is None:
@@ -125,6 +165,18 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     return resolved
 
 
+def _ema_form(config: TrainingConfig) -> EMAForm:
+    """The form of `--ema`, beside which the options of the usual form have no effect."""
+    defaults = defaults_of(TrainingConfig)
+    for option in (f"ema_{name}" for name in EMA_OPTIONS):
+        if getattr(config, option) != defaults[option]:
+            raise LabError(
+                f"--{option} {getattr(config, option)} has no effect beside --ema {config.ema}, whose parameters are in its "
+                "spec string. Give one of them."
+            )
+    return EMAForm.of(config.ema or "")
+
+
 _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
     _resolve_optimizer,
     _resolve_data,
@@ -132,3 +184,44 @@ _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
     resolve_momentum,
     _resolve_rest,
 )
+
+
+def _check_combinations(config: ResolvedConfig) -> None:
+    """Raises a `LabError` for options that exclude each other, and for packages that are missing."""
+    if config.num_epochs is not None and config.max_train_steps is not None:
+        raise LabError(
+            f"--num_epochs {config.num_epochs} and --max_train_steps {config.max_train_steps} both set the length of "
+            "the run; give one of them."
+        )
+    if config.ddpm_num_inference_steps > config.ddpm_num_steps:
+        raise LabError(
+            f"--ddpm_num_inference_steps {config.ddpm_num_inference_steps} is more than --ddpm_num_steps "
+            f"{config.ddpm_num_steps}; use at most as many."
+        )
+    if config.denoiser is not None and config.model_config_name_or_path is not None:
+        raise LabError(
+            f"--denoiser {config.denoiser} and --model_config_name_or_path {config.model_config_name_or_path!r} both choose "
+            "the model. Give one of them; a denoiser takes its parameters as NAME:key=value."
+        )
+    if config.checkpointing_min_seconds and config.on_divergence != "stop":
+        raise LabError(
+            f"--checkpointing_min_seconds {config.checkpointing_min_seconds:g} and --on_divergence {config.on_divergence} "
+            "exclude each other: where a run goes back to would depend on how fast it was. Raise --checkpointing_steps."
+        )
+    if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
+        ("lrlab", "checkpoint", *components())
+    ):
+        raise LabError(
+            f"--logging_dir {config.logging_dir!r} must be a name for a folder of its own inside --output_dir, such as logs."
+        )
+    packages = dict.fromkeys(tracker_packages(config.logger), "leave --logger out")
+    if config.enable_xformers_memory_efficient_attention:
+        packages["xformers"] = "leave the flag out: torch's own attention is as good"
+    for package, remedy in packages.items():
+        if importlib.util.find_spec(package) is None:
+            raise LabError(f"The package {package!r} is asked for but not installed: pip install {package}, or {remedy}.")
+    if config.local_rank >= 0 and "LOCAL_RANK" not in os.environ:
+        raise LabError(
+            f"--local_rank {config.local_rank} without a launcher has no effect. Start several processes with "
+            "`accelerate launch --num_processes N -m diffusers_lrlab.train ...`."
+        )

@@ -1,6 +1,5 @@
 """Learning rate, warm-up and momentum, from what is asked for to names with all their parameters."""
 
-import dataclasses
 import os
 from typing import Any
 
@@ -122,13 +121,7 @@ def check_schedule(config: ResolvedConfig) -> None:
     weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
     # A launcher has said by now how many processes there are.
     batch = config.train_batch_size * config.gradient_accumulation_steps * int(os.environ.get("WORLD_SIZE", "1"))
-    optimizer = get_optimizer(config.optimizer, weights, config.peak_learning_rate(batch), **config.optimizer_kwargs)
+    schedule, peak = config.schedule_for(batch), config.peak_learning_rate(batch)
+    optimizer = get_optimizer(config.optimizer, weights, peak, **config.optimizer_kwargs)
     length = config.max_train_steps or max(1000, 2 * int(config.lr_warmup_steps) + 2)
-    build_all(with_batch(config.schedule, batch), optimizer, config.lr_warmup_steps, length)
-
-
-def with_batch(schedule: Schedule, images_per_update: int) -> Schedule:
-    """The schedule with the effective batch, if it counts images and was not given one."""
-    if "images_per_update" not in schedule.kwargs or schedule.kwargs["images_per_update"] is not None:
-        return schedule
-    return dataclasses.replace(schedule, kwargs={**schedule.kwargs, "images_per_update": images_per_update})
+    build_all(schedule, optimizer, config.lr_warmup_steps, length)

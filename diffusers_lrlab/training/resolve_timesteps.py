@@ -1,4 +1,8 @@
-"""What goes together in timesteps, loss and noise, and what does not."""
+"""Timesteps, loss and noise: what goes together, what does not, and what a run learns from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
 from ..objective.noise import NOISES
@@ -6,6 +10,10 @@ from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig
 from .kinds.base import DataKind
+from .kinds.select import kind_of
+
+if TYPE_CHECKING:
+    from ..objective.objective import ObjectiveSpec
 
 
 def check_timestep_options(config: ResolvedConfig, kind: DataKind) -> None:
@@ -42,9 +50,29 @@ def _check_timestep_lr(config: ResolvedConfig) -> None:
 
 def check_timesteps(config: ResolvedConfig) -> None:
     """Builds sampler and weighting once, for what only the densities themselves can refuse."""
-    from .objective_spec import objective_spec  # heavy
-
     spec = objective_spec(config)
     process = spec.make_process()
     spec.make_sampler(process, config.max_train_steps or 1000)
     spec.make_weighting(process)
+
+
+def objective_spec(config: ResolvedConfig) -> ObjectiveSpec:
+    """What a run learns from, of its configuration."""
+    from ..objective.objective import ObjectiveSpec  # heavy
+
+    return ObjectiveSpec(
+        seed=config.seed,
+        timestep_sampler=config.timestep_sampler,
+        timestep_sampler_kwargs=config.timestep_sampler_kwargs,
+        loss_weighting=config.loss_weighting,
+        loss_weighting_kwargs=config.loss_weighting_kwargs,
+        noise=config.noise,
+        noise_kwargs=config.noise_kwargs,
+        timestep_lr=config.timestep_lr_form,
+        process={
+            "num_train_timesteps": config.ddpm_num_steps,
+            "beta_schedule": config.ddpm_beta_schedule,
+            "prediction_type": config.prediction_type,
+            "clip_sample": kind_of(config).is_bounded,
+        },
+    )

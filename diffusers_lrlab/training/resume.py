@@ -1,5 +1,6 @@
 """Whether a run may write into a folder, and which checkpoint it goes on from."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -7,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, warn
+from ..core.errors import LabError, is_first_process, warn
 from ..core.files import TEMPORARY
 from ..core.lock import LOCK_FILES, locked
 from ..core.options import defaults_of, names_where
+from ..core.spec import parse_spec
 from .config import ResolvedConfig, TrainingConfig
 from .run_folder import FINDER_FILES, RunFolder, find_damaged_file, is_checkpoint
 
@@ -18,7 +20,7 @@ from .run_folder import FINDER_FILES, RunFolder, find_damaged_file, is_checkpoin
 @contextmanager
 def locked_folder(config: ResolvedConfig) -> Iterator[None]:
     """No other run writes into the folder of this one inside this block; of several processes, the first sees to that."""
-    if config.dry_run or int(os.environ.get("RANK", 0)) != 0:
+    if config.dry_run or not is_first_process():
         yield
         return
     check_writable(Path(config.output_dir))
@@ -67,6 +69,18 @@ def find_checkpoint(config: ResolvedConfig) -> Path | None:
     return path
 
 
+def check_agreed(checkpoint: Path | None, config: ResolvedConfig) -> None:
+    """Raises a `LabError` if processes, which may be on several machines, would go on from different checkpoints."""
+    from accelerate.utils import gather_object
+
+    seen = dict.fromkeys(gather_object([checkpoint.name if checkpoint else "no checkpoint"]))
+    if len(seen) > 1:
+        raise LabError(
+            f"The processes see different things in --output_dir {config.output_dir!r}: {', '.join(seen)}. Give a folder "
+            "that all machines share, or copy the checkpoints of the first machine to the others."
+        )
+
+
 def _check_nothing_is_lost(folder: RunFolder) -> None:
     """A run that was stopped before its first checkpoint begins again; raises a `LabError` if that replaced something."""
     if (folder.path / "model_index.json").exists():
@@ -113,19 +127,36 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise LabError(f"{str(checkpoint / 'trainer.json')!r} is damaged ({error}). Resume from another one.") from None
 
 
-def check_same_config(config: ResolvedConfig, checkpoint: Path) -> None:
-    """Refuses, before data are read, to go on with a run under another configuration, and says what differs."""
+def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
+    """
+    The configuration of a run that goes on, with the learning rate that was found when it began. Refuses, before data are
+    read, to go on under another configuration, and says what differs.
+    """
     state = read_state(checkpoint)
+    if config.mixed_precision is None and state.get("mixed_precision") == "no":
+        # A run of float32, of an earlier version or on a CPU, stays one where bf16 would be the default now.
+        launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        config = dataclasses.replace(config, mixed_precision="no" if launched == "no" else None)
+    if config.auto_learning_rate:
+        learning_rate = state["config"]["learning_rate"]
+        config = dataclasses.replace(config, learning_rate=learning_rate, auto_learning_rate=False)
     # Checkpoints of earlier versions lack what was added since, and were trained without it.
     saved = {**defaults_of(TrainingConfig), **state["config"]}
     # What may change is compared in other ways where it matters: the batch as a whole, the model by its configuration.
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
     if saved["on_divergence"] != "stop":  # they say where a run goes back to
         fixed += ("checkpointing_steps", "checkpoints_total_limit")
-    if state.get("rollbacks"):
+    if state.get("rollbacks") and _rule_but_limit(saved["on_divergence"]) != _rule_but_limit(config.on_divergence):
         fixed += ("on_divergence",)
     current = {f"--{name}": value for name, value in config.to_dict().items() if name in fixed}
     check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
+    return config
+
+
+def _rule_but_limit(on_divergence: str) -> tuple[str, dict[str, Any]]:
+    """What a run did when it diverged, without how often it may."""
+    name, kwargs = parse_spec(on_divergence)
+    return name, {key: value for key, value in kwargs.items() if key != "max_rollbacks"}
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
@@ -135,8 +166,14 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
         f"{name}: {saved.get(name)!r} then, {value!r} now" for name, value in now.items() if saved.get(name) != value
     ]
     if differing:
+        remedy = "Resume with the arguments of that run, or start a new one in another --output_dir."
+        if "order" in _stream_of(now) and "order" not in _stream_of(saved):
+            remedy = "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
         raise LabError(
-            f"{str(checkpoint)!r} belongs to another run; these differ:\n  "
-            + "\n  ".join(differing)
-            + "\nResume with the arguments of that run, or start a new one in another --output_dir."
+            f"{str(checkpoint)!r} belongs to another run; these differ:\n  " + "\n  ".join(differing) + f"\n{remedy}"
         )
+
+
+def _stream_of(facts: dict[str, Any]) -> dict[str, Any]:
+    """What is known of the shards and rows of a stream, and of their order."""
+    return facts.get("data", {}).get("stream") or {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import LabError, warn
 from ..core.files import OLD, append_line, remove, remove_leftovers, sync, temporary_beside, write_text
-from ..core.manifest import MANIFEST, file_sums, find_damage
+from ..core.manifest import MANIFEST, find_damage
 from .kinds.select import components
 
 # What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
@@ -63,14 +63,19 @@ class RunFolder:
                 "by --resume_from_checkpoint latest, which starts anew if no checkpoint is left."
             )
 
-    def log_sums(self) -> dict[str, Any]:
-        """Size and hash of the log, for a checkpoint; it is on the disk then."""
+    def log_size(self) -> int:
+        """Bytes of the log until now, for [`log_sums`]."""
         self.check_log()
-        if not self.metrics_file.exists():
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+
+    def log_sums(self, size: int) -> dict[str, Any]:
+        """Size and hash of the log when it had so many bytes, for a checkpoint; they are on the disk then."""
+        if not size:
             return {"size": 0}
         sync(self.metrics_file)
         sync(self.lab)
-        return file_sums(self.metrics_file)
+        with self.metrics_file.open("rb") as file:
+            return {"size": size, "sha256": hashlib.sha256(file.read(size)).hexdigest()}
 
     def check_log_until(self, checkpoint: Path) -> None:
         """Raises a `LabError` if the log does not begin as it was when a checkpoint was written."""

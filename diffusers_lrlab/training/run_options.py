@@ -59,7 +59,35 @@ class LoopConfig:
         at_most=1_000_000,
     )
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
-        None, "Precision of the forward pass; accelerate's setting if not given.", UPDATE, may_change_on_resume=True
+        None,
+        "Precision of the forward pass; accelerate's setting if not given, else bf16 on GPUs that compute in it.",
+        UPDATE,
+        may_change_on_resume=True,
+    )
+    compile: bool = option(
+        False,
+        "Compile the model with torch.compile for training, or the blocks that it declares to repeat: faster after a first "
+        "minute, and rounded in another way. `accelerate launch --dynamo_backend` chooses another backend than inductor.",
+        UPDATE,
+        may_change_on_resume=True,  # what was used is compared
+        study="no",
+        omit_default=True,
+    )
+    channels_last: bool = option(
+        False,
+        "Keep the model's convolutions and the images channels last, which 16-bit convolutions of GPUs are fastest with; "
+        "rounded in another way.",
+        UPDATE,
+        kinds=("images",),
+        omit_default=True,
+    )
+    allow_tf32: bool = option(
+        False,
+        "Multiply float32 matrices in TF32, on NVIDIA GPUs from Ampere on: faster, with 10 bits of mantissa in the place "
+        "of 23. Convolutions do so anyway, as torch has it.",
+        UPDATE,
+        study="no",
+        omit_default=True,
     )
     seed: int = option(
         0,
@@ -159,6 +187,13 @@ class OutputConfig:
     checkpointing_steps: int = option(
         500, "Updates between checkpoints to resume from.", OUTPUT, study="arm", at_least=1, at_most=MOST_UPDATES
     )
+    checkpointing_min_seconds: float = option(
+        0.0,
+        "Least time between checkpoints, for slow disks: one that is due sooner is left out, but for the last one.",
+        OUTPUT,
+        at_least=0,
+        at_most=1e6,
+    )
     checkpoints_total_limit: int | None = option(
         3,
         "Checkpoints that are kept, oldest removed first; more would only fill the disk (upstream keeps all; here 0 does).",
@@ -205,6 +240,15 @@ class OutputConfig:
         False,
         "Before training, overfit one batch in 150 updates, and stop if the loss does not fall to half.",
         THIS_START,
+        needs=(A_RUN,),
+    )
+    profile: int | None = option(
+        None,
+        "Updates to profile after the first 7: where their time goes is printed, and lrlab/profile.json.gz is a trace of "
+        "them for Perfetto. Training is the same, and slower meanwhile.",
+        THIS_START,
+        at_least=1,
+        at_most=50,
         needs=(A_RUN,),
     )
     dry_run: bool = option(

@@ -37,22 +37,33 @@ class Stepper:
 
     def __call__(self, loss: torch.Tensor) -> None:
         """Backward, and at the last micro-batch of an update clipping and a step."""
-        accelerator = self.accelerator
+        self.backward(loss)
+        if not self.accelerator.sync_gradients:
+            return
+        self.norm = self.clip()
+        self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
+        self.take_step()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        if self.is_plain:
+            steps = self.accelerator.gradient_accumulation_steps
+            (loss if steps == 1 else loss / steps).backward()
+        else:
+            self.accelerator.backward(loss)
+
+    def clip(self) -> torch.Tensor:
+        """The norm of the gradients before they are clipped."""
+        if self.is_plain:
+            return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        norm = self.accelerator.clip_grad_norm_(self.parameters, self.max_norm)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def take_step(self) -> None:
+        """The optimizer's, unless the update is skipped; the gradients are gone afterwards."""
+        if not self.was_skipped:
+            (self.optimizer.optimizer if self.is_plain else self.optimizer).step()
         if not self.is_plain:
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                self.norm = accelerator.clip_grad_norm_(self.parameters, self.max_norm)
-                self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
-            if not self.was_skipped:
-                self.optimizer.step()
             self.optimizer.zero_grad()
             return
-        (loss / accelerator.gradient_accumulation_steps).backward()
-        if not accelerator.sync_gradients:
-            return
-        self.norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
-        self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
-        if not self.was_skipped:
-            self.optimizer.optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import LabError, did_you_mean
+from ..core.errors import LabError, did_you_mean, failures_located
 from .run_folder import PROJECT
 
 if TYPE_CHECKING:
@@ -72,13 +72,14 @@ def start_trackers(
         tracker_class, run_id = LOGGER_TYPE_TO_CLASS[each], (resumed or {}).get(each)
         place = [str(logs)] if tracker_class.requires_logging_directory else []
         arguments = own.get(each, {})
-        tracker = tracker_class(PROJECT, *place, **arguments, **_going_on(each, run_id))
-        tracker.start()
-        if run_id is not None and tracker_ids([tracker]) != {each: run_id}:  # trackio took the newest run of this name
-            tracker.finish()
-            tracker = tracker_class(PROJECT, *place, **arguments)
+        with failures_located(f"The tracker {each!r}", ". Mend that, or leave it out of --logger."):
+            tracker = tracker_class(PROJECT, *place, **arguments, **_going_on(each, run_id))
             tracker.start()
-        tracker.store_init_configuration(known)
+            if run_id is not None and tracker_ids([tracker]) != {each: run_id}:  # trackio took the newest run of this name
+                tracker.finish()
+                tracker = tracker_class(PROJECT, *place, **arguments)
+                tracker.start()
+            tracker.store_init_configuration(known)
         trackers.append(tracker)
     return trackers
 

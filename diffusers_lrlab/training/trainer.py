@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,18 @@ from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
 from ..data.batches import to_device
 from ..data.loading import TrainingData
+from ..diagnostics.observer import TimestepObserver
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
-from .checkpoints import load_checkpoint, register_model_format, save_checkpoint
-from .diagnostics.observer import TimestepObserver
+from .checkpoints import CheckpointWriter, load_checkpoint, register_model_format, remove_old_checkpoints
+from .compiling import prepare_compiled
 from .divergence import SkippedUpdates, find_nonfinite
 from .interrupts import InterruptGuard
 from .logged_run import LoggedRun
 from .plan import Plan
 from .run_folder import RunFolder
 from .samples import draw_samples, save_pipeline
+from .sharding import gather_whole, is_sharded, shard_average
 from .stepping import Stepper, do_one_update
 
 _LOOKS = 50  # for learning-rate warnings, over a run
@@ -33,14 +35,19 @@ _LOOKS = 50  # for learning-rate warnings, over a run
 class Trainer(LoggedRun):
     """A run, and the loop over its updates."""
 
+    _whole: Any = None  # in the place of a model that is sharded
     on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved in the middle
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
         super().__init__(plan, data, accelerator, folder)
         config, device = plan.config, accelerator.device
-        self.make_parts(device)
+        sharded = is_sharded(accelerator)
+        self.make_parts(device, has_average=not sharded)
         self._hooks = register_model_format(accelerator, self.kind.component)
-        self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
+        self.checkpoints = CheckpointWriter(accelerator, config, folder)
+        self.model, self.optimizer = prepare_compiled(accelerator, self.model, self.optimizer)
+        if sharded and config.use_ema:
+            self.average = shard_average(self.bare_model, device, config.ema_form)
         self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
         self.objective = Objective.of(
             self.objective_spec, self.process, plan.layout, plan.num_updates, device, accelerator.gather
@@ -58,7 +65,24 @@ class Trainer(LoggedRun):
 
     @property
     def bare_model(self) -> Any:
-        return self.accelerator.unwrap_model(self.model)
+        return self._whole or self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Model and average are whole inside this block, also where they are sharded; all processes enter it."""
+        if not is_sharded(self.accelerator) or self._whole is not None:
+            yield
+            return
+        average = self.average
+        self._whole, self.average = gather_whole(self, self.accelerator, self.bare_model)
+        try:
+            yield
+        finally:
+            self._whole, self.average = None, average
+
+    def to_device(self, images: torch.Tensor) -> torch.Tensor:
+        images = to_device(images, self.accelerator.device)
+        return images.contiguous(memory_format=torch.channels_last) if self.config.channels_last else images
 
     def do_update(self, images: torch.Tensor) -> bool:
         """One optimizer update on this process's share of images; `False` if fp16 overflowed and it has to be repeated."""
@@ -66,7 +90,7 @@ class Trainer(LoggedRun):
         timesteps = self.objective.draw(self.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
         weights = self.objective.weights(local, self.update)
-        images = to_device(images, device)
+        images = self.to_device(images)
         loss, unweighted = torch.zeros((), device=device), []
         for step, noise in enumerate(self.objective.noise(self.update, images)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
@@ -99,7 +123,7 @@ class Trainer(LoggedRun):
         pace, hide = 0.2 if is_watched() else 10, not self._shows
         bar = tqdm(total=plan.num_updates, initial=self.update, desc="train", unit="update", disable=hide, mininterval=pace)
         self.step.skips_bad = config.skip_bad_updates is not None
-        with InterruptGuard() as guard, bar:
+        with InterruptGuard() as guard, bar, self.checkpoints:
             if self.rollbacks.rule is not None and self.update == 0:
                 self.save()  # to have something to go back to
             elif self.rollbacks.rule is not None and self.rollbacks.first_loss is None:  # the rule came later
@@ -135,14 +159,17 @@ class Trainer(LoggedRun):
             if self.at_interval(config.logging_steps):
                 self.log_row(lr, momentum, bar)
             self.training_seconds += time.perf_counter() - started
+            self.checkpoints.check()
             self._at_boundary()
             if signal_number := guard.received():
                 raise Interrupted(signal_number, self._save_or_last())
             # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
-            if self.at_interval(config.checkpointing_steps):
+            if self.update == self.plan.num_updates:
                 checkpoint = self.save()
-                if signal_number := guard.received():  # while it was written, which may have been after the last update
+                if signal_number := guard.received(now=True):  # while it was written
                     raise Interrupted(signal_number, checkpoint)
+            elif self.update % config.checkpointing_steps == 0 and self.checkpoints.is_due():
+                self.save(waits=False)
             yield self.update
             started = time.perf_counter()
 
@@ -159,21 +186,23 @@ class Trainer(LoggedRun):
         if self.observer is not None and config.timestep_grad_every and self.update % config.timestep_grad_every == 0:
             self.observer.measure_gradients(self.update, self.bare_model)
         if self.validation and self.at_interval(plan.validation_updates):
-            self.validate()
+            with self.whole_weights():
+                self.validate()
         if self.accelerator.is_main_process and self.at_interval(max(1, plan.num_updates // _LOOKS)):
             self.warn_of_lr()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
-        if (
-            plan.due(config.save_images_epochs, self.update, default_times=plan.num_previews)
-            and self.accelerator.is_main_process
-        ):
-            with self.averaged_weights():
-                samples = draw_samples(self, config.eval_batch_size)
-            self.keep_samples(samples)
+        if plan.due(config.save_images_epochs, self.update, default_times=plan.num_previews):
+            with self.whole_weights():
+                if self.accelerator.is_main_process:
+                    with self.averaged_weights():
+                        samples = draw_samples(self, config.eval_batch_size)
+                    self.keep_samples(samples)
         is_pushed = config.hub_push_every is not None and self.update % config.hub_push_every == 0
         if is_pushed or (config.save_model_epochs and plan.due(config.save_model_epochs, self.update, 0)):
             self.save_result()
+            if self.on_saved:
+                self.checkpoints.finish()  # an upload looks through the folder, which is to hold still
             if self.on_saved and self.accelerator.is_main_process:
                 self.on_saved(self.update)
 
@@ -188,22 +217,32 @@ class Trainer(LoggedRun):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.sums = torch.tensor(state["sums"][self.accelerator.process_index], device=self.accelerator.device)
+        # Of another number of processes, the mean, which is all that becomes of them.
+        sums, rank = torch.tensor(state["sums"], device=self.accelerator.device), self.accelerator.process_index
+        self.sums = sums[rank] if len(sums) == self.accelerator.num_processes else sums.mean(0)
         # Earlier versions had neither.
         self.skipped, self.rollbacks.done = SkippedUpdates(**state.get("skipped_updates", {})), state.get("rollbacks", [])
         self.rollbacks.first_loss = state.get("first_loss") or self.rollbacks.first_loss
         if self.observer is not None:
             self.observer.load_state_dict(state["observer"], self.update)
 
-    def save(self) -> Path:
-        """Writes a checkpoint; raises `Diverged` in the place of one that is of no use."""
+    def diverged(self, what: str = "The loss is not finite") -> Diverged:
+        self.checkpoints.finish()  # the message names the last one
+        return super().diverged(what)
+
+    def save(self, waits: bool = True) -> Path:
+        """
+        Writes a checkpoint; raises `Diverged` in the place of one that is of no use. Training may go on before it is written
+        if this does not wait.
+        """
         if part := find_nonfinite(self, loss=self.sums):
             raise self.diverged(f"The {part} of the run is not finite")
         if self.rollbacks.rule is not None and (exploded := self.rollbacks.explosion(self.mean_losses()[1])):
             raise self.diverged(exploded)
-        if self.observer is not None:
-            self.observer.write()
-        return save_checkpoint(self.accelerator, self, self.folder)
+        path = self.checkpoints.begin(self, None if self.observer is None else self.observer.log.table)
+        if waits:
+            self.checkpoints.finish()
+        return path
 
     def _save_or_last(self) -> Path:
         """A checkpoint of now; if that is not finite, the last one: what comes after it happens again on resuming."""
@@ -216,9 +255,11 @@ class Trainer(LoggedRun):
 
     def resume(self, checkpoint: Path) -> None:
         load_checkpoint(self.accelerator, self, checkpoint, self.folder)
+        if self.accelerator.is_main_process:
+            remove_old_checkpoints(self.folder, self.config)
 
     def save_result(self) -> None:
-        with self.averaged_weights():
+        with self.whole_weights(), self.averaged_weights():
             if not all(parameter.isfinite().all() for parameter in self.bare_model.parameters()):
                 raise self.diverged()
             if self.accelerator.is_main_process:

@@ -11,7 +11,6 @@ import numpy as np
 from ...core.errors import LabError
 from ...core.registry import Registry
 from ...models.registry import denoiser_arguments, denoiser_class
-from ..choices import given_kwargs
 from ..config import ResolvedConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class DataKind(ABC):
         if config.gradient_checkpointing and not self.model_class()._supports_gradient_checkpointing:
             raise LabError(f"--gradient_checkpointing: the denoiser {config.denoiser!r} does not support it. Leave it out.")
         of_data = self.arguments_of_data(config, data)
-        return denoiser_arguments(config.denoiser, given_kwargs(config, "denoiser"), of_data, self.name)
+        return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, self.name)
 
     def describe_model(self, model_config: dict[str, Any]) -> str:
         return f"{self.model_class().__name__}({', '.join(f'{key}={value}' for key, value in model_config.items())})"

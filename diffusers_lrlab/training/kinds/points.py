@@ -26,6 +26,7 @@ _DEFAULTS: dict[str, Any] = {
     "ddpm_beta_schedule": "linear",
     "frechet_samples": 0,
     "eval_batch_size": 2000,
+    "dataloader_num_workers": 0,
 }
 _LOSS_BATCH = 10_000  # a pass takes little memory, and small ones take long
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...evaluation.evaluate import evaluate
 from ..base_run import BaseRun
 from ..config import ResolvedConfig
 from ..kinds.base import DataKind
@@ -42,6 +41,8 @@ class Results(ABC):
         Results of a finished run, from [`samples_to_evaluate`], besides the losses in its log: these metrics, or those of
         every run if none are named.
         """
+        from ...evaluation.evaluate import evaluate  # and scipy, which training does without
+
         return evaluate(run, samples, metrics)
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:

@@ -3,29 +3,23 @@
 `lrlab/timesteps.parquet` is written whole at checkpoints and at the end, and read back to go on.
 """
 
+from __future__ import annotations
+
+import functools
+import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
-from ...core.files import atomic_file
-from ...timesteps.sampling import TimestepSampler
+from ..core.files import atomic_file
+from ..timesteps.sampling import TimestepSampler
 
-SCHEMA = pa.schema(
-    [
-        ("update", pa.int64()),
-        *((name, pa.int32()) for name in ("bin", "first_timestep", "last_timestep")),
-        ("num_samples", pa.int64()),
-        *((name, pa.float64()) for name in ("share", "asked_share", "loss_mean", "loss_variance")),
-        ("loss_spike", pa.bool_()),
-        *((name, pa.float64()) for name in ("validation_loss", "validation_loss_ema", "grad_norm", "grad_noise_scale")),
-    ]
-)
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # A loss is a spike if its logarithm is this many robust standard deviations above the median of the rows before.
 _SPIKE_DEVIATIONS = 8.0
@@ -33,14 +27,40 @@ _SPIKE_WINDOW = 50
 _SPIKE_MIN_ROWS = 20
 
 
+@functools.cache
+def table_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("update", pa.int64()),
+            *((name, pa.int32()) for name in ("bin", "first_timestep", "last_timestep")),
+            ("num_samples", pa.int64()),
+            *((name, pa.float64()) for name in ("share", "asked_share", "loss_mean", "loss_variance")),
+            ("loss_spike", pa.bool_()),
+            *((name, pa.float64()) for name in ("validation_loss", "validation_loss_ema", "grad_norm", "grad_noise_scale")),
+        ]
+    )
+
+
 def write_timesteps(table: pa.Table, path: Path) -> None:
+    import pyarrow.parquet as pq
+
     with atomic_file(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
 def read_timesteps(path: Path) -> pa.Table:
     """The table that was written; an empty one if there is no file."""
-    return pq.read_table(path, schema=SCHEMA) if path.exists() else SCHEMA.empty_table()
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path, schema=table_schema()) if path.exists() else table_schema().empty_table()
+
+
+def table_of_rows(rows: list[dict[str, Any]]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pylist(rows, table_schema())
 
 
 def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
@@ -48,12 +68,17 @@ def bin_starts(num_bins: int, num_train_timesteps: int) -> np.ndarray:
     return -(-np.arange(num_bins + 1) * num_train_timesteps // num_bins)
 
 
+def one_hot_bins(starts: np.ndarray) -> torch.Tensor:
+    """Which bin each timestep is in: float64 of shape `(T, bins)`."""
+    bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
+    return torch.nn.functional.one_hot(bins, len(starts) - 1).double()
+
+
 class TimestepLosses:
     """Number, sum and sum of squares of the losses in each bin of [`bin_starts`], of this process."""
 
     def __init__(self, starts: np.ndarray, device: torch.device):
-        bins = torch.repeat_interleave(torch.arange(len(starts) - 1), torch.from_numpy(np.diff(starts)))
-        self.one_hot = torch.nn.functional.one_hot(bins, len(starts) - 1).double().to(device)
+        self.one_hot = one_hot_bins(starts).to(device)
         self.sums = torch.zeros(3, len(starts) - 1, dtype=torch.float64, device=device)
 
     def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
@@ -90,11 +115,19 @@ class SpikeDetector:
 
 
 class TimestepLog:
-    """The rows of `lrlab/timesteps.parquet`, kept as columns: a long run has a million of them."""
+    """
+    The rows of `lrlab/timesteps.parquet`, kept as columns: a long run has a million of them.
+
+    Attributes:
+        labels: The timesteps of each bin in words.
+        last_means: The mean losses that were added last, by label; NaN in bins without images.
+    """
 
     def __init__(self, num_bins: int, num_train_timesteps: int):
         self.starts = bin_starts(num_bins, num_train_timesteps)
-        self._table = SCHEMA.empty_table()
+        self.labels = [f"{first} to {next_one - 1}" for first, next_one in itertools.pairwise(self.starts)]
+        self.last_means = dict.fromkeys(self.labels, math.nan)
+        self._table: pa.Table | None = None
         self._fresh: list[dict[str, Any]] = []
         self._spikes = SpikeDetector(num_bins)
 
@@ -104,14 +137,20 @@ class TimestepLog:
 
     @property
     def table(self) -> pa.Table:
-        """Everything so far, by the columns of `SCHEMA`; what a row does not have is null."""
+        """Everything so far; what a row does not have is null."""
+        import pyarrow as pa
+
+        if self._table is None:
+            self._table = table_schema().empty_table()
         if self._fresh:
-            self._table = pa.concat_tables([self._table, pa.Table.from_pylist(self._fresh, SCHEMA)]).combine_chunks()
+            self._table = pa.concat_tables([self._table, pa.Table.from_pylist(self._fresh, table_schema())]).combine_chunks()
             self._fresh = []
         return self._table
 
     @property
     def num_spikes(self) -> int:
+        import pyarrow.compute as pc
+
         return pc.sum(self.table["loss_spike"]).as_py() or 0
 
     def _add(self, update: int, columns: dict[str, Any]) -> None:
@@ -120,22 +159,30 @@ class TimestepLog:
             row["last_timestep"] = int(self.starts[index + 1]) - 1
             self._fresh.append({**row, **{key: values[index] for key, values in columns.items()}})
 
-    def add_losses(self, update: int, sums: torch.Tensor, expected: np.ndarray) -> list[int]:
+    def add_losses(self, update: int, sums: torch.Tensor, expected: np.ndarray | None) -> list[int]:
         """
         Adds what all processes summed up to and including `update`, as [`TimestepLosses`] do, beside the probabilities
-        `(T,)` expected of these updates. Returns the bins whose loss is a spike.
+        `(T,)` expected of these updates, if they are known. Returns the bins whose loss is a spike.
         """
         counts, totals, squares = sums.numpy()
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals / counts
             variances = np.maximum(squares / counts - means**2, 0)
+        return self.add_means(update, counts, means, variances, expected)
+
+    def add_means(
+        self, update: int, counts: np.ndarray, means: np.ndarray, variances: np.ndarray, expected: np.ndarray | None
+    ) -> list[int]:
+        """The same where the numbers, means and variances of the losses in each bin are known: each of shape `(bins,)`."""
         spikes = self._spikes.flag(means).tolist()
+        self.last_means = dict(zip(self.labels, means.tolist(), strict=True))
+        asked = [None] * len(means) if expected is None else np.add.reduceat(expected, self.starts[:-1]).tolist()
         self._add(
             update,
             {
                 "num_samples": counts.astype(int).tolist(),
                 "share": (counts / counts.sum()).tolist(),
-                "asked_share": np.add.reduceat(expected, self.starts[:-1]).tolist(),
+                "asked_share": asked,
                 "loss_mean": _without_nan(means),
                 "loss_variance": _without_nan(variances),
                 "loss_spike": spikes,
@@ -153,12 +200,14 @@ class TimestepLog:
                 columns[name] = _without_nan(np.bincount(bins, values, minlength=self.num_bins) / counts)
         self._add(update, columns)
 
-    def add_gradients(self, update: int, norms: list[float], noise_scales: list[float]) -> None:
-        columns = {"grad_norm": norms, "grad_noise_scale": noise_scales}
+    def add_gradients(self, update: int, norms: Sequence[float], noise_scales: Sequence[float] | None = None) -> None:
+        columns = {"grad_norm": norms, "grad_noise_scale": [math.nan] * len(norms) if noise_scales is None else noise_scales}
         self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
 
     def restore(self, table: pa.Table, update: int) -> None:
         """Goes back to the rows that were there when `update` updates were done."""
+        import pyarrow.compute as pc
+
         # Rows of losses are of the last update that is in them; the others, of the updates that were done before.
         at_update = pc.and_(pc.equal(table["update"], update), pc.is_null(table["num_samples"]))
         self._table = table.filter(pc.or_(pc.less(table["update"], update), at_update))

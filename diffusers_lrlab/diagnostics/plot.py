@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ...core.plotting import new_figure, save_figure
+from ..core.plotting import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,8 +57,9 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     if is_density:
         uniform = (np.diff(rows.edges) / rows.edges[-1])[:, None]
         values = values / uniform
-        # One scale for what was expected and what was drawn, with uniform in its middle unless more is needed.
-        norm: Normalize = Normalize(0, max(2.0, np.nanmax(_thinned(*rows.grid("asked_share"))[1] / uniform)))
+        # One scale for what was expected, where that is known, and drawn; uniform is its middle unless more is needed.
+        most = _thinned(*rows.grid("asked_share" if rows.has("asked_share") else key))[1] / uniform
+        norm: Normalize = Normalize(0, max(2.0, np.nanmax(most)))
     elif len(positive):
         values = np.ma.masked_less_equal(values, 0)
         norm = LogNorm(positive.min(), max(positive.max(), positive.min() * 1.01))
@@ -101,8 +102,8 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
     axes.legend(fontsize=7, frameon=False)
 
 
-def plot_timesteps(table: pa.Table, path: Path) -> None:
-    """Losses, gradients and density by noise level, from `lrlab/timesteps.parquet`."""
+def plot_timesteps(table: pa.Table, path: Path, other_titles: dict[str, str] | None = None) -> None:
+    """Losses, gradients and density by noise level, from `lrlab/timesteps.parquet`; titles by column."""
     rows = _Rows(table)
     pairs = [("loss_mean", "validation_loss"), ("asked_share", "share"), ("grad_norm", "grad_noise_scale")]
     pairs = [pair for pair in pairs if any(map(rows.has, pair))]
@@ -112,6 +113,7 @@ def plot_timesteps(table: pa.Table, path: Path) -> None:
         "share": "drawn / uniform",
         "grad_norm": "gradient norm at fixed probes",
         "grad_noise_scale": "gradient noise scale, in images",
+        **(other_titles or {}),
     }
     figure = new_figure(9, 2.5 * len(pairs), dpi=130)
     panels = figure.subplots(len(pairs), 2, squeeze=False)

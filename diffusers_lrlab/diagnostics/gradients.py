@@ -1,13 +1,14 @@
-"""Gradient norm and gradient noise scale of each noise level, from fixed images, timesteps and noise."""
+"""Gradients by noise level: at fixed images, timesteps and noise, or of the images that training draws."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...core.streams import block_randn
-from ...objective.process import NoiseProcess
+from ..core.streams import block_randn
+from ..objective.process import NoiseProcess
 
 # Fixed for every run, as the validation loss's.
 _SEED = 0
@@ -74,3 +75,23 @@ class GradientProbes:
             small += torch.stack(torch._foreach_norm(gradients)).square().sum() / _NUM_GROUPS
             torch._foreach_add_(total, gradients, alpha=1 / _NUM_GROUPS)
         return small.item(), torch.stack(torch._foreach_norm(total)).square().sum().item()
+
+
+def gradient_norms(losses: torch.Tensor, parameters: Sequence[torch.Tensor], scaler: Any = None) -> torch.Tensor:
+    """
+    Norms of the gradients of single images' losses, a backward pass for each: of shape `(num_images,)`.
+
+    What training accumulates, and the graph that it needs, stay as they are.
+
+    Args:
+        losses (`torch.Tensor`): Those of the images, with their graph, of shape `(num_images,)`.
+        parameters (`Sequence[torch.Tensor]`): What the gradients are of.
+        scaler (`torch.amp.GradScaler`, *optional*): Without its factor, gradients in float16 may vanish.
+    """
+    scale = scaler.scale if scaler is not None else lambda value: value
+    norms = []
+    for loss in losses:
+        gradients = torch.autograd.grad(scale(loss), parameters, retain_graph=True, allow_unused=True)
+        parts = torch._foreach_norm([gradient.float() for gradient in gradients if gradient is not None])
+        norms.append(torch.linalg.vector_norm(torch.stack(parts)))
+    return torch.stack(norms) / scale(torch.ones((), device=losses.device))

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...objective.objective import Objective
-from ...objective.process import NoiseProcess
+from ..objective.objective import Objective
+from ..objective.process import NoiseProcess
 from .gradients import GradientProbes
 from .timestep_log import TimestepLog, TimestepLosses, expected_probabilities, read_timesteps, write_timesteps
 
@@ -22,7 +22,7 @@ class TimestepObserver:
         self, num_bins: int, objective: Objective, process: NoiseProcess, probe_images: torch.Tensor | None, path: Path
     ):
         self.sampler, self.rank, self.path = objective.sampler, objective.layout.rank, path
-        self._gather = objective.gather
+        self._gather, self._num_processes = objective.gather, objective.layout.num_processes
         self.log = TimestepLog(num_bins, self.sampler.num_train_timesteps)
         self.losses = TimestepLosses(self.log.starts, objective.device)
         self.probes = None
@@ -60,6 +60,10 @@ class TimestepObserver:
 
     def load_state_dict(self, state: dict[str, torch.Tensor], update: int) -> None:
         """Goes back to a checkpoint, and to the rows of the file that are older."""
-        self.losses.sums.copy_(state["sums"][self.rank])
+        sums = state["sums"]
+        if len(sums) == self._num_processes:
+            self.losses.sums.copy_(sums[self.rank])
+        else:  # of a start with another number of processes; all that becomes of them is their sum
+            self.losses.sums.copy_(sums.sum(0) if self.rank == 0 else torch.zeros_like(sums[0]))
         if self.rank == 0:
             self.log.restore(read_timesteps(self.path), update)

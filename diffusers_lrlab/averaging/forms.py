@@ -1,0 +1,117 @@
+"""How fast an exponential moving average forgets: its decay as a function of the updates done, by name."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from ..core.errors import LabError
+from ..core.registry import Parameter, Registry
+from ..core.spec import format_spec, resolve_spec
+
+EMA_FORMS = Registry(
+    "EMA form",
+    common=(
+        Parameter("start_update", int, 0, "optimizer updates during which the average is a copy of the weights", "[0, 1e9]"),
+        Parameter("update_every", int, 1, "optimizer updates from one update of the average to the next", "[1, 1e9]"),
+    ),
+)
+"""
+Entries are functions `f(since, every, **parameters) -> decay` of the updates since the average began, without the one that
+was just done, and of the updates from one update of the average to the next. They take arrays, too.
+"""
+
+
+@EMA_FORMS.register(
+    "warmup_power",
+    description="1 - (1 + n / inv_gamma)^-power after n updates, as diffusers' EMAModel",
+    source="diffusers.training_utils.EMAModel",
+    parameters=(
+        Parameter("inv_gamma", float, 1.0, "updates by which the warm-up is stretched", "(0, 1e9]"),
+        Parameter("power", float, 3 / 4, "power of the warm-up", "[0, 1e9]"),
+        Parameter("max_decay", float, 0.9999, "the decay does not rise above this", "[0, 1)"),
+        Parameter("min_decay", float, 0.0, "the decay does not fall below this, after the first update", "[0, 1)"),
+        Parameter("update_after_step", int, None, "diffusers' name of start_update", "[0, 1e9]", same_as="start_update"),
+    ),
+)
+def warmup_power(
+    since: Any, every: int, inv_gamma: float, power: float, max_decay: float, min_decay: float
+) -> np.ndarray | float:
+    if min_decay > max_decay:
+        raise LabError(f"min_decay={min_decay:g} of 'warmup_power' is above max_decay={max_decay:g}. Lower it.")
+    return np.clip(1 - (1 + since / inv_gamma) ** -power, min_decay, max_decay)
+
+
+@EMA_FORMS.register(
+    "constant",
+    description="the same decay at every update",
+    source="–",
+    parameters=(Parameter("decay", float, 0.999, "of the average, at each of its updates", "[0, 1)"),),
+)
+def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
+    return decay + 0.0 * since
+
+
+@EMA_FORMS.register(
+    "power_function",
+    description="(1 - 1/n)^(gamma + 1) at update n: a profile that grows with the run, whose weights rise as t^gamma",
+    source="EDM2, arXiv 2312.02696, eqs. 123, 126 and 127",
+    parameters=(
+        Parameter("gamma", float, None, "power of the profile; in place of sigma_rel", "[0, 1e6]"),
+        Parameter(
+            "sigma_rel", float, None, "width of the profile as a share of the run; 0.1 if neither is given", "[1e-5, 0.2886]"
+        ),
+    ),
+)
+def power_function(since: Any, every: int, gamma: float | None, sigma_rel: float | None) -> np.ndarray | float:
+    if gamma is not None and sigma_rel is not None:
+        raise LabError(
+            f"'power_function' got gamma={gamma:g} and sigma_rel={sigma_rel:g}, two ways to say one thing. Drop one."
+        )
+    power = gamma_of_width(0.1 if sigma_rel is None else sigma_rel) if gamma is None else gamma
+    return (1 - np.minimum(every / (since + 1), 1.0)) ** (power + 1)
+
+
+def gamma_of_width(sigma_rel: float) -> float:
+    """The power of a profile t^gamma whose standard deviation is this share of the run: alg. 2 of EDM2."""
+    inverse = sigma_rel**-2
+    roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
+    return max(float(np.real(root)) for root in roots if abs(root.imag) < 1e-6)
+
+
+@dataclass(frozen=True)
+class EMAForm:
+    """A form of EMA with all its parameters: the decay at each update of a run."""
+
+    name: str
+    kwargs: dict[str, Any]  # all of the entry's, the common ones among them
+
+    @classmethod
+    def of(cls, spec: str, **kwargs: Any) -> Self:
+        """From a spec string, checked."""
+        form = cls(*resolve_spec(spec, kwargs, EMA_FORMS))
+        form.decay(2)  # what only its function can refuse
+        return form
+
+    def __str__(self) -> str:
+        return format_spec(self.name, self.kwargs)
+
+    @property
+    def update_every(self) -> int:
+        return int(self.kwargs["update_every"])
+
+    def decay(self, update: int) -> float:
+        """That of the average's update after so many updates of the weights: 0, which makes it a copy, at the first."""
+        since = update - 1 - self.kwargs["start_update"]
+        return float(self._of(since)) if since > 0 else 0.0
+
+    def decays(self, num_updates: int) -> np.ndarray:
+        """The decay after each update of a run, 1 where the average is not updated: float64 `(num_updates,)`."""
+        update = np.arange(num_updates)
+        since = np.maximum(update - self.kwargs["start_update"], 0)
+        decays = np.where(since == 0, 0.0, self._of(since))
+        return np.where((update + 1) % self.update_every == 0, decays, 1.0)
+
+    def _of(self, since: Any) -> Any:
+        own = {key: value for key, value in self.kwargs.items() if key not in ("start_update", "update_every")}
+        return EMA_FORMS[self.name].factory(since, self.update_every, **own)

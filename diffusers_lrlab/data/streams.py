@@ -1,0 +1,258 @@
+"""Streams: which row of which shard is image number `n` of a run, and reading it.
+
+An update's places are shared out among virtual lanes, and the shards of an epoch, in an order of its own, are laid end to
+end and cut into one stretch for each lane. A lane goes along its stretch block by block, and a block's rows come in random
+order. All of this follows from seed and number alone. So any number of processes and workers see the same order, each reads
+only its lanes, and a resumed run opens one shard a lane.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..core.errors import LabError, warn
+from ..core.hub_client import without_tokens
+from ..core.streams import stream_generator, stream_seed
+
+# In checkpoints: another order cannot go on from them. What earlier versions wrote has none.
+ORDER_VERSION = 2
+MOST_LANES = 32  # each has a shard open; a process or worker that has no lane reads nothing
+_HELD_OUT_SHARDS = 16  # that the held-out rows come from, at least, if there are so many
+_TRIES, _FIRST_WAIT, _PATIENCE = 5, 1.0, 120.0  # seconds: before the second try, doubled after each; of a read
+
+
+class Source(Protocol):
+    """Where shards are, as `shards.py` has them."""
+
+    name: str  # for messages
+    lengths: np.ndarray  # rows of each shard, int64
+
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+        """The rows of a shard with their cells, from `row` or before it on, which another read need not end."""
+
+    def fetch(self, cell: Any) -> Any:
+        """A cell with what it refers to."""
+
+
+@dataclass(frozen=True)
+class StreamOrder:
+    """The row of every image of a run."""
+
+    lengths: np.ndarray  # rows of each shard that are trained on
+    seed: int
+    global_batch: int
+    num_lanes: int
+    block_rows: int
+
+    @cached_property
+    def num_rows(self) -> int:
+        return int(self.lengths.sum())
+
+    @cached_property
+    def _period(self) -> int:
+        """Images after which the lanes come again: whole updates, so that a process has the same lanes in all of them."""
+        return self.global_batch * -(-self.num_lanes // self.global_batch)
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """The first place of each lane in a period, and the end."""
+        return -(-np.arange(self.num_lanes + 1) * self._period // self.num_lanes)
+
+    def lanes(self, numbers: np.ndarray) -> np.ndarray:
+        """The lane that each image comes from."""
+        return numbers % self._period * self.num_lanes // self._period
+
+    def _before(self, number: np.ndarray | int) -> np.ndarray:
+        """How many images of each lane have lower numbers."""
+        periods, place = np.divmod(np.asarray(number)[..., None], self._period)
+        size = np.diff(self._first)
+        return periods * size + np.clip(place - self._first[:-1], 0, size)
+
+    def blocks(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Epoch, lane, block of the lane's stretch, and place in the block, of each image."""
+        epochs, lanes = numbers // self.num_rows, self.lanes(numbers)
+        seen = self._before(numbers) - self._before(epochs * self.num_rows)
+        blocks, places = np.divmod(seen[np.arange(len(numbers)), lanes], self.block_rows)
+        return epochs, lanes, blocks, places
+
+    def stretch(self, epoch: int, lane: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Shards, and rows among those of the shard that are trained on, of a block as they lie in the lane's stretch."""
+        sizes = self._before((epoch + 1) * self.num_rows) - self._before(epoch * self.num_rows)
+        start = block * self.block_rows
+        along = int(sizes[:lane].sum()) + np.arange(start, min(start + self.block_rows, int(sizes[lane])))
+        shards, ends = _shard_order(self.seed, epoch, self.lengths.tobytes())
+        place = np.searchsorted(ends, along, side="right")
+        return shards[place], along - ends[place] + self.lengths[shards[place]]
+
+    def shuffled(self, epoch: int, lane: int, block: int, size: int) -> list[int]:
+        """The order in which the rows of a block come."""
+        generator = stream_generator(self.seed, "stream-block", epoch, lane, block)
+        return torch.randperm(size, generator=generator).tolist()
+
+
+@lru_cache(maxsize=4)
+def _shard_order(seed: int, epoch: int, lengths: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """The shards of an epoch, and where each ends when they lie end to end."""
+    sizes = np.frombuffer(lengths, np.int64)
+    shards = torch.randperm(len(sizes), generator=stream_generator(seed, "stream-shards", epoch)).numpy()
+    return shards, sizes[shards].cumsum()
+
+
+def choose_held_out(lengths: np.ndarray, num: int, seed: int) -> dict[int, np.ndarray]:
+    """Rows to hold out, in order, by their shard: of some shards, so that few are read for them."""
+    if not len(lengths):
+        return {}
+    ranked = sorted(range(len(lengths)), key=lambda shard: stream_seed(seed, "held-out-shard", shard))
+    rows_so_far = lengths[ranked].cumsum()
+    most = max(_HELD_OUT_SHARDS, int(np.searchsorted(rows_so_far, 5 * num)) + 1)
+    shards = np.array(sorted(ranked[:most]))
+    chosen = torch.randperm(int(lengths[shards].sum()), generator=stream_generator(seed, "held-out"))[:num].sort()[0].numpy()
+    ends = lengths[shards].cumsum()
+    place = np.searchsorted(ends, chosen, side="right")
+    rows = chosen - ends[place] + lengths[shards[place]]
+    return {int(shard): rows[shards[place] == shard] for shard in np.unique(shards[place])}
+
+
+class ShardReader:
+    """Reads rows of shards in ascending order, for several readers at once that are known by a key."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self._open: dict[Any, tuple[int, int, Iterator[tuple[int, Any]]]] = {}  # by key: shard, next row, the rest
+
+    def read(self, key: Any, shard: int, rows: list[int]) -> list[Any]:
+        """The cells of ascending rows; what fails or hangs is tried again, and then an error."""
+        wait = _FIRST_WAIT
+        for last in [False] * (_TRIES - 1) + [True]:
+            try:
+                passed = _never_silent(_PATIENCE, self._advance(key, shard, rows))
+                return [cell for is_asked, cell in passed if is_asked]
+            except LabError:
+                raise
+            except Exception as error:  # sources raise errors of fsspec, pyarrow, httpx and of the system
+                text = without_tokens(f"{type(error).__name__}: {error}").partition("\n")[0]
+                failure = f"Shard {shard} of {self.source.name!r} could not be read ({text})"
+                if last:
+                    raise LabError(
+                        f"{failure}, {_TRIES} times. Go on by --resume_from_checkpoint latest when it can be read again."
+                    ) from error
+                warn(f"{failure}; the next try is in {wait:g} seconds.")
+                time.sleep(wait)
+                wait *= 2
+
+        raise AssertionError  # the last try returns or raises
+
+    def _advance(self, key: Any, shard: int, rows: list[int]) -> Iterator[tuple[bool, Any]]:
+        """Whether it is asked for, and if so its cell, for each row that is passed on the way to the last."""
+        at = self._open.pop(key, None)
+        cells = at[2] if at and at[0] == shard and at[1] <= rows[0] else self.source.open(shard, rows[0])
+        found = 0
+        for row, cell in cells:
+            if row != rows[found]:
+                yield False, None
+                continue
+            yield True, self.source.fetch(cell)
+            found += 1
+            if found == len(rows):
+                if row + 1 < self.source.lengths[shard]:
+                    self._open[key] = (shard, row + 1, cells)
+                return
+        raise LabError(
+            f"Shard {shard} of {self.source.name!r} ends before its row {rows[found]}, so it has changed since it was "
+            "counted. Start a new run."
+        )
+
+
+def _never_silent(seconds: float, items: Iterator[Any]) -> list[Any]:
+    """All items, or a `TimeoutError` if none comes for so long; a thread that hangs is left alone."""
+    found: list[Any] = []
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            for item in items:
+                found.append(item)
+            ended.put(None)
+        except BaseException as error:  # raised again below
+            ended.put(error)
+
+    Thread(target=run, daemon=True, name="read a shard").start()
+    while True:
+        before = len(found)
+        try:
+            error = ended.get(timeout=seconds)
+        except Empty:
+            if len(found) > before:
+                continue
+            raise TimeoutError(f"nothing was read for {seconds:g} seconds") from None
+        if error is not None:
+            raise error
+        return found
+
+
+class BlockReader:
+    """The cells of images by their number, one block a lane at a time."""
+
+    def __init__(self, stream: "ShardedStream", global_batch: int):
+        self.order, self.held_out = stream.order(global_batch), stream.held_out
+        self.shards = ShardReader(stream.source)
+        self._blocks: dict[int, tuple[tuple[int, int], list[Any]]] = {}  # by lane: epoch and block, and its cells
+
+    def find(self, numbers: list[int]) -> Iterator[tuple[list[Any], int]]:
+        """For each number the cells of its block in their order, and its place among them."""
+        found = self.order.blocks(np.asarray(numbers, np.int64))
+        for epoch, lane, block, place in zip(*(part.tolist() for part in found), strict=True):
+            if self._blocks.get(lane, (None,))[0] != (epoch, block):
+                self._blocks[lane] = ((epoch, block), self._read(epoch, lane, block))
+            yield self._blocks[lane][1], place
+
+    def _read(self, epoch: int, lane: int, block: int) -> list[Any]:
+        shards, rows = self.order.stretch(epoch, lane, block)
+        cells: list[Any] = []
+        for shard, group in groupby(zip(shards.tolist(), rows.tolist(), strict=True), key=lambda each: each[0]):
+            kept = np.array([row for _, row in group])
+            if shard in self.held_out:
+                kept = np.delete(np.arange(self.shards.source.lengths[shard]), self.held_out[shard])[kept]
+            cells += self.shards.read(lane, shard, kept.tolist())
+        return [cells[row] for row in self.order.shuffled(epoch, lane, block, len(cells))]
+
+
+class ShardedStream:
+    """The training rows of a source. Iterating over it gives those of an epoch, spread over the shards as in training."""
+
+    def __init__(self, source: Source, column: str, num_held_out: int, held_out_seed: int, seed: int, buffer: int):
+        self.source, self.column, self.seed, self.buffer = source, column, seed, buffer
+        self.held_out = choose_held_out(source.lengths, num_held_out, held_out_seed)
+        self.lengths = source.lengths.copy()
+        for shard, rows in self.held_out.items():
+            self.lengths[shard] -= len(rows)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a checkpoint remembers: the order of images follows from this, the seed and the batch."""
+        return {"order": ORDER_VERSION, "shards": len(self.lengths), "rows": int(self.lengths.sum())}
+
+    def order(self, global_batch: int) -> StreamOrder:
+        if not self.lengths.sum():
+            raise LabError(f"The stream {self.source.name!r} has no images to train on.")
+        lanes = min(MOST_LANES, len(self.lengths))
+        return StreamOrder(self.lengths, self.seed, global_batch, lanes, max(1, self.buffer // lanes))
+
+    def held_out_rows(self) -> Iterator[dict[str, Any]]:
+        reader = ShardReader(self.source)
+        for shard, rows in self.held_out.items():
+            yield from ({self.column: cell} for cell in reader.read(0, shard, rows.tolist()))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        reader = BlockReader(self, global_batch=1)
+        for number in range(reader.order.num_rows):
+            ((cells, place),) = reader.find([number])
+            yield {self.column: cells[place]}

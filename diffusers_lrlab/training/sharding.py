@@ -1,0 +1,162 @@
+"""Models whose parameters, averages and optimizer are spread over the processes: FSDP2, by accelerate.
+
+Each process averages its own shards, without communication. What looks at the weights as a whole (validation, samples, the
+saved pipeline) gathers them first, on all processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import LabError
+from ..optimizers.entries import OPTIMIZERS
+from .config import ResolvedConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ..averaging.averages import EMA
+    from ..averaging.forms import EMAForm
+    from .base_run import BaseRun
+
+_ELEMENTWISE = ("adamw", "adam", "sgd", "nesterov", "rmsprop", "lion")  # a shard's step is that of the whole
+_STATE = "ema.json"
+
+
+def _is_asked_for(name: str) -> bool:
+    return os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() in ("1", "true")
+
+
+def fsdp_is_asked_for() -> bool:
+    """Whether the launcher wants the model sharded."""
+    return _is_asked_for("FSDP")
+
+
+def check_sharding(config: ResolvedConfig, finder: bool = False) -> None:
+    """Raises a `LabError` for a launch that shards a model in a way, or for a run, that is not supported."""
+    for name, shown in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
+        if _is_asked_for(name):
+            raise LabError(
+                f"{shown} is asked for, and cannot be used here: it steps and clips by itself, so that neither the learning "
+                "rate nor the moving average would be those of the run. Launch with `--use_fsdp --fsdp_version 2` for a "
+                "model that does not fit, or with `--multi_gpu`; `accelerate config` changes what is in a file."
+            )
+    if not fsdp_is_asked_for():
+        return
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise LabError(
+            "FSDP 1 is asked for, which hides the parameters that the moving average and the checkpoints need. Launch with "
+            "`--use_fsdp --fsdp_version 2`, or write fsdp_version: 2 into the fsdp_config of accelerate's file."
+        )
+    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
+        raise LabError("FSDP shards a model over processes, and there is one. Give --num_processes 2 or more, or no FSDP.")
+    if os.environ.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT") != "SHARDED_STATE_DICT":
+        raise LabError("Checkpoints of FSDP are written in shards here. Use `--fsdp_state_dict_type SHARDED_STATE_DICT`.")
+    if config.optimizer not in _ELEMENTWISE:
+        allowed = ", ".join(name for name in _ELEMENTWISE if name in OPTIMIZERS)
+        raise LabError(f"--optimizer {config.optimizer} has not been tried on shards. With FSDP use one of {allowed}.")
+    refused: dict[str, object] = {
+        "--learning_rate auto": config.auto_learning_rate,
+        "--sanity": config.sanity,
+        "lrlab find-lr": finder,
+    }
+    refused |= {
+        "--timestep_grad_every": config.timestep_grad_every,
+        "--mixed_precision fp16": config.mixed_precision == "fp16",
+        "--channels_last": config.channels_last,
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise LabError(f"{name} needs a whole model, and FSDP shards it. Leave it out, or launch with `--multi_gpu`.")
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    from accelerate.utils import DistributedType
+
+    return accelerator.distributed_type == DistributedType.FSDP
+
+
+def shard_on_cpu(accelerator: Accelerator) -> None:
+    """Shards on a CPU, too, which torch can: without a GPU accelerate passes over FSDP without a word."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    if fsdp_is_asked_for():
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        accelerator.state.distributed_type = DistributedType.FSDP
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+def local_shard(tensor: Any) -> Any:
+    """The part of a tensor that this process has, in the same memory; the tensor itself where it is whole."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _sharded_like(local: Any, parameter: Any) -> Any:
+    """The tensor of which `local` is this process's part, sharded as a parameter is."""
+    from torch.distributed.tensor import DTensor
+
+    how = {"run_check": False, "shape": parameter.shape, "stride": parameter.stride()}
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, **how)
+
+
+def shard_average(model: Any, device: Any, form: EMAForm) -> EMA:
+    """An [`EMA`] of the shards of a model that is sharded already, which all processes save and load together."""
+    import torch.distributed.checkpoint as dcp
+
+    from ..averaging.averages import EMA
+
+    named = dict(model.named_parameters())
+    shards = [local_shard(value.detach()).requires_grad_(value.requires_grad) for value in named.values()]
+
+    class ShardedEMA(EMA):
+        def tensors(self) -> dict[str, Any]:
+            shadows = zip(named.items(), self.ema.shadow_params, strict=True)
+            return {name: _sharded_like(shadow, parameter) for (name, parameter), shadow in shadows}
+
+        def save(self, folder: Path) -> None:
+            dcp.save(self.tensors(), checkpoint_id=folder)
+            if os.environ.get("RANK", "0") == "0":
+                own = {key: value for key, value in self.ema.state_dict().items() if key != "shadow_params"}
+                (folder / _STATE).write_text(json.dumps(own), encoding="utf-8")
+
+        def load(self, folder: Path) -> None:
+            tensors = self.tensors()
+            dcp.load(tensors, checkpoint_id=folder)
+            own = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            self.load_state_dict({**own, "shadow_params": [local_shard(value) for value in tensors.values()]})
+
+    return ShardedEMA(model, device, form, shards)
+
+
+def gather_whole(run: BaseRun, accelerator: Accelerator, sharded: Any) -> tuple[Any, EMA | None]:
+    """
+    A whole copy of the model as it is now, and its average, on the device of each process; all processes call this.
+
+    Both are for looking at: what is done to them does not reach the shards.
+    """
+    import torch
+    from accelerate.utils import convert_outputs_to_fp32
+
+    from ..averaging.averages import EMA
+
+    with torch.random.fork_rng(devices=[]):  # of the weights that the gathered ones replace
+        model = run.kind.model_class()(**run.plan.model_config).to(accelerator.device)
+    whole = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in sharded.state_dict().items()
+    }
+    model.load_state_dict(whole)
+    model.train(sharded.training)
+    if accelerator.mixed_precision != "no":
+        forward = convert_outputs_to_fp32(accelerator.autocast()(type(model).forward))
+        model.forward = MethodType(forward, model)
+    if run.average is None:
+        return model, None
+    average = EMA(model, accelerator.device, run.config.ema_form)
+    shadows = [value.full_tensor() for value in run.average.tensors().values()]  # type: ignore[attr-defined]
+    average.load_state_dict({**run.average.ema.state_dict(), "shadow_params": shadows})
+    return model, average
