@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import diffusers_lrlab
 
-from .core.errors import LabError, report_error
+from .core.errors import LabError, is_first_process, report_error
 from .core.options import MOST_UPDATES, shown_number
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
@@ -70,13 +70,17 @@ def follow_into_spawned_processes() -> None:
     spawn.get_preparation_data = get_more_preparation_data
 
 
-def run_script(path: str, arguments: list[str]) -> None:
-    """Runs a script as `python path arguments` would: `__main__`, `__file__`, `sys.argv`, `sys.path` and tracebacks."""
+def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            source = file.read()
+            return file.read()
     except OSError as error:
         raise LabError(f"Cannot read the script {path!r}: {error.strerror}. Give its path, then its arguments.") from None
+
+
+def run_script(path: str, arguments: list[str]) -> None:
+    """Runs a script as `python path arguments` would: `__main__`, `__file__`, `sys.argv`, `sys.path` and tracebacks."""
+    source = _read(path)
     file_name = os.path.abspath(path)
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=file_name, __builtins__=__builtins__, __spec__=None)
@@ -84,6 +88,25 @@ def run_script(path: str, arguments: list[str]) -> None:
     sys.argv = [path, *arguments]
     sys.path[0] = os.path.dirname(file_name)
     exec(compile(source, file_name, "exec"), main.__dict__)
+
+
+def explain_script(path: str) -> None:
+    """Prints what our options would do in a script; nothing of it is run."""
+    from .diffusers_plugin.explain import explain
+    from .diffusers_plugin.host_script import HostScript
+
+    _read(path)
+    if is_first_process():
+        sys.stdout.write(f"{explain(HostScript(path))}\n")
+
+
+def _range_test(options: argparse.Namespace) -> Any:
+    from .core.extras import require_extra
+
+    require_extra("train", "--find_lr", ("matplotlib", "scipy"))
+    from .finder.script_test import ScriptTest
+
+    return ScriptTest(options.optimizer, options.num_updates)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -97,10 +120,39 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--fix_lr_clock", action="store_true", help=fix)
     add("--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than expected an error.")
-    add("--num_updates", type=int, help="Updates of the run, if they do not follow from the script's arguments.")
+    updates = "Updates of the run, if they do not follow from the script's arguments; of the test, with --find_lr (200)."
+    add("--num_updates", type=int, help=updates)
+    add(
+        "--optimizer",
+        metavar="SPEC",
+        help="Train with this optimizer in place of the script's, on its groups of parameters.",
+    )
+    groups = "Factors on the learning rate, by patterns of parameters' names, such as 'text_encoder*=0.1,*.bias=2'."
+    add("--lr_groups", metavar="PATTERNS", help=groups)
+    add(
+        "--find_lr",
+        action="store_true",
+        help="Do not train: raise the learning rate over the first updates, and suggest one.",
+    )
     add("--timestep_sampler", metavar="SPEC", help="Draw timesteps by this sampler, where the script draws them.")
     add("--loss_weighting", metavar="SPEC", help="Weigh the loss of each image by its noise level.")
+    add("--log_timesteps", action="store_true", help="Log losses and draws by noise level, into lrlab/ of --output_dir.")
+    gradients = "Updates between measurements of gradient norms by noise level, for --log_timesteps; off if not given."
+    add("--timestep_grad_every", type=int, metavar="N", help=gradients)
+    add(
+        "--ema",
+        metavar="SPEC",
+        help="Average what is trained, a LoRA too, into lrlab/ema of --output_dir and of checkpoints.",
+    )
+    swap = "Where the average takes the place of the weights: validation, final (what the script saves at its end), both."
+    add("--ema_swap", choices=("validation", "final", "both"), help=swap)
+    held_out = "Hold this part of the script's data back, and never train on it."
+    add("--validation_fraction", type=float, metavar="F", help=held_out)
+    add("--validation_steps", type=int, metavar="N", help="Compute the loss of what is held back every N updates.")
+    resume = "Make its own --resume_from_checkpoint go on to the same bits: data, random states, whole checkpoints."
+    add("--exact_resume", action="store_true", help=resume)
     add("--strict", action="store_true", help="Make it an error if an option of ours cannot be used in this script.")
+    add("--explain", action="store_true", help="Only say what each option would do in this script, and what it does wrong.")
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
     add("script", metavar="SCRIPT.py", help="The script, as it is.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
@@ -111,21 +163,34 @@ def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = _parse(sys.argv[1:])
     try:
-        if options.num_updates is not None and not 1 <= options.num_updates <= MOST_UPDATES:
-            given = shown_number(options.num_updates)
-            raise LabError(f"--num_updates {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+        for name in ("num_updates", "timestep_grad_every"):
+            number = getattr(options, name)
+            if number is not None and not 1 <= number <= MOST_UPDATES:
+                given = shown_number(number)
+                raise LabError(f"--{name} {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+        if options.explain:
+            explain_script(options.script)
+            return
         load_plugins(options.plugins)
     except LabError as error:
         sys.exit(report_error(error))
     widen_choices()
     follow_into_spawned_processes()
+    from .diffusers_plugin.find_lr_hook import RangeTestDone
     from .diffusers_plugin.hooks import Hooks
 
     hooks: Hooks | None = None
     try:
-        hooks = Hooks(options)
+        test = _range_test(options) if options.find_lr else None
+        hooks = Hooks(options, test)
         interrupts_as_usual()
-        run_script(options.script, options.arguments)
+        try:
+            run_script(options.script, options.arguments)
+        except RangeTestDone:
+            pass
+        hooks.check_used()
+        if test is not None and hooks.find_lr is not None:
+            test.finish(hooks.find_lr)
     except LabError as error:
         sys.exit(report_error(error))
     except (Exception, KeyboardInterrupt) as error:
@@ -136,8 +201,10 @@ def main() -> None:
         traceback.print_exception(error.with_traceback(level or error.__traceback__))
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     finally:
-        if hooks is not None and int(os.environ.get("RANK", 0)) == 0:
-            sys.stderr.write(f"{hooks.report()}\n")
+        if hooks is not None and hooks.find_lr is not None:
+            hooks.find_lr.remove()
+        if hooks is not None and is_first_process() and (report := hooks.report()):
+            sys.stderr.write(f"{report}\n")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ processes, by accumulation, or by neither. Here the clock of a running script's 
 the script will do, corrected if asked, and audited at every update.
 """
 
-import argparse
 import functools
 import math
-import sys
 from typing import Any, cast
 
 import numpy as np
@@ -18,13 +16,22 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..schedules.audit import TOLERANCE
+from ..schedules.feedback import FeedbackSchedule
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, resolve_schedule
 from ..schedules.schedule import ENDLESS
 from ..schedules.scheduler import CurveLR, build
 from . import schedules as diffusers_plugin
-from .host_script import NotRecognised
-from .watched import WatchedSchedule
+from .host_run import HostRun
+from .host_script import HostScript, NotRecognised, called_in
+from .watched import WatchedFeedback, WatchedSchedule
+
+
+def recognise(script: HostScript) -> str:
+    """Where a script makes its schedule; [`NotRecognised`] if it does so without diffusers."""
+    if not script.schedule_calls:
+        raise NotRecognised("it makes its schedule without diffusers.optimization.get_scheduler")
+    return f"diffusers' get_scheduler makes the schedule ({called_in(script.schedule_calls)})"
 
 
 class HostClock:
@@ -32,87 +39,97 @@ class HostClock:
     Watches the schedules of the script that runs in this process.
 
     Args:
+        run (`HostRun`): What the script prepares.
         fix (`bool`): Whether to give them the script's real number of updates, and one step per update.
         strict (`bool`): Whether a deviation is an error.
         num_updates (`int`, *optional*): Updates of the run, if they do not follow from the script's arguments.
-        strict_hooks (`bool`): Whether it is an error if a hook does not recognise what it is for.
     """
 
-    def __init__(self, fix: bool, strict: bool, num_updates: int | None = None, strict_hooks: bool = False):
-        self.fix, self.strict, self.num_updates, self.strict_hooks = fix, strict, num_updates, strict_hooks
-        self.accelerator: Any = None  # once something is prepared
+    def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None):
+        self.run, self.fix, self.strict, self.num_updates = run, fix, strict, num_updates
+        self.compares = True  # not where rates are tested, whatever the schedule
         self.built: list[LRScheduler] = []
         self.watched: list[WatchedSchedule] = []  # those of them that follow the clock
-        self.training_loader: Any = None  # the one that was prepared together with an optimizer
-        self.arguments: dict[str, Any] = {}
+        self.followers: list[WatchedFeedback] = []  # and those that follow a loss
+        self.has_loss = False  # whether a hook shows them one, which the script does not
 
     def install(self) -> None:
-        """Hooks into the places where scripts parse arguments, build schedules and prepare them."""
-        import accelerate
+        """Hooks into the places where scripts build schedules and prepare them."""
+        from accelerate import Accelerator
         from diffusers import optimization
 
-        parse = argparse.ArgumentParser.parse_known_args
-
-        @functools.wraps(parse)
-        def parse_and_remember(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            namespace, rest = parse(parser, *args, **kwargs)
-            # A copy: scripts write the length that they compute into their namespace.
-            self.arguments = dict(vars(namespace))
-            return namespace, rest
-
-        cast(Any, argparse.ArgumentParser).parse_known_args = parse_and_remember
         functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
         diffusers_plugin.schedule_function = self._recorded
         for member, function in functions.items():
             functions[member] = self._recorded(member.value, function)
-        self._follow_preparation(accelerate.Accelerator)
+        self._follow_preparation(Accelerator)
+        self._leave_followers_to_losses()
+        self.run.on_prepared.append(self._resolve_known_clocks)
+        self.run.on_update.append(self._advance_followers)
 
     def _follow_preparation(self, accelerator_class: Any) -> None:
         """Resolves clocks when all is prepared, or before the first update if the data are prepared later or never."""
         from accelerate.scheduler import AcceleratedScheduler
-        from accelerate.state import PartialState
 
-        prepare, prepare_scheduler = accelerator_class.prepare, accelerator_class.prepare_scheduler
+        prepare_scheduler = accelerator_class.prepare_scheduler
 
         @functools.wraps(prepare_scheduler)
         def prepare_and_remember(accelerator: Any, scheduler: Any) -> Any:
+            self.run.accelerator = accelerator
             wrapper = prepare_scheduler(accelerator, scheduler)
             if watched := self._find(scheduler):
                 watched.is_prepared = True
-                watched.resolve_clock = functools.partial(self._resolve_clock, accelerator, wrapper, watched)
+                watched.resolve_clock = functools.partial(self._resolve_clock, wrapper, watched)
             elif not any(scheduler is built for built in self.built):
-                self._pass_by(accelerator, scheduler)
+                self._pass_by(scheduler)
             return wrapper
 
-        @functools.wraps(prepare)
-        def prepare_and_resolve(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
-            self.accelerator = accelerator
-            prepared = prepare(accelerator, *args, **kwargs)
-            # Scripts that make images of a class first prepare a loader for these too, without an optimizer.
-            if any(isinstance(part, Optimizer) for part in args):
-                known = {id(loader) for loader in accelerator._dataloaders}
-                loaders = [part for part in (prepared if len(args) > 1 else [prepared]) if id(part) in known]
-                self.training_loader = loaders[0] if loaders else self.training_loader
-            for watched in self.watched:
-                if watched.resolve_clock is not None and self.count_updates() is not None:
-                    watched.resolve_clock()
-            return prepared
-
         def load_or_go_on(wrapper: AcceleratedScheduler, state: dict[str, Any]) -> None:
-            watched = self._find(wrapper.scheduler)
-            if watched is None:
-                wrapper.scheduler.load_state_dict(state)
-            elif note := watched.load_state_dict(state):
-                self._warn(PartialState(), note)
+            note, scheduler = None, wrapper.scheduler
+            if watched := self._find(scheduler):
+                note = watched.load_state_dict(state)
+            elif follower := next((each for each in self.followers if each.scheduler is scheduler), None):
+                note = follower.load_state_dict(state, self._steps_per_update(wrapper))
+            else:
+                scheduler.load_state_dict(state)
+            if note:
+                self.run.warn(note)
 
         accelerator_class.prepare_scheduler = prepare_and_remember
-        accelerator_class.prepare = prepare_and_resolve
         cast(Any, AcceleratedScheduler).load_state_dict = load_or_go_on
+
+    def _leave_followers_to_losses(self) -> None:
+        """Scripts step schedules without a loss. That of schedules which follow one is left out where a hook shows it."""
+        from accelerate.scheduler import AcceleratedScheduler
+
+        step = AcceleratedScheduler.step
+
+        @functools.wraps(step)
+        def step_by_the_clock(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            is_follower = isinstance(wrapper.scheduler, FeedbackSchedule) and not args and not kwargs
+            if not is_follower or self.compares and not self.has_loss:
+                step(wrapper, *args, **kwargs)
+
+        cast(Any, AcceleratedScheduler).step = step_by_the_clock
+
+    def _advance_followers(self) -> None:
+        for follower in self.followers if self.has_loss else ():
+            follower.scheduler.advance()
+
+    def follow_loss(self, loss: float) -> None:
+        """Shows a loss of held-out data to the schedules that follow one."""
+        for follower in self.followers:
+            cast(Any, follower.scheduler).step(loss)
+
+    def _resolve_known_clocks(self) -> None:
+        for watched in self.watched:
+            if watched.resolve_clock is not None and self.count_updates() is not None:
+                watched.resolve_clock()
 
     def _find(self, scheduler: Any) -> WatchedSchedule | None:
         return next((watched for watched in self.watched if watched.scheduler is scheduler), None)
 
-    def _pass_by(self, accelerator: Any, scheduler: Any) -> None:
+    def _pass_by(self, scheduler: Any) -> None:
         """Says that a schedule was made elsewhere, such as by transformers' `get_scheduler` or by its class."""
         text = (
             f"this script makes its {type(scheduler).__name__} without diffusers.optimization.get_scheduler, so its "
@@ -121,7 +138,7 @@ class HostClock:
         if self.fix or self.strict:
             flag = "--fix_lr_clock" if self.fix else "--strict_lr_audit"
             raise LabError(f"{text[0].upper()}{text[1:]} Leave {flag} out.")
-        self._warn(accelerator, text)
+        self.run.warn(text)
 
     def _recorded(self, spec: str, host_function: Any = None) -> Any:
         """The function behind a name, which records what it builds; diffusers' own are used unless clocks are fixed."""
@@ -143,7 +160,12 @@ class HostClock:
             else:
                 scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
             self.built.append(scheduler)
-            if not schedule.follows_metric:
+            if schedule.follows_metric:
+                follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
+                self.followers.append(follower)
+                if self.has_loss and num_warmup_steps:  # in updates: scripts multiply it by the processes
+                    follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
+            else:
                 total = num_training_steps or getattr(scheduler, "plan", {}).get("num_training_steps", ENDLESS)
                 warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
                 given = Progress(0, total, warmup)
@@ -154,92 +176,89 @@ class HostClock:
 
     # --- the clock of the run ----------------------------------------------------------------------------------------
 
-    def _resolve_clock(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule) -> None:
+    def _resolve_clock(self, wrapper: Any, watched: WatchedSchedule) -> None:
         watched.resolve_clock = None
-        self.accelerator = accelerator
         num_updates = self.count_updates()
-        if not wrapper.step_with_optimizer:
-            watched.steps_per_update = accelerator.gradient_accumulation_steps
-        elif not wrapper.split_batches:
-            watched.steps_per_update = accelerator.num_processes
-        watched.own_steps_per_update, watched.num_updates = watched.steps_per_update, num_updates
+        watched.steps_per_update = watched.own_steps_per_update = self._steps_per_update(wrapper)
+        watched.num_updates = num_updates
+        if not self.compares:
+            return
         if num_updates is None:
-            self._warn(
-                accelerator,
+            self.run.warn(
                 "cannot know how many updates this script will do, so its schedule is audited by its own numbers; "
                 "give --num_updates N to diffusers_lrlab.launch.",
             )
             return
         given = watched.given
         endless = "endless" in watched.schedule.traits and given.total_updates >= ENDLESS
-        warmup = int(self.arguments.get("lr_warmup_steps", given.warmup_updates)) if given.warmup_updates else 0
+        warmup = int(self.run.arguments.get("lr_warmup_steps", given.warmup_updates)) if given.warmup_updates else 0
         if warmup >= num_updates:
             text = f"warm-up of {warmup} updates does not fit into the {num_updates} updates of this script"
             if self.fix or self.strict:
                 raise LabError(text[0].upper() + text[1:] + ". Give it a shorter one (--lr_warmup_steps).")
-            self._warn(accelerator, text + ": the learning rate will not reach its peak.")
+            self.run.warn(text + ": the learning rate will not reach its peak.")
             return
         watched.expected = Progress(0, given.total_updates if endless else num_updates, warmup)
         if self.fix:
-            self._correct(accelerator, wrapper, watched, num_updates)
+            self._correct(wrapper, watched, num_updates)
         else:
-            self._compare(accelerator, watched, num_updates)
+            self._compare(watched, num_updates)
+
+    def _steps_per_update(self, wrapper: Any) -> int:
+        """How often accelerate steps a schedule in an update, by itself."""
+        if not wrapper.step_with_optimizer:
+            return int(self.run.accelerator.gradient_accumulation_steps)
+        return 1 if wrapper.split_batches else int(self.run.accelerator.num_processes)
+
+    @property
+    def counts(self) -> bool:
+        """Whether a schedule that the script built counts its updates."""
+        return bool(self.watched or self.has_loss and self.followers)
 
     @property
     def update(self) -> int:
         """Optimizer updates done so far, by the first schedule that the script built."""
-        if not self.watched:
+        if not self.counts:
             raise LabError(
                 "The script builds no schedule by diffusers.optimization.get_scheduler, which its updates are counted by: "
                 "neither timesteps nor losses can follow them."
             )
+        if not self.watched:
+            return self.followers[0].scheduler.num_updates
         watched = self.watched[0]
         done = watched.scheduler.last_epoch // watched.steps_per_update
         return done if watched.update is None else watched.update
-
-    def refuse(self, option: str, reason: NotRecognised) -> None:
-        """Says that an option of ours leaves this script alone; an error if hooks are strict."""
-        text = f"{option} cannot be used in this script: {reason}."
-        if self.strict_hooks:
-            raise LabError(f"{text} (--strict)")
-        self.warn(text[0].upper() + text[1:] + " It is left alone.")
-
-    def warn(self, text: str) -> None:
-        from accelerate.state import PartialState
-
-        self._warn(PartialState(), text)
 
     def count_updates(self) -> int | None:
         """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
         if self.num_updates is not None:
             return self.num_updates
-        if self.arguments.get("max_train_steps"):
-            return int(self.arguments["max_train_steps"])
-        epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
+        if self.run.arguments.get("max_train_steps"):
+            return int(self.run.arguments["max_train_steps"])
+        epochs = self.run.arguments.get("num_train_epochs") or self.run.arguments.get("num_epochs")
         # One that was prepared by itself is known when the script takes batches from it.
-        loader, accelerator = self.training_loader, self.accelerator
+        loader, accelerator = self.run.training_loader, self.run.accelerator
         if loader is None and accelerator is not None:
             loader = accelerator.gradient_state.active_dataloader
         if not epochs or not hasattr(loader, "__len__"):
             return None
         return int(epochs) * math.ceil(len(loader) / accelerator.gradient_accumulation_steps)
 
-    def _correct(self, accelerator: Any, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
+    def _correct(self, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
         clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # since clocks are fixed
         watched.given, watched.steps_per_update = clock, 1
         vars(scheduler)["steps_per_update"] = 1  # saved with its state, so that a resume knows
         scheduler.replan(clock.warmup_updates, clock.total_updates)
         # What accelerate calls split batches is one step per update, whatever the batches are.
         wrapper.split_batches = wrapper.step_with_optimizer = True
-        self._warn(
-            accelerator,
+        self.run.warn(
             f"{describe_schedule(watched.schedule)} now takes {num_updates} updates, {clock.warmup_updates} of "
             "them warm-up, one step each (--fix_lr_clock).",
         )
 
-    def _compare(self, accelerator: Any, watched: WatchedSchedule, num_updates: int) -> None:
+    def _compare(self, watched: WatchedSchedule, num_updates: int) -> None:
         applied, expected = watched.lrs(num_updates)
-        if np.abs(applied - expected).max() <= TOLERANCE * watched.base_lrs[0]:
+        if np.abs(applied - expected).max() <= TOLERANCE * max(watched.base_lrs):
             return
         given, name = watched.given, describe_schedule(watched.schedule)
         steps = "once" if watched.steps_per_update == 1 else f"{watched.steps_per_update} times"
@@ -253,12 +272,7 @@ class HostClock:
         )
         if self.strict:
             raise LabError("--strict_lr_audit: " + text)
-        self._warn(accelerator, text)
-
-    def _warn(self, accelerator: Any, text: str) -> None:
-        """`accelerator` may be its `PartialState`."""
-        if accelerator.is_main_process:
-            sys.stderr.write(f"diffusers_lrlab: {text}\n")
+        self.run.warn(text)
 
     def report(self) -> str:
         """What the audit found, in a line for each schedule."""
@@ -270,5 +284,6 @@ class HostClock:
                     lines[-1] += (
                         " --fix_lr_clock left it alone: accelerate does not step it, so its length is the script's own."
                     )
+        lines += [follower.report() for follower in self.followers if follower.audit.num_updates]
         nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
         return "\n".join(f"diffusers_lrlab: {line}" for line in lines or [nothing])

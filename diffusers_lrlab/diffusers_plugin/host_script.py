@@ -13,9 +13,13 @@ from typing import Any
 
 from ..core.errors import LabError
 
-DENSITY, WEIGHTING, LOSS = "compute_density_for_timestep_sampling", "compute_loss_weighting_for_sd3", "mse_loss"
+DENSITY, WEIGHTING = "compute_density_for_timestep_sampling", "compute_loss_weighting_for_sd3"
+LOSS, SCHEDULE = "mse_loss", "get_scheduler"
 # (1 - s) * data + s * noise, and the other way round, as `ast.unparse` writes them.
 _FLOW = re.compile(r"\(1(?:\.0)? - sigmas\) \* (\w+) \+ sigmas \* (\w+)")
+
+
+_HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 class NotRecognised(LabError):
@@ -27,6 +31,7 @@ class HostScript:
 
     def __init__(self, path: str):
         self.path = os.path.abspath(path)
+        self.is_measured = False  # its functions are called for a held-out loss, which hooks leave alone
         try:
             with open(self.path, "rb") as file:
                 self.tree = ast.parse(file.read())
@@ -34,8 +39,12 @@ class HostScript:
             self.tree = ast.parse("")  # running it says what is wrong
 
     def caller(self, calls: list[ast.Call]) -> FrameType | None:
-        """The frame that called the hook which asks, if that is one of these calls of the script."""
-        frame = sys._getframe(2)
+        """The frame that called the hook which asks, perhaps through others, if it is one of these calls of the script."""
+        if self.is_measured:
+            return None
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_HOOKS) and frame.f_back is not None:
+            frame = frame.f_back
         if frame.f_code.co_filename != self.path:
             return None
         return frame if any(call.lineno <= frame.f_lineno <= (call.end_lineno or 0) for call in calls) else None
@@ -51,6 +60,57 @@ class HostScript:
             if isinstance(node, ast.Call):
                 found.setdefault(_last_name(node.func), []).append(node)
         return found
+
+    @functools.cached_property
+    def schedule_calls(self) -> list[ast.Call]:
+        """Calls of diffusers' `get_scheduler`, and not of transformers' function of that name."""
+        others = [
+            alias
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers")
+            for alias in node.names
+            if alias.name == SCHEDULE
+        ]
+        return [] if others else self.calls(SCHEDULE)
+
+    def assigns(self, name: str) -> bool:
+        """Whether a variable of this name is written anywhere."""
+        names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        return any(node.id == name for node in names)
+
+    def mentions(self, name: str) -> bool:
+        """Whether something has an attribute of this name."""
+        return any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(self.tree))
+
+    @functools.cached_property
+    def cached_by_step(self) -> list[str]:
+        """Variables that a loop `for step, batch in enumerate(loader)` takes an element of for each batch, by `step`."""
+        taken = []
+        for loop in ast.walk(self.tree):
+            if isinstance(loop, ast.For) and isinstance(loop.target, ast.Tuple) and _is_over_loader(loop.iter):
+                step = ast.unparse(loop.target.elts[0])
+                parts = [node for node in ast.walk(loop) if isinstance(node, ast.Subscript)]
+                taken += [
+                    part.value.id for part in parts if isinstance(part.value, ast.Name) and ast.unparse(part.slice) == step
+                ]
+        return sorted(set(taken))
+
+    @functools.cached_property
+    def row_counts(self) -> list[str]:
+        """Attributes of data sets that take their rows modulo a number, as in `self.images[index % self.num_images]`."""
+        parts = [node.right for node in ast.walk(self.tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
+        return sorted({part.attr for part in parts if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"})
+
+    @functools.cached_property
+    def saves_within_epochs(self) -> bool:
+        """Whether it saves its result, by `save_...`, within its loop over epochs, and nothing after it."""
+        loops = [
+            node for node in ast.walk(self.tree) if isinstance(node, ast.For) and "first_epoch" in ast.unparse(node.iter)
+        ]
+        names = [name for name in self._calls if name and name.startswith("save_") and name != "save_state"]
+        lines = [call.lineno for name in names for call in self.calls(name)]
+        ends = [(loop.lineno, loop.end_lineno or 0) for loop in loops]
+        return any(any(a < line <= b for line in lines) and all(line <= b for line in lines) for a, b in ends)
 
     @functools.cached_property
     def index_draws(self) -> list[ast.Call]:
@@ -84,7 +144,8 @@ class HostScript:
     def form(self) -> str:
         """How it draws timesteps: `"index"` or `"density"`; [`NotRecognised`] says why neither can be hooked."""
         if self.index_draws and self.density_draws:
-            raise NotRecognised("it draws timesteps in two ways, " + _lines(self.index_draws + self.density_draws))
+            both = self.index_draws + self.density_draws
+            raise NotRecognised(f"it draws timesteps in two ways ({called_in(both)})")
         if self.index_draws:
             return "index"
         if not self.density_draws:
@@ -107,8 +168,15 @@ def _flows(node: ast.AST) -> list[re.Match[str]]:
     return [match] if match else []
 
 
-def _lines(calls: list[ast.Call]) -> str:
-    return "in lines " + ", ".join(str(line) for line in sorted({call.lineno for call in calls}))
+def _is_over_loader(node: ast.expr) -> bool:
+    text = ast.unparse(node)
+    return text.startswith("enumerate(") and "loader" in text
+
+
+def called_in(calls: list[ast.Call]) -> str:
+    """`line 3`, or `lines 3, 7`."""
+    lines = sorted({call.lineno for call in calls})
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
 
 
 def find_scheduler(frame: FrameType, matches: Any) -> Any:

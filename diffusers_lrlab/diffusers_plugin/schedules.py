@@ -14,27 +14,27 @@ from ..schedules.resolve import merge_spec
 
 def register_schedules(optimization: Any) -> None:
     """Registers every schedule with `diffusers.optimization`. Idempotent."""
-    kinds = optimization.SchedulerType
+    scheduler_type = optimization.SchedulerType
     for name in (*SCHEDULERS, *SCHEDULERS.aliases):
-        if "host" not in SCHEDULERS[name].traits and name not in kinds._value2member_map_:
-            member = _new_member(kinds, name)
-            kinds._member_names_.append(member.name)
-            kinds._member_map_[member.name] = member
-            type.__setattr__(kinds, member.name, member)
+        if "host" not in SCHEDULERS[name].traits and name not in scheduler_type._value2member_map_:
+            member = _new_member(scheduler_type, name)
+            scheduler_type._member_names_.append(member.name)
+            scheduler_type._member_map_[member.name] = member
+            type.__setattr__(scheduler_type, member.name, member)
             optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = schedule_function(name)
-    kinds._missing_ = classmethod(functools.partial(_missing, optimization))
+    scheduler_type._missing_ = classmethod(functools.partial(_missing, optimization))
 
 
-def _new_member(kinds: Any, value: str) -> Any:
+def _new_member(scheduler_type: Any, value: str) -> Any:
     """A member as `enum` itself makes it, which is found by its value from now on."""
-    member = object.__new__(kinds)
+    member = object.__new__(scheduler_type)
     member._name_, member._value_ = value.upper(), value
-    member.__objclass__ = kinds
-    member._sort_order_ = len(kinds._member_names_)
-    kinds._value2member_map_[value] = member
+    member.__objclass__ = scheduler_type
+    member._sort_order_ = len(scheduler_type._member_names_)
+    scheduler_type._value2member_map_[value] = member
     # Since Python 3.13 `value in SchedulerType` reads this list.
-    if hasattr(kinds, "_hashable_values_"):
-        kinds._hashable_values_.append(value)
+    if hasattr(scheduler_type, "_hashable_values_"):
+        scheduler_type._hashable_values_.append(value)
     return member
 
 
@@ -45,13 +45,13 @@ def schedule_function(spec: str) -> Any:
     return functools.partial(get_scheduler, spec)
 
 
-def _missing(optimization: Any, kinds: Any, value: object) -> Any:
+def _missing(optimization: Any, scheduler_type: Any, value: object) -> Any:
     """Understands spec strings: the member is made once and stored, so identity, pickling and `in` hold for it."""
     if not isinstance(value, str):
         return None
     name, kwargs = merge_spec(value, None)
     if "no_warmup" in SCHEDULERS[name].traits and not kwargs and name != value:
         raise LabError(f"Write {name!r} instead of {value!r}.")
-    member = _new_member(kinds, value)
+    member = _new_member(scheduler_type, value)
     optimization.TYPE_TO_SCHEDULER_FUNCTION[member] = schedule_function(value)
     return member

@@ -19,7 +19,16 @@ from ..timesteps.noise_levels import NoiseLevels, noise_levels
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler, contradiction
 from .clock import HostClock
-from .host_script import DENSITY, HostScript, NotRecognised, find_scheduler
+from .host_script import DENSITY, HostScript, NotRecognised, called_in, find_scheduler
+
+
+def recognise(script: HostScript) -> str:
+    """Where a script draws its timesteps; [`NotRecognised`] if it does so in no way, or in a way that cannot be hooked."""
+    if script.form == "index":
+        return f"torch.randint draws indices of timesteps ({called_in(script.index_draws)})"
+    table = "least" if script.sigma_is_of_data else "most"
+    return f"{DENSITY} draws places in a table from the {table} noise on ({called_in(script.density_draws)})"
+
 
 # Stratified draws of small batches are spread over as many updates as give this many draws.
 _STRATA = 64
@@ -30,12 +39,14 @@ class TimestepHook:
     Sees the timesteps that a script draws, and replaces them if there is a sampler.
 
     Attributes:
+        asked: The options that need it, for messages.
         timesteps: What the script drew last, as timesteps that grow with the noise: int64 of shape `(batch_size,)`.
         levels: The noise of each timestep, known from the first draw on.
+        on_draw: Called with the update after each draw.
     """
 
-    def __init__(self, script: HostScript, clock: HostClock, spec: str | None):
-        self.script, self.clock = script, clock
+    def __init__(self, script: HostScript, clock: HostClock, spec: str | None, asked: str):
+        self.script, self.clock, self.run, self.asked = script, clock, clock.run, asked
         self.name: str | None = None
         self.kwargs: dict[str, Any] = {}
         if spec:
@@ -51,7 +62,8 @@ class TimestepHook:
         self.scheduler: Any = None
         self.is_active = True
         self.timesteps: torch.Tensor | None = None
-        self.num_draws = self._largest_batch = 0
+        self.on_draw: list[Callable[[int], None]] = []
+        self.num_seen = self._largest_batch = 0
         self._place = (-1, -1)  # the update and the micro-batch of the last draw
 
     def install(self) -> None:
@@ -71,6 +83,7 @@ class TimestepHook:
             if frame is None or not self._begun(frame, functools.partial(_is_of_indices, num=args[1])):
                 return drawn
             self.timesteps = self._drawn_by_sampler(drawn)
+            self._tell()
             return self.timesteps
 
         return draw
@@ -85,9 +98,14 @@ class TimestepHook:
             num = self.scheduler.config.num_train_timesteps
             own = self._turned((drawn * num).long().clamp(max=num - 1))
             self.timesteps = self._drawn_by_sampler(own)
+            self._tell()
             return drawn if self.timesteps is own else ((self._turned(self.timesteps) + 0.5) / num).to(drawn.dtype)
 
         return draw
+
+    def _tell(self) -> None:
+        for call in self.on_draw:
+            call(self._place[0])
 
     def _turned(self, places: torch.Tensor) -> torch.Tensor:
         """Timesteps, which grow with the noise, of places in the script's table, or the other way round."""
@@ -100,7 +118,7 @@ class TimestepHook:
                 self._begin(find_scheduler(frame, matches))
             except NotRecognised as reason:
                 self.is_active = False
-                self.clock.refuse("--timestep_sampler or --loss_weighting", reason)
+                self.run.refuse(self.asked, reason)
         return self.is_active
 
     def _begin(self, scheduler: Any) -> None:
@@ -118,7 +136,7 @@ class TimestepHook:
             )
         self.sampler = TimestepSampler(self.name, self.kwargs, self.levels, num_updates)
         if warning := contradiction(self.name, self.prediction_type):
-            self.clock.warn(warning)
+            self.run.warn(warning)
 
     @property
     def is_unbiased(self) -> bool:
@@ -130,16 +148,16 @@ class TimestepHook:
 
     def _drawn_by_sampler(self, own: torch.Tensor) -> torch.Tensor:
         """Timesteps in place of the script's `own`, which are returned as they are without a sampler or by `uniform`."""
-        self.num_draws += 1
+        self.num_seen += 1
         update = self.clock.update
         micro_batch = self._place[1] + 1 if self._place[0] == update else 0
         self._place = update, micro_batch
         sampler = self.sampler
         if sampler is None or sampler.name == "uniform" and sampler.draw == "independent":
             return own
-        accelerator, size = self.clock.accelerator, len(own)
+        accelerator, size = self.run.accelerator, len(own)
         accumulation, num_processes = accelerator.gradient_accumulation_steps, accelerator.num_processes
-        self._largest_batch = max(self._largest_batch, size, int(self.clock.arguments.get("train_batch_size") or 0))
+        self._largest_batch = max(self._largest_batch, size, int(self.run.arguments.get("train_batch_size") or 0))
         if micro_batch >= accumulation:
             raise LabError(
                 f"The script draws timesteps {micro_batch + 1} times in one update, where {accumulation} micro-batches "
@@ -148,7 +166,7 @@ class TimestepHook:
         batch = self._largest_batch * accumulation * num_processes
         # Strata of one batch of 1 would be none, so that small batches share theirs with the updates after them.
         window = math.ceil(_STRATA / batch) if sampler.draw == "stratified" else 1
-        generator = stream_generator(int(self.clock.arguments.get("seed") or 0), "timesteps", update // window)
+        generator = stream_generator(int(self.run.arguments.get("seed") or 0), "timesteps", update // window)
         drawn = sampler.sample(batch * window, update, generator)
         start = update % window * batch + (micro_batch * num_processes + accelerator.process_index) * self._largest_batch
         return drawn[start : start + size].to(own.device)
@@ -159,10 +177,17 @@ class TimestepHook:
             return None
         return self.sampler.loss_weights(self.timesteps, self._place[0])
 
+    def state_dict(self, is_at_end: bool) -> dict[str, int]:
+        """For a checkpoint from which a resume is exact: what strata are laid out by."""
+        return {"largest_batch": self._largest_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._largest_batch = state.get("largest_batch", 0)
+
     def report(self) -> str:
         if self.name is None:
             return ""
-        seen = f"{self.num_draws} draws of timesteps" if self.num_draws else "no draw of timesteps"
+        seen = f"{self.num_seen} draws of timesteps" if self.num_seen else "no draw of timesteps"
         return f"--timestep_sampler {self.name}: {seen} replaced."
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch.optim import Optimizer
@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..schedules.audit import ScheduleAudit
+from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import default_lr, read_momentum, write_lrs
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
@@ -38,12 +39,13 @@ class WatchedSchedule:
     def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
         """The learning rates that the script's own clock gives its updates, and those that were asked for, float64."""
         updates, scheduler = np.arange(num_updates), self.scheduler
+        group = next((index for index, lr in enumerate(self.base_lrs) if lr), 0)  # the first that is not frozen
         counts = updates * self.steps_per_update
         if isinstance(scheduler, LambdaLR):
-            applied = np.array([self.base_lrs[0] * scheduler.lr_lambdas[0](int(count)) for count in counts])
+            applied = np.array([self.base_lrs[group] * scheduler.lr_lambdas[group](int(count)) for count in counts])
         else:
-            applied = self._at(self.given, counts)[0]
-        return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates)[0]
+            applied = self._at(self.given, counts, group)[0]
+        return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates, group)[0]
 
     def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
         at = replace(clock, update=counts)
@@ -93,14 +95,7 @@ class WatchedSchedule:
         if same:
             scheduler.load_state_dict(state)
             return None
-        # Schedules that follow a metric count their metrics in `last_epoch`, and ours among them the updates beside it.
-        steps = state.get("num_updates" if "best" in state else "last_epoch")
-        if steps is None:
-            raise LabError(
-                "The checkpoint's schedule does not say how many updates were done. Resume with the --lr_scheduler that it "
-                "was trained with."
-            )
-        update = steps // state.get("steps_per_update", self.own_steps_per_update)
+        update = _saved_updates(state, self.own_steps_per_update)
         scheduler.last_epoch = update * self.steps_per_update
         scheduler._step_count = scheduler.last_epoch + 1
         groups = scheduler.optimizer.param_groups
@@ -113,3 +108,50 @@ class WatchedSchedule:
             f"the checkpoint was trained with another schedule or clock. From update {update} on, the learning rate "
             f"follows {describe_schedule(self.schedule)}: {groups[0]['lr']:.4g}."
         )
+
+
+class WatchedFeedback:
+    """A schedule that follows a loss: whether the optimizer has the rates that it set, and which these were."""
+
+    def __init__(self, schedule: Schedule, scheduler: FeedbackSchedule, strict: bool):
+        self.schedule, self.scheduler, self.audit = schedule, scheduler, ScheduleAudit(strict)
+        self.lrs: list[float] = []  # of the first group, one for each change
+        scheduler.optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_step(self, optimizer: Optimizer, *step: Any) -> None:
+        groups = optimizer.param_groups
+        applied = [(float(group["lr"]), None) for group in groups]
+        expected = [(float(lr), None) for lr in self.scheduler._last_lr]
+        self.audit.check(self.scheduler.num_updates, applied, expected, self.scheduler.peak_lrs)
+        if not self.lrs or self.lrs[-1] != applied[0][0]:
+            self.lrs.append(applied[0][0])
+
+    def load_state_dict(self, state: dict[str, Any], steps_per_update: int) -> str | None:
+        """As of [`WatchedSchedule`], whose steps for each update are given; after another schedule it begins anew."""
+        scheduler = self.scheduler
+        if state.keys() >= cast(Any, scheduler).state_dict().keys():
+            cast(Any, scheduler).load_state_dict(state)
+            return None
+        scheduler.go_on(_saved_updates(state, steps_per_update))
+        return (
+            f"the checkpoint was trained with another schedule. From update {scheduler.num_updates} on, the learning rate "
+            f"follows {describe_schedule(self.schedule)}, which knows no losses of before: {scheduler._last_lr[0]:.4g}."
+        )
+
+    def report(self) -> str:
+        return (
+            f"{describe_schedule(self.schedule)}: {self.audit.summary()} It follows a loss: the learning rate was at most "
+            f"{max(self.lrs):.4g}, and {self.lrs[-1]:.4g} at the last update."
+        )
+
+
+def _saved_updates(state: dict[str, Any], steps_per_update: int) -> int:
+    """Updates done, by the saved state of any schedule; of one that was no [`CurveLR`], by its steps for each update."""
+    if "num_updates" in state:  # ours that follow a loss; others count losses in `last_epoch`
+        return int(state["num_updates"])
+    if "best" in state or "last_epoch" not in state:
+        raise LabError(
+            "The checkpoint's schedule does not say how many updates were done. Resume with the --lr_scheduler that it was "
+            "trained with."
+        )
+    return int(state["last_epoch"] // state.get("steps_per_update", steps_per_update))

@@ -11,19 +11,32 @@ from ..core.spec import resolve_spec
 from ..timesteps.loss_weights import LossWeighting
 from ..timesteps.noise_levels import NoiseLevels
 from ..timesteps.registries import LOSS_WEIGHTINGS
+from . import timesteps_hook
 from .clock import HostClock
-from .host_script import LOSS, WEIGHTING, HostScript, NotRecognised
+from .host_script import LOSS, WEIGHTING, HostScript, NotRecognised, called_in
 from .timesteps_hook import TimestepHook
 
 # Weights of the script's own that cannot be multiplied by another.
 _OWN_WEIGHTS = {"snr_gamma": (None,), "weighting_scheme": (None, "none", "logit_normal", "mode")}
 
 
+def recognise(script: HostScript) -> str:
+    """Where a script weighs or reduces its losses; [`NotRecognised`] if it does neither, or draws otherwise."""
+    timesteps_hook.recognise(script)  # by which it is known what each loss is of
+    if weighted := script.calls(WEIGHTING):
+        return f"{WEIGHTING} gives the weights ({called_in(weighted)})"
+    if not script.calls(LOSS):
+        raise NotRecognised(f"it reduces no F.{LOSS} and calls no {WEIGHTING}")
+    without = [flag for flag in ("snr_gamma", "with_prior_preservation") if script.mentions(flag)]
+    but = f", without {' and '.join('--' + flag for flag in without)}" if without else ""
+    return f"F.{LOSS} reduces the losses ({called_in(script.calls(LOSS))}){but}"
+
+
 class WeightingHook:
     """Multiplies the loss of each image by the weight of its noise level."""
 
     def __init__(self, script: HostScript, clock: HostClock, timesteps: TimestepHook, spec: str | None):
-        self.script, self.clock, self.timesteps = script, clock, timesteps
+        self.script, self.run, self.timesteps = script, clock.run, timesteps
         self.name, self.kwargs = resolve_spec(spec or "none", None, LOSS_WEIGHTINGS)
         self.is_plain = "plain" in LOSS_WEIGHTINGS[self.name].traits
         if "feedback" in LOSS_WEIGHTINGS[self.name].traits:
@@ -31,10 +44,9 @@ class WeightingHook:
                 f"--loss_weighting {self.name!r} follows the losses of single images, which a script does not show. Choose "
                 "one that does not."
             )
+        recognise(script)
         self.by_sigma = bool(script.calls(WEIGHTING))
-        if not self.by_sigma and not script.calls(LOSS):
-            raise NotRecognised(f"it reduces no F.{LOSS} and calls no {WEIGHTING}")
-        self.num_losses = 0
+        self.num_seen = 0
         self._table: torch.Tensor | None = None
 
     def install(self) -> None:
@@ -47,7 +59,7 @@ class WeightingHook:
 
     def check_arguments(self) -> None:
         """Before the first loss: whether the script weighs by itself, or its batches hold something else too."""
-        arguments = self.clock.arguments
+        arguments = self.run.arguments
         for name, harmless in _OWN_WEIGHTS.items():
             if arguments.get(name) not in harmless:
                 raise LabError(
@@ -70,7 +82,7 @@ class WeightingHook:
             self._table = self._make_table(hook.levels, hook.prediction_type).to(hook.timesteps.device)
         weights = self._table[hook.timesteps]
         unbiased = hook.loss_weights()
-        self.num_losses += 1
+        self.num_seen += 1
         return weights if unbiased is None else weights * unbiased
 
     def _make_table(self, levels: NoiseLevels, prediction_type: str) -> torch.Tensor:
@@ -79,7 +91,7 @@ class WeightingHook:
         if self.is_plain:
             return torch.ones(levels.num_train_timesteps)
         table = LossWeighting(self.name, self.kwargs, levels, prediction_type).table
-        if self.clock.arguments.get("precondition_outputs") and self.by_sigma:
+        if self.run.arguments.get("precondition_outputs") and self.by_sigma:
             # SD3's scripts turn the predicted velocity into data, whose squared error is sigma^2 times as large.
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()
@@ -120,5 +132,5 @@ class WeightingHook:
         return weighted
 
     def report(self) -> str:
-        seen = f"{self.num_losses} losses" if self.num_losses else "no loss"
+        seen = f"{self.num_seen} losses" if self.num_seen else "no loss"
         return f"--loss_weighting {self.name}: {seen} weighted."

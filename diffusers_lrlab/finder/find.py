@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from ..core.environment import describe_environment, is_watched, launch_command
 from ..core.errors import LabError
 from ..core.options import arguments_named, defaults_of, names_where
-from ..core.random_states import random_states, restore_random_states
+from ..core.random_states import random_states_kept
 from ..optimizers.entries import OPTIMIZERS
 from ..training.asked import as_call
 from ..training.config import TrainingConfig
@@ -53,10 +53,13 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     """
     from ..training.prepare import prepare_resolved, resolve_and_check
 
-    with arguments_named(TrainingConfig, FinderConfig):
-        resolved = resolve_and_check(config)
-        settings = resolve_settings(settings or FinderConfig(), resolved.optimizer)
-        return find_rate_for(*prepare_resolved(resolved), settings)
+    # Making a model draws from them, and so do some imports.
+    with arguments_named(TrainingConfig, FinderConfig), random_states_kept():
+        resolved = resolve_and_check(config, finder=True)
+        found = find_rate_for(*prepare_resolved(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
+        if not launch_command():
+            found.about["command"] = as_call(config, "find_lr", settings)  # as it was asked for
+        return found
 
 
 def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = None) -> tuple[FinderResult, Path]:
@@ -69,11 +72,13 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
         if name in changed:
             raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
     idle = [f"--{name}" for name in names_where(TrainingConfig, finder="ignores") if name in changed]
-    resolved = resolve_and_check(config)
+    resolved = resolve_and_check(config, finder=True)
     with locked_folder(resolved):
         check_fresh(RunFolder(Path(resolved.output_dir)), overwrite=False)
         plan, data, accelerator = prepare_resolved(resolved)
         folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
+        if accelerator.is_main_process:
+            folder.remove_leftovers()
         result = find_rate_for(plan, data, accelerator, settings)
         if accelerator.is_main_process:
             if idle:
@@ -88,14 +93,24 @@ def find_rate_for(
     """[`find_lr`] for a planned run; the accelerator is as it was afterwards."""
     from ..training.trainer import Trainer
 
-    states = random_states()  # making a model changes them
-    with tempfile.TemporaryDirectory() as folder:
+    with random_states_kept(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
         try:
             return find_lr_of(trainer, settings)
         finally:
             trainer.release()
-            restore_random_states(states)
+
+
+def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
+    """The plan with the learning rate that the finder suggests, which is printed with the reason."""
+    from ..training.plan import make_plan
+
+    found = find_rate_for(plan, data, accelerator)
+    accelerator.print(found.describe())  # also where there is none, which the next line is an error for
+    accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
+    config = dataclasses.replace(plan.config, learning_rate=found.lr, auto_learning_rate=False)
+    layout = plan.layout
+    return make_plan(config, data, plan.model_config, layout.num_processes, layout.rank), found
 
 
 def find_lr_of(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes
-from .range_test import FinderConfig, Sweep
-from .suggestions import Suggestion, smooth
+from .range_test import FinderConfig
+from .readings import Sweep
+from .suggestions import FEWEST, Suggestion, smooth_as_needed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +30,10 @@ def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: 
     shortest = min(len(sweep.lrs) for sweep in sweeps)  # as far as all tests went
     lrs = sweeps[0].lrs[:shortest]
     losses = np.median([sweep.losses[:shortest] for sweep in sweeps], axis=0)
-    upper.plot(lrs, smooth(losses), color="black", linewidth=1.8, label="median of the tests, smoothed")
+    finite = losses[: int(np.argmin(np.isfinite([*losses, np.nan])))]
+    if len(finite) >= FEWEST:
+        curve, _, _ = smooth_as_needed(finite)
+        upper.plot(lrs[: len(curve)], curve, color="black", linewidth=1.8, label="median of the tests, smoothed")
     for name, suggestion in suggestions.items():
         color, label = _LOOKS[name]
         if suggestion.lr is None:

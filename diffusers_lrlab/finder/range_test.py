@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
 from ..training.learning_options import HIGHEST_RATE
 from ..training.stepping import do_one_update
+from .readings import CLASSIC_MEMORY, Readings, Sweep, no_finite_gradient
 from .snapshot import as_it_was
 from .still_objective import StillObjective
 
@@ -30,7 +31,6 @@ _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
 _NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
-_RISEN = 0.1  # of the fall: then the minimum has been passed
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,9 @@ class FinderConfig:
     stop_factor: float = option(
         10.0, "A test ends where the smoothed loss is this many times its minimum so far.", THIS_START
     )
-    probe_size: int = option(None, "Fixed images of the probe; two batches.", THIS_START, at_least=8, at_most=MOST_SAMPLES)
+    probe_size: int = option(
+        None, "Fixed images of the probe, at most; two batches.", THIS_START, at_least=8, at_most=MOST_SAMPLES
+    )
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
         "minimum_tenth", "The rule whose rate is taken.", THIS_START
     )
@@ -77,6 +79,10 @@ class FinderConfig:
         if not 1 < self.stop_factor <= sys.float_info.max:
             raise LabError(
                 f"--stop_factor {shown_number(self.stop_factor)} is not allowed; use a number above 1, such as 10 or 1e9."
+            )
+        if self.mode == "classic" and self.probe_size is not None:
+            raise LabError(
+                f"--probe_size {self.probe_size} has no effect with --mode classic, which has no probe. Drop one."
             )
         if self.start_lr is None or self.end_lr is None:
             return
@@ -96,16 +102,6 @@ class FinderConfig:
         # Twice as long at most, where the range is narrow.
         most = self.num_updates + (min(math.floor(_EXTENSION / decades), self.num_updates) if self.extend else 0)
         return self.start_lr * 10 ** (decades * np.arange(most))
-
-
-class Sweep(NamedTuple):
-    """What one test measured."""
-
-    lrs: np.ndarray  # of the last update before each reading, float64 (num_readings,)
-    losses: np.ndarray  # there, float64 of the same shape
-    bins: np.ndarray  # the same by noise level, (num_readings, num_bins), low noise first; without columns if "classic"
-    num_updates: int  # that were done
-    ended: str | None = None  # why it ended before the highest rate, if it did
 
 
 def range_test(
@@ -139,43 +135,30 @@ def _sweep(
     trainer: Trainer, objective: StillObjective, settings: FinderConfig, batches: Iterator[torch.Tensor], reader: Any
 ) -> Sweep:
     lrs = settings.lrs()
-    readings: list[tuple[float, np.ndarray]] = [_same_everywhere(reader.read())] if reader.before_first else []
-    at, ended = [lrs[0] ** 2 / lrs[1]] * len(readings), None
-    smoothed, first, best, done = math.nan, math.nan, math.inf, 0
+    readings = Readings(settings.num_updates, settings.stop_factor, reader.memory)
+    if reader.before_first:
+        readings.start(lrs[0] ** 2 / lrs[1], *_same_everywhere(reader.read()))
+    done = 0
     for update, lr in enumerate(lrs):
         images = next(batches, None)
         if images is None:
             if update >= settings.num_updates:  # the extension goes only as far as the data
                 break
-            ended = f"the data ended after {update} of {settings.num_updates} updates, at a rate of {lr:.3g}"
+            readings.ended = f"the data ended after {update} of {settings.num_updates} updates, at a rate of {lr:.3g}"
             break
         for group in trainer.optimizer.param_groups:
             group["lr"] = float(lr)
         trainer.update = update
         with scaled_lr(trainer.optimizer, objective.lr_factor(update)):
             if not do_one_update(trainer, images):
-                ended = f"no fp16 gradient was finite at a rate of {lr:.3g}, with any scale of the loss"
+                readings.ended = no_finite_gradient(lr)
                 break
         done = update + 1
         if done % reader.every and done not in (settings.num_updates, len(lrs)):
             continue
-        readings.append(_same_everywhere(reader.read()))
-        at.append(float(lr))
-        loss = readings[-1][0]
-        if not math.isfinite(loss):
-            ended = f"the loss was not finite at a rate of {lr:.3g}"
+        if not readings.add(done, float(lr), *_same_everywhere(reader.read())):
             break
-        # The classic test's losses are smoothed, since single batches say little.
-        smoothed = loss if math.isnan(smoothed) else reader.memory * smoothed + (1 - reader.memory) * loss
-        first, best = smoothed if math.isnan(first) else first, min(best, smoothed)
-        if smoothed > settings.stop_factor * best:
-            ended = f"at a rate of {lr:.3g} the loss was {smoothed / best:.3g} times the least before"
-            break
-        if done >= settings.num_updates and smoothed > best + _RISEN * (first - best):
-            break
-    losses = np.array([loss for loss, _ in readings], np.float64)
-    bins = np.array([parts for _, parts in readings], np.float64).reshape(len(losses), reader.num_bins)
-    return Sweep(np.array(at, np.float64), losses, bins, done, ended)
+    return readings.sweep(done, reader.num_bins)
 
 
 def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarray]:
@@ -212,7 +195,7 @@ class _Probe:
 class _Classic:
     """Reads the training loss of each batch."""
 
-    every, before_first, memory, num_bins = 1, False, 0.9, 0
+    every, before_first, memory, num_bins = 1, False, CLASSIC_MEMORY, 0
 
     def __init__(self, trainer: Trainer):
         self.trainer, self._before = trainer, 0.0

@@ -17,7 +17,8 @@ from ..core.files import write_text
 from ..core.plotting import save_figure
 from ..training.run_folder import FINDER_FILES
 from .plot import finder_figure
-from .range_test import FinderConfig, Sweep
+from .range_test import FinderConfig
+from .readings import Sweep
 from .suggestions import Suggestion, disagreement
 
 
@@ -47,12 +48,12 @@ class FinderResult:
         return float(f"{self.suggestion.lr:.1e}")
 
     def describe(self) -> str:
-        settings, losses = self.settings, self.sweeps[0].losses
+        settings, losses, num = self.settings, self.sweeps[0].losses, len(self.sweeps)
         reached = max((float(sweep.lrs[-1]) for sweep in self.sweeps if len(sweep.lrs)), default=0.0)
         start = f"; loss {losses[0]:.3g} at the start" if len(losses) else ""
         beyond = f", then on to {reached:.3g}" if reached > 1.01 * settings.end_lr else ""
         lines = [
-            f"{len(self.sweeps)} tests from {settings.start_lr:.3g} to {settings.end_lr:.3g} in {settings.num_updates} "
+            f"{num} test{'s' * (num > 1)} from {settings.start_lr:.3g} to {settings.end_lr:.3g} in {settings.num_updates} "
             f"updates{beyond}, {self.seconds:.1f} s{start}"
         ]
         for name, suggestion in self.suggestions.items():

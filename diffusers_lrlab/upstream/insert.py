@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ..core.errors import LabError
 from . import render, render_tests
+from .checkout import OPTIMIZATION, parse_python
 
-OPTIMIZATION = "src/diffusers/optimization.py"
 TESTS = "tests/others/test_optimization.py"
 TUTORIAL = "docs/source/en/tutorials/basic_training.md"
 FILES = (OPTIMIZATION, TESTS, TUTORIAL)
@@ -42,20 +42,13 @@ def _anchor_error(path: str, anchor: str | None = None) -> LabError:
     )
 
 
-def _parse(path: str, text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise LabError(f"{path} of this checkout is not valid Python (line {error.lineno}). Mend it first.") from None
-
-
 # With one entry and a comma a line, as their formatter writes it.
 _MEMBERS = re.compile(r"^class SchedulerType\b.*:\n(?: {4}\w+ = .*\n)+", re.MULTILINE)
 _TABLE = re.compile(r"^TYPE_TO_SCHEDULER_FUNCTION\b.*= \{\n(?: {4}SchedulerType\.\w+: \w+,[^}\n]*\n)+(?=\})", re.MULTILINE)
 
 
 def _in_optimization(name: str, text: str) -> str:
-    _parse(OPTIMIZATION, text)
+    parse_python(OPTIMIZATION, text)
     members, table = _MEMBERS.search(text), _TABLE.search(text)
     if members is None:
         raise _anchor_error(OPTIMIZATION, "class SchedulerType with members")
@@ -77,7 +70,7 @@ def _in_optimization(name: str, text: str) -> str:
 
 
 def _in_tests(name: str, text: str) -> str:
-    body = _parse(TESTS, text).body
+    body = parse_python(TESTS, text).body
     found = {n.name for n in body if isinstance(n, ast.FunctionDef)}
     found |= {alias.name for n in body if isinstance(n, ast.Import) for alias in n.names}
     for helper in render_tests.TEST_HELPERS:

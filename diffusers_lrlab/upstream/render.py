@@ -118,8 +118,8 @@ def function_source(name: str) -> str:
 
 
 def _in_signature(parameter: Parameter) -> str:
-    kind = parameter.kind.__name__ + " | None" * (parameter.default is None)
-    return f"    {parameter.name}: {kind} = {literal(parameter.default)},\n"
+    hint = parameter.kind.__name__ + " | None" * (parameter.default is None)
+    return f"    {parameter.name}: {hint} = {literal(parameter.default)},\n"
 
 
 def _in_docstring(parameter: Parameter) -> str:

@@ -14,7 +14,8 @@ _LR, _TOTAL, _WARMUP = 10.0, 10, 2
 # First, in warmup, its end, in the middle, last, the end, past it.
 _STEPS = (0, 1, 2, 5, 9, 10, 12)
 
-_TEST_FILE = '''\
+# Its year is to be filled in.
+LICENSE = """\
 # coding=utf-8
 # Copyright {year} HuggingFace Inc.
 #
@@ -29,7 +30,10 @@ _TEST_FILE = '''\
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-
+"""
+_TEST_FILE = (
+    LICENSE
+    + '''
 import pytest
 import torch
 
@@ -49,6 +53,7 @@ def get_learning_rates(scheduler, steps={steps}):
         scheduler.step()
     return [learning_rates[step] for step in steps]
 '''
+)
 # What a test file must have for a further schedule's tests to be added.
 TEST_HELPERS = ("pytest", "torch", "get_optimizer", "get_learning_rates")
 

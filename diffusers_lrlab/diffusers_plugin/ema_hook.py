@@ -1,0 +1,262 @@
+"""An exponential moving average of what a script that is not ours trains, a LoRA among it, saved as the script saves."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ..averaging.forms import EMAForm
+from ..core.errors import LabError
+from ..core.files import atomic_folder
+from .clock import HostClock
+from .host_script import HostScript, NotRecognised, called_in
+from .trained_models import TrainedModels
+
+SWAPS = ("validation", "final", "both")
+_END, _HOOK, _VALIDATION = "wait_for_everyone", "register_save_state_pre_hook", "log_validation"
+_STATE = Path("lrlab", "ema.safetensors")  # in a checkpoint of the script
+
+
+def recognise(script: HostScript) -> str:
+    """How a script saves what it trains; [`NotRecognised`] if the end of its training or its format cannot be told."""
+    if not script.calls("prepare"):
+        raise NotRecognised("it prepares nothing by accelerate, so what it trains cannot be told")
+    if script.calls("update_ema"):
+        raise NotRecognised(f"it keeps an average itself ({called_in(script.calls('update_ema'))})")
+    if script.assigns("index_no_updates"):
+        raise NotRecognised("it puts embeddings back after each update, which an average would not see")
+    if not script.calls(_END) and not script.calls("end_training"):
+        raise NotRecognised(f"it calls neither accelerator.{_END} nor accelerator.end_training, so its end is not seen")
+    if script.calls(_HOOK):
+        found = f"its hook for checkpoints saves what is trained ({called_in(script.calls(_HOOK))})"
+    elif script.calls("save_pretrained") and not script.calls("save_attn_procs"):
+        found = "save_pretrained saves the models that it trains"
+    else:
+        raise NotRecognised(f"how it saves what it trains cannot be told: it has no {_HOOK} and calls no save_pretrained")
+    own = ", without --use_ema" if script.mentions("use_ema") else ""
+    return f"{found}{own}; --ema_swap {'both' if _validates_apart(script) else 'final'}"
+
+
+def _validates_apart(script: HostScript) -> bool:
+    names = [getattr(node, "name", "") for node in script.tree.body]
+    return _VALIDATION in names and bool(script.calls(_VALIDATION))
+
+
+class EMAHook:
+    """
+    Averages all trainable parameters after each update, in float32, and writes the average into `lrlab/ema`: of the
+    script's output folder when training ends, and of each of its checkpoints, with what a resume needs beside it.
+
+    Args:
+        spec (`str`): A form of EMA.
+        swap (`str`, *optional*): Where the average takes the place of the weights: `"validation"`, `"final"`, for what the
+            script saves after its last update, or `"both"`.
+    """
+
+    def __init__(self, script: HostScript, clock: HostClock, spec: str, swap: str | None = None):
+        self.form, self.script, self.clock, self.run = EMAForm.of(spec), script, clock, clock.run
+        recognise(script)
+        self.swaps: tuple[str | None, ...] = SWAPS[:2] if swap == "both" else (swap,)
+        self.is_active, self.is_saved, self.is_swapped = True, False, False
+        self.trained: Any = None  # the models, once they are prepared
+        self.average: Any = None  # diffusers', by the form; none before, and after a resume without it
+        self.num_seen = 0  # updates that are in the average, those before a resume among them
+        self._validates = False
+        self._registered: Any = None  # the accelerator that saves it
+
+    def install(self) -> None:
+        from accelerate import Accelerator
+
+        wait = getattr(Accelerator, _END)
+
+        @functools.wraps(wait)
+        def wait_and_see(accelerator: Any) -> None:
+            wait(accelerator)
+            if self.script.caller(self.script.calls(_END)) is not None and self._is_at_end():
+                self._finish()
+
+        setattr(Accelerator, _END, wait_and_see)
+        self.run.on_prepared.append(self._begin)
+        self.run.on_update.append(self._step)
+        self.run.on_end.append(self._finish_late)
+
+    # --- before training ---------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Once there is an optimizer: finds what is trained, and refuses what cannot be averaged."""
+        if not self.is_active or self.run.optimizer is None or self.num_seen:
+            return
+        if self.run.arguments.get("use_ema"):
+            raise LabError("The script keeps an EMA itself (--use_ema). Leave out that or --ema.")
+        try:
+            self.trained = TrainedModels(self.run)
+            if not self.script.calls(_HOOK):  # else it may register one later
+                self.trained.check_format()
+        except NotRecognised as reason:
+            self._refuse(reason)
+            return
+        self._restart()
+        accelerator = self.run.accelerator
+        if self._registered is not accelerator:
+            accelerator.register_save_state_pre_hook(self._save_state)
+            accelerator.register_load_state_pre_hook(self._load_state)
+            self._registered = accelerator
+        if "validation" in self.swaps:
+            self._swap_in_validation()
+        if "final" in self.swaps and accelerator.scaler is not None:
+            self.swaps = tuple(swap for swap in self.swaps if swap != "final")
+            skips = "its gradient scaler leaves out updates, so the last one cannot be told in advance; bf16 has none"
+            self.run.refuse("--ema_swap final", NotRecognised(skips))
+
+    def _refuse(self, reason: NotRecognised) -> None:
+        self.is_active, self.average = False, None
+        self.run.refuse("--ema", reason)
+
+    def _restart(self) -> None:
+        """The average is the weights as they are."""
+        from ..averaging.averages import FormedEMA
+
+        self.average = FormedEMA(self.trained.parameters, self.form)
+        self.average.to(dtype=torch.float32)
+
+    def _swap_in_validation(self) -> None:
+        variables = sys.modules["__main__"].__dict__
+        validate = variables.get(_VALIDATION)
+        if self._validates:
+            return
+        if not _validates_apart(self.script) or not callable(validate):
+            self.swaps = tuple(swap for swap in self.swaps if swap != "validation")
+            reason = f"its validation is not a function {_VALIDATION}, so when it begins and ends cannot be told"
+            self.run.refuse("--ema_swap validation", NotRecognised(reason))
+            return
+
+        @functools.wraps(validate)
+        def validate_average(*args: Any, **kwargs: Any) -> Any:
+            with self.weights():
+                return cast(Callable[..., Any], validate)(*args, **kwargs)
+
+        variables[_VALIDATION], self._validates = validate_average, True
+
+    # --- while it trains ---------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        if not self.is_active:
+            return
+        if self.is_swapped:
+            raise LabError(
+                f"The script goes on to train after {self._num_updates()} updates, when the average took the place of the "
+                "weights (--ema_swap). Say how many it does: --num_updates N before its name."
+            )
+        if "final" in self.swaps and self.clock.count_updates() is None:
+            raise LabError(
+                "--ema_swap final has to know the last update, which does not follow from the script's arguments. Give "
+                "--num_updates N before its name."
+            )
+        if not self.num_seen:
+            try:
+                self.trained.check_format()
+            except NotRecognised as reason:
+                self._refuse(reason)
+                return
+        if self.average is None:  # of a resume from a checkpoint without it
+            self._restart()
+        self.num_seen += 1
+        if self.num_seen % self.form.update_every == 0:
+            self.average.optimization_step = self.num_seen - 1
+            self.average.step(self.trained.parameters)
+
+    def _num_updates(self) -> int:
+        """Of the whole run, those before a resume among them."""
+        return self.clock.update if self.clock.counts else self.num_seen
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        """The parameters hold the average; afterwards they are back to the bit."""
+        average = self.average
+        if average is None or self.is_swapped:
+            yield
+            return
+        average.store(self.trained.parameters)
+        average.copy_to(self.trained.parameters)
+        try:
+            yield
+        finally:
+            average.restore(self.trained.parameters)
+
+    # --- what is saved -----------------------------------------------------------------------------------------------
+
+    def _save_model(self, folder: Path) -> None:
+        with atomic_folder(folder) as temporary, self.weights():
+            self.trained.save(temporary)
+
+    def _save_state(self, models: Any, weights: Any, folder: str) -> None:
+        """Into a checkpoint of the script, which may be saved by one process alone."""
+        if self.average is None or not self.run.accelerator.is_main_process:
+            return
+        if self.is_swapped:
+            self.run.warn("this checkpoint has the average for weights: it was saved after the last update (--ema_swap).")
+        self._save_model(Path(folder) / "lrlab" / "ema")
+        about = {"num_updates": str(self.num_seen), "form": str(self.form)}
+        self.trained.save_tensors(Path(folder) / _STATE, self.average.shadow_params, about)
+
+    def _load_state(self, models: Any, folder: str) -> None:
+        """Before the script's weights are loaded."""
+        path = Path(folder) / _STATE
+        if not self.is_active:
+            return
+        if not path.exists():
+            self.num_seen, self.average = 0, None
+            self.run.warn("the checkpoint has no average (it was made without --ema), which begins from the weights now.")
+            return
+        saved, known = self.trained.load_tensors(path)
+        if known["form"] != str(self.form):
+            self.run.warn(f"the average was {known['form']} before, and goes on as {self.form}.")
+        self._restart()
+        self.average.shadow_params = saved
+        self.num_seen = int(known["num_updates"])
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _is_at_end(self) -> bool:
+        last = self.clock.count_updates()
+        return self.is_active and not self.is_saved and last is not None and self._num_updates() >= last
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run.arguments["output_dir"]) / "lrlab" / "ema"
+
+    def _finish(self) -> None:
+        """After the last update, in all processes, before the script saves its result."""
+        if self.average is None:
+            return
+        if "final" in self.swaps:
+            self.average.copy_to(self.trained.parameters)
+            self.is_swapped = True
+        if self.run.accelerator.is_main_process:
+            self._save_model(self.folder)
+        self.is_saved = True
+
+    def _finish_late(self) -> None:
+        """Of a script whose last update was not seen as such."""
+        if self.is_active and not self.is_saved and self.num_seen:
+            if "final" in self.swaps:
+                self.run.warn(
+                    f"the script ended after {self._num_updates()} updates, where {self.clock.count_updates()} were "
+                    "expected: it saved the weights, not their average (--ema_swap). Say how many it does: --num_updates N "
+                    "before its name."
+                )
+                self.swaps = ()
+            self._finish()
+
+    def report(self) -> str:
+        if not self.is_active:
+            return ""
+        if not self.num_seen:
+            return f"--ema {self.form.name}: no update was seen, and nothing averaged."
+        text = f"--ema {self.form.name}: the average of {self.num_seen} updates"
+        text += f" is in {self.folder}" if self.is_saved else " is in the script's checkpoints, since it did not end"
+        return text + (", and in what the script saved at its end." if self.is_swapped else ".")

@@ -1,0 +1,101 @@
+"""What the launcher's options would do in a script, and what the script does wrong by itself, told from its text alone."""
+
+import ast
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import (
+    clock,
+    ema_hook,
+    find_lr_hook,
+    log_hook,
+    optimizer_hook,
+    resume_hook,
+    timesteps_hook,
+    validation_hook,
+    weighting_hook,
+)
+from .host_script import HostScript, NotRecognised, called_in
+
+RECOGNISED: dict[str, Callable[[HostScript], str]] = {
+    "--fix_lr_clock": clock.recognise,
+    "--timestep_sampler": timesteps_hook.recognise,
+    "--loss_weighting": weighting_hook.recognise,
+    "--log_timesteps": log_hook.recognise,
+    "--ema": ema_hook.recognise,
+    "--validation_steps": validation_hook.recognise,
+    "--exact_resume": resume_hook.recognise,
+    "--optimizer, --lr_groups": optimizer_hook.recognise,
+    "--find_lr": find_lr_hook.recognise,
+}
+"""By option: what it acts on in a script; [`NotRecognised`] says why there is nothing."""
+
+
+def explain(script: HostScript) -> str:
+    """A line for each option, and one for each fault."""
+    width = max(map(len, RECOGNISED))
+    lines = [script.path]
+    for option, recognise in RECOGNISED.items():
+        try:
+            found = recognise(script)
+        except NotRecognised as reason:
+            found = f"not here: {reason}"
+        lines.append(f"  {option:<{width}}  {found}")
+    lines.append("By itself, this script")
+    lines += [f"  {fault.text}" for fault in faults(script)] or ["  does nothing that is known to be wrong"]
+    return "\n".join(lines)
+
+
+class Fault(NamedTuple):
+    """What a script does wrong: a name for tables, and the sentence."""
+
+    name: str
+    text: str
+
+
+def faults(script: HostScript) -> list[Fault]:
+    """What a script does to its learning rate, at a resume, and to its weights, where that is not what it says."""
+    found = [_clock_fault(script, call) for call in script.schedule_calls]
+    return [fault for fault in [*found, _resume_fault(script), _weight_fault(script)] if fault is not None]
+
+
+def _clock_fault(script: HostScript, call: ast.Call) -> Fault | None:
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    warmup, length = (given.get(name, "") for name in ("num_warmup_steps", "num_training_steps"))
+
+    def fault(name: str, effect: str, remedy: str = "--fix_lr_clock mends it") -> Fault:
+        return Fault(name, f"makes its schedule {length} steps long ({called_in([call])}): {effect}. {remedy}.")
+
+    if "gradient_accumulation_steps" in warmup + length:
+        return fault("LR: accumulation", "right only without gradient accumulation and in one process")
+    # accelerate steps a schedule once in each process, unless it splits batches.
+    splits = any(keyword.arg == "split_batches" for made in script.calls("Accelerator") for keyword in made.keywords)
+    if "num_training_steps_for_scheduler" in length:
+        return fault("LR: processes", "too long by the number of processes, since it splits batches") if splits else None
+    if "num_processes" in length and script.assigns("num_training_steps_for_scheduler"):
+        return fault("LR: epochs", "it computes the length by epochs and does not use it", "Give it --max_train_steps")
+    if "num_processes" in length:
+        return fault("LR: epochs", "by epochs, without --max_train_steps, too long by the number of processes")
+    return fault("LR: processes", "right only in one process") if length and not splits else None
+
+
+def _resume_fault(script: HostScript) -> Fault | None:
+    if not script.mentions("resume_from_checkpoint"):
+        return Fault("no resume", "cannot go on from a checkpoint.")
+    if script.assigns("resume_step") or script.calls("skip_first_batches"):
+        return None
+    return Fault(
+        "resume: data",
+        "reads an epoch's data from the beginning again when it resumes in the middle of it. --exact_resume mends it.",
+    )
+
+
+def _weight_fault(script: HostScript) -> Fault | None:
+    sums = [node for node in ast.walk(script.tree) if isinstance(node, ast.BinOp) and ast.unparse(node) == "base_weight + 1"]
+    if not sums:
+        return None
+    return Fault(
+        "weights",
+        f"weighs by min(SNR, gamma) / SNR + 1 (line {sums[0].lineno}), with --snr_gamma and a model that predicts velocity, "
+        "where min(SNR, gamma) / (SNR + 1) is meant. Use --loss_weighting min_snr in place of --snr_gamma.",
+    )

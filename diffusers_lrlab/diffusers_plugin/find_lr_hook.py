@@ -1,0 +1,181 @@
+"""A range test on the updates of a script that is not ours: the learning rate rises, and the script's losses are read.
+
+The test is the first updates of a process that never trains: it ends by an exception, and training is started anew. So
+there is nothing to restore. What the script would write meanwhile goes to a temporary folder, or is not written.
+"""
+
+import argparse
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch.optim import Optimizer
+
+from ..core.errors import LabError, warn
+from . import optimizer_hook
+from .host_run import HostRun
+from .host_script import HostScript, NotRecognised, called_in
+
+# Options for the training: they decide no loss of the first updates.
+_IDLE = (
+    *("fix_lr_clock", "strict_lr_audit", "log_timesteps", "timestep_grad_every", "ema", "exact_resume"),
+    *("validation_fraction", "validation_steps"),
+)
+_UNSTABLE = 32  # updates in a row without a finite fp16 gradient: the loss scale has fallen from 65536 to nothing
+
+
+class RangeTest(Protocol):
+    """What decides on rates: [`finder.script_test`]."""
+
+    @property
+    def most_updates(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    def begin(self, optimizer: Optimizer) -> None: ...
+    def add(self, loss: float) -> bool: ...
+    def fail(self) -> None: ...
+
+
+class RangeTestDone(BaseException):
+    """Leaves the script; not an `Exception`, which a script may catch."""
+
+
+def options_of_test(options: argparse.Namespace) -> argparse.Namespace:
+    """The options without those for the training, which are named in a message."""
+    idle = [name for name in _IDLE if getattr(options, name, None)]
+    if idle:
+        warn(f"--find_lr does not train: {', '.join(f'--{name}' for name in idle)} has no effect on the test.")
+    return argparse.Namespace(**vars(options) | dict.fromkeys(idle))
+
+
+def recognise(script: HostScript) -> str:
+    """Where losses can be read; [`NotRecognised`] if nowhere, or if there is not one optimizer whose rate can rise."""
+    optimizer_hook.recognise(script)
+    if not script.calls("backward"):
+        raise NotRecognised("it does not call accelerator.backward, where losses are read")
+    if not script.mentions("output_dir"):
+        raise NotRecognised("it has no --output_dir for the result")
+    return f"losses are read at accelerator.backward ({called_in(script.calls('backward'))})"
+
+
+class FindLrHook:
+    """Gives the optimizer the rates of a test, and the test the losses of the script."""
+
+    def __init__(self, script: HostScript, run: HostRun, test: RangeTest):
+        try:
+            recognise(script)
+        except NotRecognised as reason:
+            raise LabError(f"--find_lr cannot be used in this script: {reason}.") from None
+        self.script, self.run, self.test = script, run, test
+        self.num_seen = 0  # updates
+        self._losses: list[torch.Tensor] = []  # of the micro-batches since the last update
+        self._ratios: list[float] = []  # of each group's learning rate to the first one's
+        self.lr_per_option = 1.0  # the optimizer's rate over the script's --learning_rate
+        self._temporary: str | None = None
+
+    def install(self) -> None:
+        from accelerate import Accelerator
+
+        self.run.on_parsed.append(self._change_arguments)
+        self.run.on_prepared.append(self._begin)
+        self.run.on_update.append(self._after_update)
+        accelerator_class = cast(Any, Accelerator)
+        accelerator_class.backward = self._backward_hook(Accelerator.backward)
+        # No tracker, so that no run of one is begun, and no checkpoint.
+        for name in ("init_trackers", "log", "save_state", "save_model"):
+            setattr(accelerator_class, name, _nothing)
+        accelerator_class.get_tracker = _Silent()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run.arguments["output_dir"]) / "lrlab"
+
+    def _change_arguments(self, namespace: argparse.Namespace) -> None:
+        """As long as the test needs, and into a folder that is removed."""
+        given = vars(namespace)
+        if "output_dir" not in given:
+            return  # another parser than that of the training
+        if given.get("resume_from_checkpoint"):
+            raise LabError("--find_lr tests rates from the beginning of a training. Leave out --resume_from_checkpoint.")
+        self._temporary = self._temporary or tempfile.mkdtemp(prefix="find-lr-")
+        changed: dict[str, Any] = {"output_dir": self._temporary, "push_to_hub": False}
+        length = next((name for name in ("max_train_steps", "num_epochs", "num_train_epochs") if name in given), None)
+        if length:
+            changed[length] = self.test.most_updates
+        for name, value in changed.items():
+            if name in given:
+                setattr(namespace, name, value)
+
+    def _begin(self) -> None:
+        optimizer = self.run.optimizer
+        if optimizer is None or self._ratios:
+            return
+        if self._temporary is None:
+            raise LabError(
+                "--find_lr: this script reads no --output_dir by argparse, so what it writes would not be removed."
+            )
+        self.test.begin(optimizer)
+        lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        base = next((lr for lr in lrs if lr), 0.0)
+        if not base:
+            raise LabError("--find_lr: all learning rates of the script are 0, so none can rise. Give it a --learning_rate.")
+        self._ratios = [lr / base for lr in lrs]
+        self.lr_per_option = base / (self.run.arguments.get("learning_rate") or base)
+        optimizer.register_step_pre_hook(self._set_rates)
+
+    def _set_rates(self, optimizer: Optimizer, *step: Any) -> None:
+        for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
+            group["lr"] = self.test.lr * ratio
+
+    def _backward_hook(self, backward: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(backward)
+        def read(accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
+            if self.script.caller(self.script.calls("backward")) is not None:
+                self._losses.append(loss.detach())
+                if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:
+                    self.test.fail()
+                    raise RangeTestDone
+            backward(accelerator, loss, **kwargs)
+
+        return read
+
+    def _after_update(self) -> None:
+        if not self._losses or not self._ratios:
+            return
+        self.num_seen += 1
+        mean = torch.stack([loss.float().mean() for loss in self._losses]).mean()
+        self._losses = []
+        # The same in all processes, which so end at the same update.
+        if not self.test.add(self.run.accelerator.gather(mean[None]).double().mean().item()):
+            raise RangeTestDone
+
+    def end(self) -> None:
+        """The script was left in the middle, by all processes: what it would have done at its end, unless it got there."""
+        if self.run.accelerator is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            from accelerate.state import PartialState
+
+            self.run.accelerator.wait_for_everyone()
+            PartialState().destroy_process_group()
+
+    def remove(self) -> None:
+        """Removes what the script wrote."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _Silent:
+    """A tracker of any kind that does nothing: scripts call methods of their own tracker's."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return self

@@ -1,0 +1,61 @@
+"""Rows that a script's loader does not get, and a loader of their own."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from ..core.errors import LabError
+from ..core.streams import split_rows
+from .generators import variables_of_data
+from .host_run import HostRun
+from .host_script import HostScript, NotRecognised
+
+
+class HeldOutRows:
+    """
+    Attributes:
+        loader: Of this process's share of the rows held back: like the script's, but in order and without data workers.
+        num_rows: Of the script's data.
+        num_held_out: Those that it does not train on.
+    """
+
+    def __init__(self, script: HostScript, run: HostRun, fraction: float):
+        self.script, self.run, self.fraction = script, run, fraction
+        self.loader: torch.utils.data.DataLoader[Any] | None = None
+        self.num_rows = self.num_held_out = 0
+
+    def hold_back(self, make: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """The rows to train on, the same for every seed, for a call of `DataLoader.__init__` (`make`)."""
+        from accelerate.state import PartialState
+
+        given = inspect.signature(make).bind(None, dataset, *args, **kwargs).arguments
+        self._check(dataset, given)
+        self.num_rows = len(dataset)
+        held_out, trained = split_rows(self.num_rows, max(1, round(self.fraction * self.num_rows)))
+        if not held_out:
+            raise LabError(
+                f"--validation_fraction {self.fraction} cannot hold back a row of {self.num_rows}. Use 5 rows or more, or "
+                "leave it out."
+            )
+        self.num_held_out = len(held_out)
+        state = PartialState()
+        mine = held_out[state.process_index :: state.num_processes]
+        kept = {name: given[name] for name in ("batch_size", "collate_fn", "pin_memory") if name in given}
+        self.loader = object.__new__(torch.utils.data.DataLoader)
+        make(self.loader, torch.utils.data.Subset(dataset, mine), **kept)
+        return torch.utils.data.Subset(dataset, trained)
+
+    def _check(self, dataset: Any, given: dict[str, Any]) -> None:
+        """Raises [`NotRecognised`] where rows cannot be held back, or would still be trained on."""
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            raise NotRecognised("its data are a stream, of which no rows can be held back")
+        if given.get("sampler") is not None or given.get("batch_sampler") is not None:
+            raise NotRecognised("its loader has a sampler of the script's own, which is made for all rows")
+        if (repeats := self.run.arguments.get("repeats") or 1) > 1:
+            raise NotRecognised(f"each image is in several rows (--repeats {repeats}), and would still be trained on")
+        known = variables_of_data(dataset)
+        for name in self.script.row_counts:
+            if known.get(name, len(dataset)) != len(dataset):
+                repeated = f"an image is in several of its {len(dataset)} rows ({name} is {known[name]})"
+                raise NotRecognised(f"{repeated}, and would still be trained on")

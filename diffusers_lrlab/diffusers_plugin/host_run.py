@@ -1,0 +1,125 @@
+"""A script that is not ours, while it runs: what it was asked for and has prepared, and the moments that hooks wait for."""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+
+from ..core.errors import LabError
+from .host_script import NotRecognised
+
+
+class HostRun:
+    """
+    The run of the script in this process.
+
+    Args:
+        strict (`bool`): Whether it is an error if a hook does not recognise what it is for.
+
+    Attributes:
+        arguments: Those of the script, as they were parsed.
+        accelerator: The script's own, once something is prepared.
+        models: What it trains, once prepared: as the script made it, without accelerate's wrappers.
+        optimizer: The first one that was prepared, as the script made it. Its steps are the updates.
+        num_updates: Steps of the optimizer in this process, without those before a resume.
+        training_loader: The prepared loader that came together with an optimizer.
+        on_parsed: Called with the script's arguments, which may be changed, once they are remembered.
+        on_prepared: Called after each `accelerator.prepare`.
+        on_update: Called after each step of the optimizer: not after micro-batches that only accumulate.
+        on_step: Called after each step of the script, also where a gradient scaler left the update out.
+        on_end: Called before `accelerator.end_training`, in all processes.
+    """
+
+    def __init__(self, strict: bool = False):
+        self.strict = strict
+        self.arguments: dict[str, Any] = {}
+        self.accelerator: Any = None
+        self.models: list[torch.nn.Module] = []
+        self.optimizer: Optimizer | None = None
+        self.training_loader: Any = None
+        self.num_updates = 0
+        self.on_parsed: list[Callable[[argparse.Namespace], None]] = []
+        self.on_prepared: list[Callable[[], None]] = []
+        self.on_update: list[Callable[[], None]] = []
+        self.on_step: list[Callable[[], None]] = []
+        self.on_end: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Hooks into the places where scripts parse arguments, prepare what they train, update it, and end."""
+        from accelerate import Accelerator
+        from accelerate.optimizer import AcceleratedOptimizer
+
+        parse = argparse.ArgumentParser.parse_known_args
+        prepare, end_training, step = Accelerator.prepare, Accelerator.end_training, AcceleratedOptimizer.step
+
+        @functools.wraps(parse)
+        def parse_and_remember(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            namespace, rest = parse(parser, *args, **kwargs)
+            # A copy: scripts write the length that they compute into their namespace.
+            self.arguments = dict(vars(namespace))
+            for call in self.on_parsed:
+                call(namespace)
+            return namespace, rest
+
+        @functools.wraps(prepare)
+        def prepare_and_remember(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            self.accelerator = accelerator
+            prepared = prepare(accelerator, *args, **kwargs)
+            self._remember(args, prepared if len(args) > 1 else [prepared])
+            for call in self.on_prepared:
+                call()
+            return prepared
+
+        @functools.wraps(step)
+        def step_and_tell(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            step(optimizer, *args, **kwargs)
+            if optimizer.optimizer is self.optimizer and optimizer.gradient_state.sync_gradients:
+                for call in self.on_step:
+                    call()
+
+        @functools.wraps(end_training)
+        def tell_and_end(accelerator: Any) -> None:
+            for call in self.on_end:
+                call()
+            end_training(accelerator)
+
+        cast(Any, argparse.ArgumentParser).parse_known_args = parse_and_remember
+        cast(Any, Accelerator).prepare = prepare_and_remember
+        cast(Any, Accelerator).end_training = tell_and_end
+        cast(Any, AcceleratedOptimizer).step = step_and_tell
+
+    def _remember(self, given: Any, prepared: Any) -> None:
+        known = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
+        self.models += [model for model in known if any(each.requires_grad for each in model.parameters())]
+        optimizers = [part for part in given if isinstance(part, Optimizer)]
+        if not optimizers:
+            return
+        if self.optimizer is None:
+            self.optimizer = optimizers[0]
+            self.optimizer.register_step_post_hook(self._tell_of_update)
+        # Scripts that make images of a class first prepare a loader for these too, without an optimizer.
+        loaders = {id(loader) for loader in self.accelerator._dataloaders}
+        self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
+
+    def _tell_of_update(self, *step: Any) -> None:
+        self.num_updates += 1
+        for call in self.on_update:
+            call()
+
+    def refuse(self, option: str, reason: NotRecognised) -> None:
+        """Says that an option of ours leaves this script alone; an error if hooks are strict."""
+        text = f"{option} cannot be used in this script: {reason}."
+        if self.strict:
+            raise LabError(f"{text} (--strict)")
+        self.warn(text[0].upper() + text[1:] + " It is left alone.")
+
+    def warn(self, text: str) -> None:
+        """Once for all processes."""
+        from accelerate.state import PartialState
+
+        if PartialState().is_main_process:
+            sys.stderr.write(f"diffusers_lrlab: {text}\n")

@@ -1,0 +1,219 @@
+"""A script that is killed goes on from its last checkpoint to the same bits: place in the data, and all random states."""
+
+import functools
+import json
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+from ..core.errors import LabError
+from ..core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
+from .clock import HostClock
+from .host_script import HostScript, NotRecognised, called_in
+from .watched_loader import WatchedLoader
+
+FILE = "lrlab_resume.json"
+_VERSION = 1
+_UPDATES_KEPT = 16  # how far the other processes may be ahead of the one that writes checkpoints
+
+
+def recognise(script: HostScript) -> str:
+    """Where a script writes and reads its checkpoints; [`NotRecognised`] if not by accelerate, or if data are a stream."""
+    saves, loads = script.calls("save_state"), script.calls("load_state")
+    if not saves or not loads:
+        raise NotRecognised("it does not both write checkpoints by accelerator.save_state and read them by load_state")
+    if skips := script.calls("skip_first_batches"):
+        raise NotRecognised(f"it passes over batches of an epoch by skip_first_batches ({called_in(skips)})")
+    if script.calls("WebLoader"):
+        raise NotRecognised("its data are a stream (WebLoader), whose order only its source knows")
+    own = ", and so are the batches that it drops itself" if script.assigns("resume_step") else ""
+    cached = f"; not with {', '.join(script.cached_by_step)} in use" if script.cached_by_step else ""
+    return f"checkpoints of accelerator.save_state ({called_in(saves)}) are completed{own}{cached}"
+
+
+class ResumeHook:
+    """
+    Adds `lrlab_resume.json` to the checkpoints of a script, and goes on from it.
+
+    Most scripts write checkpoints in their first process alone. So the others keep what they have at each update in the
+    store of the process group, where the first one finds it.
+
+    Attributes:
+        hooks: Others of ours; those with `state_dict` and `load_state_dict` are saved, too.
+    """
+
+    def __init__(self, script: HostScript, clock: HostClock, hooks: list[Any]):
+        recognise(script)
+        self.script, self.clock, self.run = script, clock, clock.run
+        self.hooks = [hook for hook in hooks if hasattr(hook, "load_state_dict")]
+        self.loader: WatchedLoader | None = None
+        self.is_active = True
+        self.num_updates = 0  # those that a scaler of gradients left out are counted, as scripts do
+        self.num_seen = self.num_written = 0  # a loader, and checkpoints
+        self.resumed_at: int | None = None
+
+    def install(self) -> None:
+        from accelerate import Accelerator
+
+        self.run.on_prepared.append(self._watch_loader)
+        self.run.on_step.append(self._count_update)
+        save_state, load_state = Accelerator.save_state, Accelerator.load_state
+
+        @functools.wraps(save_state)
+        def save_whole(accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+            save = functools.partial(save_state, accelerator)
+            if not self.is_active or self.loader is None:
+                return save(output_dir, *args, **kwargs)
+            if not accelerator.is_main_process:
+                # All that others write is their random states, which are in the file of the first.
+                with tempfile.TemporaryDirectory() as folder:
+                    return save(folder, *args, **kwargs) and output_dir
+            return self._save(save, output_dir, *args, **kwargs)
+
+        @functools.wraps(load_state)
+        def load_all(accelerator: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+            loaded = load_state(accelerator, input_dir, *args, **kwargs)
+            if self.is_active:
+                self._load(Path(input_dir or ""))
+            return loaded
+
+        cast(Any, Accelerator).save_state = save_whole
+        cast(Any, Accelerator).load_state = load_all
+
+    def _watch_loader(self) -> None:
+        loader, accelerator = self.run.training_loader, self.run.accelerator
+        if not self.is_active or loader is None or self.loader is not None and self.loader.loader is loader:
+            return
+        try:
+            if accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+                raise NotRecognised(f"its checkpoints are not accelerate's own ({accelerator.distributed_type})")
+            if accelerator.num_processes > 1 and len(accelerator._optimizers) > 1:
+                raise NotRecognised("it has several optimizers in several processes, and which of them steps is not known")
+            self.loader = WatchedLoader(self.script, loader, self._is_at_end)
+            self.num_seen = 1
+        except NotRecognised as reason:
+            self._refuse(reason)
+
+    def _refuse(self, reason: NotRecognised) -> None:
+        self.is_active = False
+        self.run.refuse("--exact_resume", reason)
+
+    def _is_at_end(self) -> bool:
+        return self.num_updates == self.clock.count_updates()
+
+    # --- saved --------------------------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        """Of this process."""
+        assert self.loader is not None
+        accumulated = self.run.accelerator.step
+        hooks = {type(hook).__name__: hook.state_dict(self._is_at_end()) for hook in self.hooks}
+        return {"micro_batches": accumulated, "loader": self.loader.state(), "hooks": hooks}
+
+    def _count_update(self) -> None:
+        self.num_updates += 1
+        accelerator = self.run.accelerator
+        if accelerator.is_main_process or self.loader is None or not self.is_active:
+            return
+        state = self._state()
+        store = _store()
+        store.set(self._key(accelerator.process_index, self.num_updates), pickle.dumps(state))
+        store.delete_key(self._key(accelerator.process_index, self.num_updates - _UPDATES_KEPT))
+        self._return_to(state)
+
+    def _return_to(self, state: dict[str, Any]) -> None:
+        assert self.loader is not None
+        place = state["loader"]
+        self.loader.after_save = place["epoch"]["generators"] if place["passed"] is None else place["now"]
+
+    def _key(self, process: int, update: int) -> str:
+        return f"lrlab/resume/{process}/{update}"
+
+    def _save(self, save: Any, output_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self.loader is not None
+        accelerator = self.run.accelerator
+        if not accelerator.sync_gradients:
+            self.run.warn(
+                f"--exact_resume: checkpoint {output_dir} is written between micro-batches of one update, and does not hold "
+                "their gradients. A resume from it is not exact."
+            )
+            return save(output_dir, *args, **kwargs)
+        mine = self._state()
+        others = [_store().get(self._key(rank, self.num_updates)) for rank in range(1, accelerator.num_processes)]
+        state = {"version": _VERSION, "updates": self.num_updates, "facts": self._facts()}
+        state |= {"processes": [mine, *map(pickle.loads, others)]}
+        if output_dir is None:  # accelerate numbers them itself
+            folder = Path(save(None, *args, **kwargs))
+            write_text(folder / FILE, json.dumps(state))
+        else:
+            folder = Path(output_dir)
+            remove_leftovers_of_the_dead(folder)
+            with atomic_folder(folder) as unfinished:  # scripts take half a checkpoint for their latest
+                save(str(unfinished), *args, **kwargs)
+                (unfinished / FILE).write_text(json.dumps(state), encoding="utf-8")
+        self._return_to(mine)
+        self.num_written += 1
+        return output_dir or str(folder)
+
+    def _facts(self) -> dict[str, int]:
+        assert self.loader is not None
+        return {"processes": self.run.accelerator.num_processes} | self.loader.facts()
+
+    # --- restored -----------------------------------------------------------------------------------------------------
+
+    def _load(self, folder: Path) -> None:
+        if self.loader is None:
+            self._refuse(NotRecognised("it reads its checkpoint before its loader is prepared"))
+            return
+        path = folder / FILE
+        if not path.exists():
+            text = f"checkpoint {folder} was written without --exact_resume: the data of its epoch begin again"
+            if self.run.strict:
+                raise LabError(f"{text[0].upper()}{text[1:]}. Resume from it without --strict.")
+            self.run.warn(f"{text}. A resume from later checkpoints is exact.")
+            self.num_updates = self.clock.update if self.clock.counts else 0
+            return
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved["version"] != _VERSION:
+            raise LabError(f"{path} is of another version of diffusers_lrlab. Resume with that, or without --exact_resume.")
+        for name, number in self._facts().items():
+            if number != saved["facts"][name]:
+                raise LabError(
+                    f"--exact_resume: the checkpoint was written with {saved['facts'][name]} {name}, and now there are "
+                    f"{number}. Resume with as many, or without --exact_resume."
+                )
+        mine = saved["processes"][self.run.accelerator.process_index]
+        self.num_updates = self.resumed_at = saved["updates"]
+        self.run.accelerator.step = mine["micro_batches"]
+        self.loader.resumed = mine["loader"]
+        for hook in self.hooks:
+            name = type(hook).__name__
+            if name in mine["hooks"]:  # what is the same in all processes is with the first
+                hook.load_state_dict(saved["processes"][0]["hooks"][name] | mine["hooks"][name])
+        if self.script.saves_within_epochs and self._is_at_end():
+            self.run.warn(
+                f"{folder} was written after the last update, and this script saves its result within its epochs, of which "
+                "none is left. If the result is missing, remove this checkpoint and start again from the one before."
+            )
+
+    def report(self) -> str:
+        if not self.is_active:
+            return ""
+        if self.loader is None:
+            return "--exact_resume: no loader was prepared together with an optimizer, so checkpoints are the script's own."
+        written = self.num_written
+        if not written and self.resumed_at is None:
+            return "--exact_resume: no checkpoint was written or read."
+        text = f"--exact_resume: {written} checkpoint{'s' * (written != 1)} written from which a resume is exact."
+        if self.resumed_at is None:
+            return text
+        passed = f"{self.loader.num_passed} batches of its epoch were passed over" if self.loader.num_passed else ""
+        return f"{text} It went on after update {self.resumed_at}{': ' * bool(passed)}{passed}."
+
+
+def _store() -> Any:
+    """What the processes of the group share."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()

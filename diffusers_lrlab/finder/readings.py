@@ -1,0 +1,83 @@
+"""What a range test reads between its updates, and when it has read enough."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+CLASSIC_MEMORY = 0.9  # of losses of single batches
+_RISEN = 0.1  # of the fall: then the minimum has been passed
+_ABOVE_NOISE = 3.0  # standard errors of the smoothed loss, where it is smoothed
+_NEAR = 32  # readings that the noise is that of
+
+
+class Sweep(NamedTuple):
+    """What one test measured."""
+
+    lrs: np.ndarray  # of the last update before each reading, float64 (num_readings,)
+    losses: np.ndarray  # there, float64 of the same shape
+    bins: np.ndarray  # the same by noise level, (num_readings, num_bins), low noise first; without columns if "classic"
+    num_updates: int  # that were done
+    ended: str | None = None  # why it ended before the highest rate, if it did
+
+
+class Readings:
+    """
+    The losses of a test so far, one for each rate.
+
+    Args:
+        num_updates (`int`): Updates from the lowest rate to the highest.
+        stop_factor (`float`): The test ends where the smoothed loss is this many times its minimum so far.
+        memory (`float`): How much of the smoothed loss a reading keeps: single batches say little.
+    """
+
+    def __init__(self, num_updates: int, stop_factor: float, memory: float):
+        self.num_updates, self.stop_factor, self.memory = num_updates, stop_factor, memory
+        self.ended: str | None = None  # why, if it was before the highest rate
+        self._lrs: list[float] = []
+        self._losses: list[float] = []
+        self._bins: list[np.ndarray] = []
+        self._smoothed = self._first = math.nan
+        self._best = math.inf
+
+    def start(self, lr: float, loss: float, bins: np.ndarray) -> None:
+        """A reading before the first update, which decides nothing."""
+        self._lrs.append(lr)
+        self._losses.append(loss)
+        self._bins.append(bins)
+
+    def add(self, done: int, lr: float, loss: float, bins: np.ndarray) -> bool:
+        """A reading after so many updates, the last of which had this rate; whether to go on."""
+        self.start(lr, loss, bins)
+        if not math.isfinite(loss):
+            self.ended = f"the loss was not finite at a rate of {lr:.3g}"
+            return False
+        is_first = math.isnan(self._smoothed)
+        self._smoothed = loss if is_first else self.memory * self._smoothed + (1 - self.memory) * loss
+        self._first = self._smoothed if is_first else self._first
+        self._best = min(self._best, self._smoothed)
+        if self._smoothed > self.stop_factor * self._best:
+            self.ended = f"at a rate of {lr:.3g} the loss was {self._smoothed / self._best:.3g} times the least before"
+            return False
+        risen = max(_RISEN * (self._first - self._best), _ABOVE_NOISE * self._error())
+        return not (done >= self.num_updates and self._smoothed > self._best + risen)
+
+    def _error(self) -> float:
+        """The standard error of the smoothed loss; 0 if readings are of a fixed probe, which has no noise of batches."""
+        if not self.memory or len(self._losses) < 3:
+            return 0.0
+        return noise_of(np.array(self._losses[-_NEAR:])) * math.sqrt((1 - self.memory) / (1 + self.memory))
+
+    def sweep(self, num_updates: int, num_bins: int) -> Sweep:
+        losses, bins = np.array(self._losses, np.float64), np.array(self._bins, np.float64)
+        return Sweep(np.array(self._lrs, np.float64), losses, bins.reshape(len(losses), num_bins), num_updates, self.ended)
+
+
+def noise_of(values: np.ndarray) -> float:
+    """The standard deviation of readings around a curve: of their second differences, to which its slope adds nothing."""
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.square(np.diff(values, 2)).mean()) / 6)
+
+
+def no_finite_gradient(lr: float) -> str:
+    return f"no fp16 gradient was finite at a rate of {lr:.3g}, with any scale of the loss"

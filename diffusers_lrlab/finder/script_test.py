@@ -1,0 +1,99 @@
+"""The finder on the updates of a script that is not ours: a classic test, since only losses of batches are seen there."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch.optim import SGD, Optimizer
+
+from ..core.environment import describe_environment
+from ..core.errors import LabError, is_first_process
+from .find import resolve_settings
+from .range_test import FinderConfig
+from .readings import CLASSIC_MEMORY, Readings, no_finite_gradient
+from .result import FinderResult
+from .suggestions import RULES
+
+if TYPE_CHECKING:
+    from ..diffusers_plugin.find_lr_hook import FindLrHook
+
+
+class ScriptTest:
+    """
+    One test: `lr` is the rate of the next update, `add` takes its loss.
+
+    Args:
+        optimizer (`str`, *optional*): The one that was asked for in place of the script's.
+        num_updates (`int`, *optional*): Updates from the lowest rate to the highest.
+    """
+
+    def __init__(self, optimizer: str | None = None, num_updates: int | None = None):
+        self.optimizer, self.done = optimizer, 0
+        config = FinderConfig(mode="classic", repeats=1)
+        self._config = config if num_updates is None else dataclasses.replace(config, num_updates=num_updates)
+        self.started = time.perf_counter()  # until the script has prepared what it trains
+        # Of AdamW, until the script's optimizer is known; there are as many rates for each.
+        self._resolve(optimizer or "adamw")
+
+    def _resolve(self, optimizer: str) -> None:
+        self.settings = resolve_settings(self._config, optimizer)
+        self.lrs = self.settings.lrs()
+        self.readings = Readings(self.settings.num_updates, self.settings.stop_factor, CLASSIC_MEMORY)
+
+    @property
+    def most_updates(self) -> int:
+        return len(self.lrs)
+
+    @property
+    def lr(self) -> float:
+        return float(self.lrs[self.done])
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """Before the first update, with what the script trains by."""
+        if "d" in optimizer.param_groups[0]:
+            raise LabError(f"{type(optimizer).__name__} finds its learning rate by itself: leave --find_lr out.")
+        self.started = time.perf_counter()
+        if self.optimizer is None and isinstance(optimizer, SGD):
+            self._resolve("sgd")
+
+    def add(self, loss: float) -> bool:
+        """Whether another update follows."""
+        self.done += 1
+        goes_on = self.readings.add(self.done, float(self.lrs[self.done - 1]), loss, np.empty(0))
+        return goes_on and self.done < len(self.lrs)
+
+    def fail(self) -> None:
+        self.readings.ended = no_finite_gradient(self.lr)
+
+    def result(self) -> FinderResult:
+        if self.done < self.settings.num_updates and self.readings.ended is None:
+            self.readings.ended = f"the script ended after {self.done} of {self.settings.num_updates} updates"
+        sweep = self.readings.sweep(self.done, 0)
+        suggestions = {name: rule(sweep.lrs, sweep.losses) for name, rule in RULES.items()}
+        about = {"script": sys.argv, "optimizer": self.optimizer, "meta": describe_environment()}
+        return FinderResult(self.settings, (sweep,), suggestions, time.perf_counter() - self.started, about)
+
+    def finish(self, hook: FindLrHook) -> None:
+        """Writes and prints what was found, and says how to train with it."""
+        if not self.done:
+            raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
+        if is_first_process():
+            result = self.result()
+            result.save(hook.folder)
+            lines = [result.describe(), f"Wrote {hook.folder}/lr_finder.json and .png; nothing else of the test was kept."]
+            if result.suggestion.lr is not None:
+                rate = f"{result.lr / hook.lr_per_option:.2g}"
+                lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
+            elif "by more than its noise" in result.suggestion.reason:
+                more = 4 * self.settings.num_updates
+                lines.append(
+                    f"For half the noise, add --num_updates {more} before the script's name, or give it a batch of four "
+                    "times the size (--train_batch_size, --gradient_accumulation_steps)."
+                )
+            sys.stdout.write("\n".join(lines) + "\n")
+            sys.stdout.flush()
+        hook.end()
