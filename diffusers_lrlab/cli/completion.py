@@ -6,7 +6,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.extras import require_extra
 from . import study
-from .lists import KINDS
+from .lists import LISTED
 from .output import say
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -30,7 +30,7 @@ def print_completion(shell: str, parser: argparse.ArgumentParser) -> None:
         for action in options:
             if not any(flag in known for flag in action.option_strings):
                 commands[name]._add_action(action)
-    for command, place, names in (("list", "kind", list(KINDS)), ("study", "action", study.ACTIONS)):
+    for command, place, names in (("list", "kind", list(LISTED)), ("study", "action", study.ACTIONS)):
         (action,) = (action for action in commands[command]._actions if action.dest == place)
         action.choices = names
     say(shtab.complete(parser, shell=shell))

@@ -6,6 +6,7 @@ import math
 import shlex
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import LabError, printable
 from ..hub.access import Target
@@ -48,7 +49,7 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull(options: argparse.Namespace) -> None:
-    from ..hub.contents import kind_of_folder
+    from ..hub.contents import type_of_folder
     from ..hub.fetch import fetch
 
     out = options.out or Path(options.repo_id.split("/")[-1])
@@ -60,8 +61,8 @@ def pull(options: argparse.Namespace) -> None:
         "schedule": f"lrlab preview --lr_scheduler hub:{options.repo_id} --num_training_steps 10000",
         "dataset": f"lrlab train --dataset_name {folder}",
     }
-    kind = kind_of_folder(out)
-    say(f"Downloaded a {kind} to {out}. Go on, for instance, by: {then[kind]}")
+    holds = type_of_folder(out)
+    say(f"Downloaded a {holds} to {out}. Go on, for instance, by: {then[holds]}")
 
 
 def rerun_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +105,7 @@ def rerun(options: argparse.Namespace) -> None:
             f"{options.source!r} is neither a folder nor the id of a repository, USER/NAME, which comes before all options."
         )
     with tempfile.TemporaryDirectory() as temporary:
-        folder = fetch(options.source, Path(temporary) / "record", options.revision, kind="run")
+        folder = fetch(options.source, Path(temporary) / "record", options.revision, expected="run")
         _rerun(folder, options.source.split("/")[-1], options)
 
 
@@ -119,12 +120,9 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
     recorded = recorded_options(folder)
     read_log(folder)  # its errors are reported before training, too
     record = read_record(folder)
-    source, plugins = record["config"].get("lr_scheduler_source"), record["meta"].get("plugins", [])
-    if plugins and not any(given.partition("=")[0] in ("--import", "--plugins") for given in options.rest):
-        raise LabError(
-            f"This run used code of its own, {', '.join(one['name'] for one in plugins)}, which its record does not "
-            "hold. Read that code, then give it: --import FILE_OR_MODULE."
-        )
+    source = record["config"].get("lr_scheduler_source")
+    if not any(given.partition("=")[0] in ("--import", "--plugins") for given in options.rest):
+        _refuse_without_code(record)
     out = options.out or Path(f"{name}-rerun")
     if out.resolve() == folder.resolve():
         raise LabError(f"--out {str(out)!r} is the folder of the record. Give another one.")
@@ -142,6 +140,21 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
     say(printable(comparison.describe()))
     if not comparison.agrees and not comparison.settings:
         raise LabError(f"{options.source!r} was not reproduced; both are kept, the new run in {str(out)!r}.")
+
+
+def _refuse_without_code(record: dict[str, Any]) -> None:
+    """Raises a `LabError` for a run that used code of somebody's, which is not in its record."""
+    if plugins := record["meta"].get("plugins"):
+        raise LabError(
+            f"This run used code of its own, {', '.join(one['name'] for one in plugins)}, which its record does not "
+            "hold. Read that code, then give it: --import FILE_OR_MODULE."
+        )
+    if names := record["run"].get("names_of_program"):
+        raise LabError(
+            f"This run was started by a Python program that registered {', '.join(map(repr, names))} itself, by code which "
+            "its record does not hold. Put that code into a file of its own, without the call of train(), and give it: "
+            "--import FILE."
+        )
 
 
 def schedule_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..core.errors import LabError, did_you_mean, exit_status
+from ..core.environment import version_of
+from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
 from . import check, completion, hub, lists, preview, study, tools, training
 from .output import LabParser, add_import
@@ -48,7 +49,7 @@ COMMANDS = {
         preview.preview,
     ),
     "data": Command(
-        "writes toy sets as data sets",
+        "writes a toy dataset as files that load anywhere",
         "lrlab data export dino dino-points --n 100000 --seed 42",
         tools.data_arguments,
         tools.data,
@@ -84,7 +85,7 @@ COMMANDS = {
         hub.schedule,
     ),
     "push": Command(
-        "uploads a run, a study, a set of points or a schedule to the Hub",
+        "uploads a run, a study, a toy dataset or a schedule to the Hub",
         "lrlab push ddpm-digits-8 --repo_id USER/ddpm-digits-8",
         hub.push_arguments,
         hub.push,
@@ -97,7 +98,7 @@ COMMANDS = {
         hub.rerun,
     ),
     "upstream-patch": Command(
-        "makes a patch for diffusers of a schedule",
+        "makes patches for diffusers: a schedule, or schedules of the right length in its training scripts",
         "lrlab upstream-patch rex --diffusers ~/diffusers --out rex.patch",
         tools.upstream_patch_arguments,
         tools.upstream_patch,
@@ -123,6 +124,8 @@ TAKES_NAMES = ("list", "preview", "study", "schedule", "push")  # that may be of
 
 def _parser() -> LabParser:
     parser = LabParser(prog="lrlab", description="Training dynamics of diffusion models.", allow_abbrev=False)
+    version = f"diffusers_lrlab {version_of('diffusers_lrlab') or '(not installed)'}"
+    parser.add_argument("--version", action="version", version=version, help="shows the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         description, example = f"{command.help[0].upper()}{command.help[1:]}.", f"Example: {command.example}"
@@ -138,10 +141,12 @@ def _parser() -> LabParser:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if arguments and arguments[0] in SCRIPTS:
         return argparse.Namespace(command=arguments[0], rest=list(arguments[1:]))
+    if not arguments:
+        raise LabError(f"Which command? Known: {', '.join(COMMANDS)}. `lrlab --help` says what each does.")
     parser = _parser()
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise LabError(
-            f"Unknown command {arguments[0]!r}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
+            f"Unknown command {shortened(arguments[0])}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
         )
     options, unknown = parser.parse_known_args(arguments)
     if options.command in REST:
@@ -149,7 +154,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     elif unknown:
         flags = [f"--{name}" for name in vars(options) if name != "command"]
         hint = did_you_mean(unknown[0].split("=")[0], flags)
-        raise LabError(f"Unknown argument {unknown[0]!r}.{hint} See lrlab {options.command} --help.")
+        raise LabError(f"Unknown argument {shortened(unknown[0])}.{hint} See lrlab {options.command} --help.")
     load_plugins(getattr(options, "plugins", None))
     return options
 

@@ -25,9 +25,16 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="the folder of the study; results that are there are kept")
-    executors = "stacked or local, for all runs; by default stacks of all runs that can be stacked"
+    executors = "in this process: stacked or local, for all runs; by default stacks of all runs that can be stacked. As by "
+    executors += "default, but by several workers: pool, on the GPUs or cores of this machine, or ray, on a cluster. What a "
+    executors += "worker loses when it dies, hangs or runs out of memory is done again, by smaller stacks if need be"
     add("--executor", metavar="NAME", help=executors)
-    add("--stack_size", type=int, metavar="N", help="runs side by side at most; 20, and 256 on a GPU")
+    stack_size = "runs side by side at most; 20, and 256 on a GPU; with pool and ray, 1 is each run by itself, as local does"
+    add("--stack_size", type=int, metavar="N", help=stack_size)
+    workers = "of pool and ray: how many; one for each GPU, or else for each core, and its threads are a share of the cores"
+    add("--workers", type=int, metavar="N", help=workers)
+    addresses = "of ray: a cluster that runs already, or auto; else RAY_ADDRESS, or this machine alone"
+    add("--address", metavar="ADDRESS", help=addresses)
     precisions = "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
     add("--precision", metavar="NAME", help=f"{precisions}; fp32, or that of the study that a spec.yaml is of")
     add("--dry_run", action="store_true", help="prints the runs, and what they will take by a short measurement, and stops")
@@ -45,7 +52,8 @@ def command(options: argparse.Namespace) -> None:
         run(options, "lrlab study run")
         return
     form = {"list": "list", "card": "card DIR --out CARD", "report": "report DIR"}[options.action]
-    of_run = options.dry_run or any(given is not None for given in (options.executor, options.stack_size, options.precision))
+    names = ("executor", "stack_size", "workers", "address", "precision")
+    of_run = options.dry_run or any(getattr(options, name) is not None for name in names)
     if of_run or (options.out is not None) != ("--out" in form):
         raise LabError(f"The form is `lrlab study {form}`, without other options.")
     if options.action == "list":
@@ -77,16 +85,19 @@ def run(options: argparse.Namespace, program: str) -> None:
     if options.dry_run:
         from ..study.forecast import describe_study
 
-        say(describe_study(spec, options.executor, options.stack_size, options.out))
+        asked = options.executor, options.stack_size, options.out, options.workers, options.address
+        say(describe_study(spec, *asked))
         return
     from ..study.run import run_study
 
     command = f"{program} {_shown(options.what)} --out {_shown(options.out)}"
     precision = None if spec.precision == "fp32" else spec.precision
     plugins = ",".join(map(_shown, (options.plugins or "").split(","))) if options.plugins else None
-    given = {"executor": options.executor, "stack_size": options.stack_size, "precision": precision, "import": plugins}
+    given = {"executor": options.executor, "stack_size": options.stack_size, "workers": options.workers}
+    given |= {"precision": precision, "import": plugins}  # an address is nobody else's
     command += "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
-    page = run_study(spec, options.out, options.executor, options.stack_size, command)
+    where = {"num_workers": options.workers, "address": options.address}
+    page = run_study(spec, options.out, options.executor, options.stack_size, command, **where)
     say(f"Wrote {page}.")
 
 

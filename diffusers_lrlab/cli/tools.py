@@ -52,8 +52,8 @@ def scale(options: argparse.Namespace) -> None:
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("export",), help="export: writes a toy set as a data set that loads anywhere")
-    parser.add_argument("name", metavar="NAME", help="the toy set; `lrlab list datasets` shows them")
+    parser.add_argument("action", choices=("export",), help="export: writes a toy dataset as files that load anywhere")
+    parser.add_argument("name", metavar="NAME", help="the toy dataset; `lrlab list datasets` shows them")
     parser.add_argument("dir", type=Path, metavar="DIR", help="a new or empty folder")
     parser.add_argument("--n", type=int, default=100_000, metavar="N", help="points to train on; default: %(default)s")
     parser.add_argument("--n_test", type=int, default=10_000, metavar="N", help="other points to test on, 0 for none")
@@ -70,15 +70,24 @@ def data(options: argparse.Namespace) -> None:
 
 def upstream_patch_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", metavar="NAME", help="the schedule")
+    add("name", metavar="NAME", help="the schedule, or lr-clock: the schedule's length in diffusers' training scripts")
     add("--diffusers", required=True, type=Path, metavar="CHECKOUT", help="a clone of diffusers")
+    add("--script", metavar="NAME", help="of lr-clock: only this script, such as train_text_to_image_sdxl; default: all")
     add("--out", type=Path, metavar="FILE.patch", help="a file for the patch; the clone stays as it is")
-    add("--branch", metavar="NAME", help="the branch to commit to otherwise; derived from the schedule's name")
+    add("--branch", metavar="NAME", help="the branch to commit to otherwise; derived from the name of schedule or script")
 
 
 def upstream_patch(options: argparse.Namespace) -> None:
-    from ..upstream import patch
+    from ..upstream import lr_clock_patches, patch
 
+    if options.name == lr_clock_patches.NAME:
+        patches = lr_clock_patches.lr_clock_patches(options.diffusers, options.script, options.out, options.branch)
+        if options.script is not None and patches[0].state == "refused":
+            raise LabError(f"{patches[0].script} is left as it is: {patches[0].detail}.")
+        say(lr_clock_patches.table(patches))
+        return
+    if options.script is not None:
+        raise LabError(f"--script is for lr-clock, not for the schedule {options.name!r}. Drop it.")
     made = patch.upstream_patch(options.name, options.diffusers, out=options.out, branch=options.branch)
     say(f"Wrote {made}." if options.out else f"Committed to the new branch {made} of {options.diffusers}.")
 

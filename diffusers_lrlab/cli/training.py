@@ -1,11 +1,11 @@
 """`lrlab train` and `lrlab find-lr`: the same programs as the scripts of those names and `-m diffusers_lrlab.train`."""
 
-import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.errors import exit_status
+from ..core.errors import exit_status, is_first_process
 from .output import say
 
 TRAIN_HELP = "Train an unconditional diffusion pipeline under a learning-rate schedule that runs as it was asked for."
@@ -21,6 +21,11 @@ def train(arguments: Sequence[str], prog: str | None = None) -> None:
     from ..run.train import run_training
 
     run_training(config)
+    if config.dry_run and is_first_process():
+        import psutil
+
+        seconds = time.time() - psutil.Process().create_time()
+        say(f"{'dry run':>13}  {seconds:.3g} s in all, with imports and the data")
 
 
 def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:
@@ -32,7 +37,7 @@ def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:
     from ..finder.find import find_lr_for_folder
 
     result, folder = find_lr_for_folder(config, settings)
-    if int(os.environ.get("RANK", 0)) == 0:
+    if is_first_process():
         say(f"{result.describe()}\nWrote {Path(folder) / 'lrlab'}/lr_finder.json and .png.")
 
 

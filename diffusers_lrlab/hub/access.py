@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_WAIT = 120  # seconds of told waits for one answer; a longer one that the Hub asks for is an error
+_LONGEST_WAIT = 120  # seconds between the attempts for one answer; a longer wait that the Hub asks for is an error
 _MEANINGS = {
     401: "The Hub does not accept the token: it is wrong, or it has expired.",
     403: "The Hub refuses: this token has no right to write there.",

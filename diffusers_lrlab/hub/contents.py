@@ -14,7 +14,7 @@ from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
 _RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
-_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*")
+_NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*", "lrlab/profile.json.gz")
 _CHECKPOINTS = ("checkpoint-*/*",)
 _STUDY_FILES = ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "spec.yaml", "runs/*.json")
 _STUDY_WEIGHTS = ("weights/*.safetensors",)
@@ -29,23 +29,23 @@ REPO_TYPES = {"run": "model", "schedule": "model", "dataset": "dataset", "study"
 class Contents:
     """What is uploaded."""
 
-    kind: str  # a key of `REPO_TYPES`
+    type: str  # a key of `REPO_TYPES`
     files: Mapping[str, Path | bytes]  # from paths in the repository to files here, or to their content
     owned: tuple[str, ...]  # patterns of files that are deleted from the repository if they are not among `files`
     message: str  # of the commit
 
     @property
     def repo_type(self) -> str:
-        return REPO_TYPES[self.kind]
+        return REPO_TYPES[self.type]
 
 
-def kind_of_folder(folder: Path) -> str:
+def type_of_folder(folder: Path) -> str:
     """What a folder holds: "run", "study", "schedule" or "dataset"; a `LabError` if it holds none of them."""
     if not folder.is_dir():
         raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, a toy dataset or a schedule.")
-    for kind, marker in _MARKERS.items():
+    for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
-            return kind
+            return what
     raise LabError(
         f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), toy dataset (data/*.parquet) or schedule "
         "(schedule.json). Give the folder that a command of this package wrote."
@@ -67,24 +67,24 @@ def contents_of(
     With `space` it is the report of a study as a web page, instead of the study as a dataset; with `include_checkpoints`
     also the checkpoints of a run, or the weights of a study's runs; with `unfinished` a run as far as it is.
     """
-    kind = kind_of_folder(folder)
-    if space and kind != "study":
-        raise LabError(f"--space makes a page of a study's report, and {str(folder)!r} holds a {kind}. Leave it out.")
-    if include_checkpoints and kind not in ("run", "study"):
-        raise LabError(f"--include_checkpoints has no effect: {str(folder)!r} holds a {kind}. Leave it out.")
-    if unfinished and kind != "run":
-        raise LabError(f"--unfinished is about runs, and {str(folder)!r} holds a {kind}. Leave it out.")
-    if kind == "run":
+    holds = type_of_folder(folder)
+    if space and holds != "study":
+        raise LabError(f"--space makes a page of a study's report, and {str(folder)!r} holds a {holds}. Leave it out.")
+    if include_checkpoints and holds not in ("run", "study"):
+        raise LabError(f"--include_checkpoints has no effect: {str(folder)!r} holds a {holds}. Leave it out.")
+    if unfinished and holds != "run":
+        raise LabError(f"--unfinished is about runs, and {str(folder)!r} holds a {holds}. Leave it out.")
+    if holds == "run":
         return _run(folder, repo_id, revision, include_checkpoints, unfinished)
-    if kind == "study":
+    if holds == "study":
         return _study(folder, repo_id, revision, space, include_checkpoints)
-    if kind == "dataset":
+    if holds == "dataset":
         patterns, message = _DATASET_FILES, f"The toy dataset {folder.resolve().name}"
         card = card_for_dataset(folder, repo_id, revision)
     else:
         patterns, message = _SCHEDULE_FILES, f"The schedule {read_schedule_file(folder / 'schedule.json').text}"
         card = card_for_schedule(folder, repo_id, revision)
-    return Contents(kind, {**_files(folder, patterns), "README.md": card.encode()}, patterns, message)
+    return Contents(holds, {**_files(folder, patterns), "README.md": card.encode()}, patterns, message)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -92,9 +92,9 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, each) and ("/" in each or "/" not in name) for each in patterns)
 
 
-def kind_of_files(names: Collection[str]) -> str | None:
+def type_of_files(names: Collection[str]) -> str | None:
     """What a repository with these files holds, if it is one of ours."""
-    return next((kind for kind, marker in _MARKERS.items() if fnmatch.filter(names, marker)), None)
+    return next((what for what, marker in _MARKERS.items() if fnmatch.filter(names, marker)), None)
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:

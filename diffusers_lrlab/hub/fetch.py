@@ -13,7 +13,7 @@ from ..core.manifest import write_manifest
 from ..core.plain_yaml import load_plain_yaml
 from .access import Target, check_repo_id, hub_errors, patiently, status_of
 from .cards import HUB, parsed_card
-from .contents import kind_of_files
+from .contents import type_of_files
 from .records import lines_of, read_json
 
 # Formats that run code when they are read.
@@ -28,7 +28,7 @@ _IGNORED = (".gitattributes", ".gitignore", "LICENSE")
 _MOST_FILES, _LONGEST_NAME = 20_000, 200
 
 
-def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | None = None) -> Path:
+def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str | None = None) -> Path:
     """
     Downloads what somebody published into a new folder, which is returned, and appears whole or not at all.
 
@@ -38,7 +38,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
         repo_id (`str`): "USER/NAME", of any type.
         folder (`Path`): A new or empty folder.
         revision (`str`, *optional*): Branch, tag or commit; "main" if not given.
-        kind (`str`, *optional*): What it must be, such as "run"; a run, a study, a toy dataset or a schedule if not given.
+        expected (`str`, *optional*): What it must be, such as "run"; any of ours if not given.
 
     Raises:
         LabError: if there is no such repository, or it holds a file that cannot be trusted, which is named.
@@ -48,9 +48,9 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, kind: str | N
 
     target, info = _find(repo_id, revision)
     files = check_files(repo_id, [(file.rfilename, file.size or 0) for file in info.siblings or []])
-    found = kind_of_files(files)
-    if found is None or (kind is not None and found != kind):
-        wanted = f"a {kind}" if kind else "a run, a study, a toy dataset or a schedule of this package"
+    found = type_of_files(files)
+    if found is None or (expected is not None and found != expected):
+        wanted = f"a {expected}" if expected else "a run, a study, a toy dataset or a schedule of this package"
         raise LabError(f"{repo_id!r} holds {f'a {found}' if found else 'something else'}, and not {wanted}.")
     remove_leftovers_of_the_dead(folder)
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Interrupted, LabError
 from ..core.signals import interrupts_raised
 from .access import Target, check_can_write, hub_errors, patiently, status_of
-from .contents import Contents, contents_of, kind_of_files, matches
+from .contents import Contents, contents_of, matches, type_of_files
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -125,7 +125,7 @@ class _Upload:
 
         head = patiently(self._head, "Looking at the repository")
         before = patiently(lambda: self._tree(head), "Looking at the repository")
-        self._check_kind(before)
+        self._check_type(before)
 
         def attempt() -> Any:
             if self.sent and (self._was_proposed() if self.target.create_pr else self._was_made(head)):
@@ -148,11 +148,11 @@ class _Upload:
         url = getattr(commit, "pr_url", None) or getattr(commit, "commit_url", None)
         return Published(str(url or self.target.repo_id), len(self.sent))
 
-    def _check_kind(self, before: dict[str, Any]) -> None:
+    def _check_type(self, before: dict[str, Any]) -> None:
         """Raises a `LabError` if the repository holds another kind of result, whose card would be replaced."""
-        kind, ours = kind_of_files(before), self.contents.kind
-        if kind not in (None, ours) and self.target.repo_type != "space":
-            what = f"The repository {self.target.repo_id!r} holds a {kind}, and this is a {ours}."
+        there, ours = type_of_files(before), self.contents.type
+        if there not in (None, ours) and self.target.repo_type != "space":
+            what = f"The repository {self.target.repo_id!r} holds a {there}, and this is a {ours}."
             raise LabError(f"{what} Give another {self.target.id_option}.")
 
     def _was_made(self, head: str) -> bool:

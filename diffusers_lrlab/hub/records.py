@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.spec import is_nested
 
 # Fields of a record that are read, and their types.
 _SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -25,20 +26,11 @@ def read_json(path: Path) -> Any:
     """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, parse_int=_small)
-        _check_depth(data)
+        if is_nested(data, _DEEPEST + 1):
+            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
         return data
     except (OSError, ValueError, RecursionError) as error:
         raise LabError(f"{str(path)!r} cannot be read as JSON ({error}).") from None
-
-
-def _check_depth(data: Any) -> None:
-    level = [data]
-    for _ in range(_DEEPEST + 1):
-        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
-        level = [value for values in nested for value in values]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
 
 
 def _no_number(text: str) -> float:
@@ -61,12 +53,15 @@ def read_record(folder: Path) -> dict[str, Any]:
         part = record.get(section) if isinstance(record, dict) else None
         if not isinstance(part, dict):
             raise LabError(f"{str(file)!r} is not the record of a run: it has no section {section!r}.")
-        for name, kind in fields.items():
-            if not isinstance(part.get(name), kind):
+        for name, wanted in fields.items():
+            if not isinstance(part.get(name), wanted):
                 raise LabError(f"{str(file)!r} is not the record of a run: {section}.{name} is {part.get(name)!r}.")
     plugins = record["meta"].get("plugins", [])
     if not isinstance(plugins, list) or not all(_is_plugin(one) for one in plugins):
         raise LabError(f"{str(file)!r} is not the record of a run: meta.plugins is {plugins!r}.")
+    names = record["run"].get("names_of_program", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise LabError(f"{str(file)!r} is not the record of a run: run.names_of_program is {names!r}.")
     if not isinstance(record["train"].get("results", {}), dict):
         raise LabError(f"{str(file)!r} is not the record of a run: its results are not a mapping.")
     return record

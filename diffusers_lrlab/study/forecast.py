@@ -22,8 +22,8 @@ from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
 from .analysis.summary import chosen_rates
-from .executors import share_out
-from .run import check_executor, use_all_cores
+from .executors import WORKERS, check_executor, share_out
+from .run import check_one_process, use_all_cores
 from .runs.context import StudyContext
 from .runs.curves import Curves
 from .runs.measure import measure
@@ -38,13 +38,21 @@ from .stacked.worker_threads import ParallelStacks, worker_threads
 _PROBED_UPDATES = 12
 
 
-def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None, out: Path | None = None) -> str:
+def describe_study(
+    spec: StudySpec,
+    executor: str | None,
+    stack_size: int | None,
+    out: Path | None = None,
+    num_workers: int | None = None,
+    address: str | None = None,
+) -> str:
     """
     The runs of a study that have no result in `out` yet and what they will take, as text; measures for some seconds.
 
     Raises a `LabError` for everything that running it would refuse before it starts.
     """
-    check_executor(executor)
+    check_executor(executor, num_workers, address)
+    check_one_process()
     folder = StudyFolder(out or Path("study"))
     tuning, runs = expand_tuning(spec), expand(spec)
     missing = [*tuning, *runs]
@@ -73,7 +81,8 @@ def describe_study(spec: StudySpec, executor: str | None, stack_size: int | None
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
         lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, {cost}")
         together += cost
-    return "\n".join([*lines, f"  together {together}"])
+    shared = ", in one process; workers share that out" if executor in WORKERS else ""
+    return "\n".join([*lines, f"  together {together}{shared}"])
 
 
 @dataclass

@@ -10,7 +10,8 @@ from ..core.environment import allowed_threads
 from ..core.errors import LabError
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
-from .executors import EXECUTORS, share_out
+from .executors import EXECUTORS, check_executor, open_workers, share_out
+from .executors.jobs import Workers, make_jobs, run_jobs
 from .runs.context import StudyContext
 from .runs.precision import products_in
 from .runs.results import StudyFolder
@@ -28,17 +29,21 @@ def run_study(
     stack_size: int | None = None,
     command: str = "",
     quiet: bool = False,
+    num_workers: int | None = None,
+    address: str | None = None,
 ) -> Path:
     """
     Runs what a study still lacks, and writes its summary and report, whose path it returns. Results in `out` are kept.
 
-    `executor` is a name in `EXECUTORS`, for all runs; by default, what can be stacked is stacked. `stack_size` is how many
-    runs are side by side at most. `command` is shown in the report. Raises a `LabError` if something cannot be done as
+    `executor` is a name in `EXECUTORS` or `WORKERS`, for all runs; by default, what can be stacked is stacked. `stack_size`
+    is how many runs are side by side at most. `command` is shown in the report. `num_workers` is for `pool` and `ray`,
+    whose cluster is at `address`, or on this machine alone. Raises a `LabError` if something cannot be done as
     asked, before anything runs where that can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
     """
     folder = StudyFolder(out)
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # made if need be
-    check_executor(executor)
+    check_executor(executor, num_workers, address)
+    check_one_process()
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
     study = StudyContext(folder, stack_size, quiet, spec.precision)
@@ -48,11 +53,13 @@ def run_study(
         check_stackable([*tuning, *first], study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.write_spec(spec, command)
-        _do_missing(tuning, study, executor, "tune")
-        runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
-        if unknown := folder.unknown_files([*tuning, *runs]):
-            study.progress.log(f"{len(unknown)} results in {folder.path / 'runs'} are of other studies, and are left alone.")
-        _do_missing(runs, study, executor, "study")
+        with open_workers(executor, num_workers, address, study) as workers:
+            _do_missing(tuning, study, executor, workers, "tune")
+            runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
+            if unknown := folder.unknown_files([*tuning, *runs]):
+                where = folder.path / "runs"
+                study.progress.log(f"{len(unknown)} results in {where} are of other studies, and are left alone.")
+            _do_missing(runs, study, executor, workers, "study")
         # Every run has its result: what is left here belongs to runs that were changed in between.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
@@ -86,7 +93,9 @@ def _write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], 
     return write_report(study.folder.path, [*results, *of_tuning], summary, study.progress)
 
 
-def _do_missing(specs: list[RunSpec], study: StudyContext, executor: str | None, description: str) -> None:
+def _do_missing(
+    specs: list[RunSpec], study: StudyContext, executor: str | None, workers: Workers | None, description: str
+) -> None:
     """Computes the runs that have no result yet."""
     study.drop_outdated(specs)
     missing = {spec.id for spec in study.folder.missing(specs)}
@@ -96,19 +105,23 @@ def _do_missing(specs: list[RunSpec], study: StudyContext, executor: str | None,
         return
     if len(missing) < len(specs):
         study.progress.log(f"{len(specs) - len(missing)} of {len(specs)} runs are done already.")
-    for name, some in share_out(specs, study, executor):
+    shares = share_out(specs, study, executor)
+    if workers is not None:
+        with study.progress.bar(study.folder.missing(specs), description):
+            run_jobs(make_jobs(shares, study, workers), workers, study)
+        return
+    for name, some in shares:
         if left := [spec for spec in some if spec.id in missing]:
             with study.progress.bar(left, description):
                 EXECUTORS[name](some, study)
 
 
-def check_executor(executor: str | None) -> None:
-    """Raises a `LabError` for an unknown executor, and in one of several processes."""
-    if executor is not None and executor not in EXECUTORS:
-        raise LabError(f"There is no executor {executor!r}. Known: {', '.join(EXECUTORS)}.")
+def check_one_process() -> None:
+    """Raises a `LabError` in one of several processes."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise LabError(
-            "A study runs in one process, and puts its runs side by side on one device. Start it without --num_processes."
+            "A study runs in one process, and puts its runs side by side on one device. Start it without --num_processes; "
+            "--executor pool takes several GPUs."
         )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ...evaluation.landscape import barrier, curvature, losses_between
 from ...evaluation.validation_loss import ValidationLoss
-from ...training.objective_spec import objective_spec
+from ...training.resolve_timesteps import objective_spec
 from ..runs.context import StudyContext
 from ..runs.results import RunResult
 from ..spec.spec import RunSpec

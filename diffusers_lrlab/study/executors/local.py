@@ -39,8 +39,7 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
             study.progress.advance(plan.num_updates - trainer.update)
         record_run(study, spec, trainer, _curves_of(folder, plan.num_updates), error, {"name": "local"}, started)
         trainer.accelerator.free_memory()
-        if path.exists():  # a run that diverges at once has none
-            remove(path)
+        study.discard(path)
 
 
 def _begun_run(path: Path, data_fingerprint: str, study: StudyContext) -> tuple[RunFolder, Path | None]:

@@ -163,8 +163,8 @@ def lines_left_out(shown: dict[Place, Course]) -> str:
 def courses_as_csv(shown: dict[str, dict[Place, Course]]) -> str:
     """What is drawn as curves: the mean over seeds, and the ends of the band around it."""
     rows = [
-        (kind, dataset, arm, f"{update:g}", *(f"{value:.6g}" for value in values), course.num_runs)
-        for kind, of_kind in shown.items() for (arm, dataset), course in of_kind.items()
+        (title, dataset, arm, f"{update:g}", *(f"{value:.6g}" for value in values), course.num_runs)
+        for title, of_title in shown.items() for (arm, dataset), course in of_title.items()
         for update, *values in zip(course.updates, course.mean, course.low, course.high, strict=True)
     ]  # fmt: skip
     return _csv(("curve", "data set", "arm", "update", "mean", "low", "high", "runs"), rows)

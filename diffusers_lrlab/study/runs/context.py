@@ -2,12 +2,14 @@
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...core.environment import describe_environment
 from ...core.errors import LabError
+from ...core.files import remove
 from ...data.loading import TrainingData
 from ...training.config import DataConfig
 from ...training.kinds.select import kind_of
@@ -16,6 +18,7 @@ from ..spec.spec import RunSpec
 from .precision import check_precision
 from .progress import StudyProgress
 from .results import StudyFolder
+from .trackers import show_in_trackers
 
 _STACK_SIZES = {"cpu": 20, "cuda": 256}  # that of a GPU is a guess, not a measurement
 
@@ -54,6 +57,20 @@ class StudyContext:
             return make_plan(config, data, spec.model), data
         except LabError as error:
             raise LabError(f"In the arm {spec.arm!r} on {spec.dataset!r}: {error}") from None
+
+    def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
+        """Writes what came out of a run, its weights as safetensors has them, and shows it."""
+        if weights is not None:
+            record["weights"] = self.folder.write_weights(spec.id, weights)
+        self.folder.write(record)
+        show_in_trackers(self.folder.path, spec, record)
+        self.progress.finished(spec)
+
+    def discard(self, *paths: Path) -> None:
+        """Removes what was saved in the middle of runs that are done."""
+        for path in paths:
+            if path.exists():
+                remove(path)
 
     def drop_outdated(self, specs: list[RunSpec]) -> None:
         """Removes and logs results whose data have changed since, under the same name, or whose weights cannot be read."""

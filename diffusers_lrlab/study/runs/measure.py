@@ -2,11 +2,12 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from diffusers import DDIMScheduler
+from safetensors.torch import save
 
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
@@ -14,12 +15,13 @@ from ...evaluation.metrics import METRICS
 from ...training.base_run import BaseRun
 from ...training.results.base import results_of
 from ...training.samples import draw_samples
-from ...training.trackers import scalars_of, start_trackers
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .curves import Curves
 
 _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
+# Samples of a run by what they are for: "compared" by its metrics or else only "recorded", and "fixed_start".
+Drawn = dict[str, np.ndarray]
 
 
 def record_run(
@@ -30,14 +32,17 @@ def record_run(
     error: str | None,
     executor: dict[str, Any],
     started: str,
+    drawn: Drawn | None = None,
 ) -> None:
-    """Measures a run and writes its record. `error` says why training ended early, `executor` how the run was computed."""
-    sections, error = finish(run, spec, curves, error)
+    """
+    Measures a run and has its record kept. `error` says why training ended early, `executor` how the run was computed; what
+    is not `drawn` yet is drawn here.
+    """
+    sections, error = finish(run, spec, curves, error, drawn)
     weights = None
     if error is None and spec.stage == "compare" and run.kind.is_compared_between_runs:
         with run.averaged_weights():
-            tensors = {name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()}
-        weights = study.folder.write_weights(spec.id, tensors)
+            weights = save({name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()})
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -47,74 +52,94 @@ def record_run(
         "started": started,
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    study.folder.write({"run": about, **sections, "weights": weights, "config": spec.fields, "meta": study.meta})
-    _show_trackers(study, spec, sections)
-    study.progress.finished(spec)
+    study.keep(spec, {"run": about, **sections, "weights": None, "config": spec.fields, "meta": study.meta}, weights)
 
 
-def _show_trackers(study: StudyContext, spec: RunSpec, sections: dict[str, Any]) -> None:
-    """Shows a run that is done to the trackers of `logger`, in the group of its study: stacked runs end side by side."""
-    about = {name: getattr(spec, name) for name in ("arm", "dataset", "seed", "stage")}
-    folder = study.folder.path.resolve()
-    trackers = start_trackers(spec.config, folder / "logs" / spec.id, spec.id, folder.name, **about)
-    run, rows = sections["train"], dict[int, dict[str, float]]()
-    for columns in sections["curves"].values():
-        for values in zip(*columns.values(), strict=True):
-            row = dict(zip(columns, values, strict=True))
-            rows.setdefault(row["update"], {}).update(row)
-    for tracker in trackers:
-        for update, row in sorted(rows.items()):  # most of them want rising updates
-            tracker.log(scalars_of(row), step=update)
-        tracker.log({f"results/{name}": value for name, value in run["results"].items()}, step=run["updates_done"])
-        tracker.finish()
-
-
-def finish(run: BaseRun, spec: RunSpec, curves: Curves, error: str | None) -> tuple[dict[str, Any], str | None]:
+def finish(
+    run: BaseRun, spec: RunSpec, curves: Curves, error: str | None, drawn: Drawn | None = None
+) -> tuple[dict[str, Any], str | None]:
     """The sections of a run's record, and why it diverged if it did: in training (`error`), or by what it ended as."""
     if error is None:
         try:
-            return measure(run, spec, curves), None
+            return measure(run, spec, curves, drawn), None
         except Diverged as reason:
             error = str(reason)
     return {"train": {**_course(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
-def measure(run: BaseRun, spec: RunSpec, curves: Curves) -> dict[str, Any]:
+def measure(run: BaseRun, spec: RunSpec, curves: Curves, drawn: Drawn | None = None) -> dict[str, Any]:
     """Sections of a run that was trained to its end; raises `Diverged` if samples are not finite."""
-    started, kind_results = time.perf_counter(), results_of(run.kind)
-    needs_samples = any("samples" in METRICS[name].needs for name in spec.metrics)
-    samples = _finite(kind_results.samples_to_evaluate(run)) if needs_samples else None
-    sampled = time.perf_counter()
-    run.sampling_seconds = sampled - started
-    results = kind_results.evaluate(run, samples, spec.metrics)
+    drawn, kind_results = draw(run, spec, drawn), results_of(run.kind)
+    if not all(np.isfinite(samples).all() for samples in drawn.values()):
+        raise Diverged("The samples at the end are not finite.")
+    started = time.perf_counter()
+    results = kind_results.evaluate(run, drawn.get("compared"), spec.metrics)
     results |= {name: value for name, value in curves.last_quality.items() if name in spec.metrics}
     sections: dict[str, Any] = {"curves": curves.to_dict()}
     if spec.stage == "compare":
-        num = kind_results.num_recorded
-        if samples is None:
-            with run.averaged_weights():
-                samples = _finite(draw_samples(run, num, "distances"))
-        sections["samples"] = kind_results.recorded(samples[:num])
-        if run.kind.is_compared_between_runs:
-            sections["fixed_start"] = kind_results.recorded(_finite(_from_fixed_start(run)))
-    run.evaluation_seconds += time.perf_counter() - sampled
+        samples = drawn["compared" if "compared" in drawn else "recorded"]
+        sections["samples"] = kind_results.recorded(samples[: kind_results.num_recorded])
+    if "fixed_start" in drawn:
+        sections["fixed_start"] = kind_results.recorded(drawn["fixed_start"])
+    run.evaluation_seconds += time.perf_counter() - started
     return {"train": {**_course(run), "results": results}, **sections}
 
 
-def _from_fixed_start(run: BaseRun) -> np.ndarray:
-    """Samples that the averaged weights make by DDIM from noise that is the same for all runs: `(500, ...)`."""
-    with run.averaged_weights(), torch.no_grad():
-        pipeline = run.kind.make_pipeline(run.bare_model.eval(), DDIMScheduler.from_config(run.process.scheduler.config))
-        pipeline.set_progress_bar_config(disable=True)
-        generator = stream_generator(0, "fixed-start", device=run.bare_model.device)
-        steps = min(_FIXED_STEPS, run.config.ddpm_num_steps)
-        return run.kind.sample(pipeline, _FIXED_SAMPLES, generator, steps)
+class Drawing(NamedTuple):
+    """Samples to draw: how many, by which scheduler, in how many steps, from which stream of random numbers."""
+
+    num: int
+    scheduler: Any
+    num_steps: int
+    stream: tuple[Any, ...]
 
 
-def _finite(samples: Any) -> Any:
-    if samples is not None and not np.isfinite(samples).all():
-        raise Diverged("The samples at the end are not finite.")
-    return samples
+def drawings_of(run: BaseRun, spec: RunSpec) -> dict[str, Drawing]:
+    """What is drawn from the averaged weights of a run, see `Drawn`; "fixed_start" is from noise that all runs share."""
+    kind_results, config, num = results_of(run.kind), run.config, 0
+    own = type(run.process.scheduler), config.ddpm_num_inference_steps
+    drawings: dict[str, Drawing] = {}
+    if any("samples" in METRICS[name].needs for name in spec.metrics):
+        num = kind_results.num_samples(config, len(run.data.held_out), run.data.num_images)
+    if num:
+        drawings["compared"] = Drawing(num, *own, (config.seed, kind_results.stream, 0))
+    elif spec.stage == "compare":
+        drawings["recorded"] = Drawing(kind_results.num_recorded, *own, (config.seed, "distances", 0))
+    if spec.stage == "compare" and run.kind.is_compared_between_runs:
+        steps = min(_FIXED_STEPS, config.ddpm_num_steps)
+        drawings["fixed_start"] = Drawing(_FIXED_SAMPLES, DDIMScheduler, steps, (0, "fixed-start"))
+    return drawings
+
+
+def draw(run: BaseRun, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
+    """What a run is measured by; what is not `drawn` yet is drawn with its own pipeline."""
+    drawn = dict(drawn or {})
+    for name, drawing in drawings_of(run, spec).items():
+        if name in drawn:
+            continue
+        started = time.perf_counter()
+        with run.averaged_weights(), torch.no_grad():
+            if name == "fixed_start":
+                drawn[name] = _from_fixed_start(run, drawing)
+            else:
+                drawn[name] = draw_samples(run, drawing.num, drawing.stream[1], show_progress=name == "compared")
+        note_seconds(run, name, time.perf_counter() - started)
+    return drawn
+
+
+def note_seconds(run: BaseRun, name: str, seconds: float) -> None:
+    """Of drawing samples of that name; those from a fixed start are counted as evaluation."""
+    if name == "fixed_start":
+        run.evaluation_seconds += seconds
+    else:
+        run.sampling_seconds = seconds
+
+
+def _from_fixed_start(run: BaseRun, drawing: Drawing) -> np.ndarray:
+    pipeline = run.kind.make_pipeline(run.bare_model.eval(), drawing.scheduler.from_config(run.process.scheduler.config))
+    pipeline.set_progress_bar_config(disable=True)
+    generator = stream_generator(*drawing.stream, device=run.bare_model.device)
+    return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps)
 
 
 def _course(run: BaseRun) -> dict[str, Any]:

@@ -158,12 +158,10 @@ class StudyFolder:
         text = json.dumps(with_sum(finite(record)), indent=1, allow_nan=False)
         write_text(self.run_file(record["run"]["id"]), text + "\n")
 
-    def write_weights(self, run_id: str, tensors: dict[str, Any]) -> dict[str, Any]:
+    def write_weights(self, run_id: str, weights: bytes) -> dict[str, Any]:
         """Returns the size and the hash of the file."""
-        from safetensors.torch import save_file
-
         with atomic_file(self.weights_file(run_id)) as path:
-            save_file(tensors, path)
+            path.write_bytes(weights)
             return file_sums(path)
 
     def find_damaged_weights(self, result: RunResult) -> str | None:

@@ -9,30 +9,38 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...averaging.averages import averages_itself
 from ...core.options import names_where
-from ...data.batches import iterate_batches, to_device
+from ...data.batches import RowOrder, to_device
 from ...objective.objective import Objective
 from ...training.config import TrainingConfig
 from .captured import CapturedUpdate, Inputs, Recorder, record_graph
 from .member import Member
-from .stacked_mlp import StackedMLP, take_out
+from .stacked_mlp import StackedMLP
+from .stepping import AVERAGING, LR, StackedAverages, StackedOptimizer, kind, places_of_kinds, rates_of
+
+_VALIDATED_POINTS = 1000  # of each member in a pass, however many members there are
 
 
 class _Draws:
-    """What members with the same draws train on at each update."""
+    """What members with the same draws train on at each update, from data on the device."""
 
-    def __init__(self, member: Member, updates: range, device: torch.device):
-        plan, data, self.device = member.plan, member.data, device
+    def __init__(self, member: Member, points: torch.Tensor, device: torch.device):
+        plan = member.plan
+        plan.layout.check_fits(len(points))
         self.objective = Objective.of(
             member.objective_spec, member.process, plan.layout, plan.num_updates, device, lambda values: values
         )
-        self.batches = iterate_batches(data, plan.layout, member.config.seed, updates)
+        self.points, self.batch, self.device = points, plan.layout.global_batch, device
+        self._order = RowOrder(len(points), member.config.seed)
 
-    def draw(self, update: int) -> Inputs:
-        points = to_device(next(self.batches), self.device)
+    def draw(self, update: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Points, timesteps, noise, and weights of the losses if there are any."""
+        rows = self._order.rows(np.arange(update * self.batch, (update + 1) * self.batch))
+        points = self.points[to_device(torch.from_numpy(rows), self.device)]
         timesteps = self.objective.draw(update)
         noise = torch.cat(list(self.objective.noise(update, points)))
-        return Inputs(points, timesteps, noise, self.objective.weights(timesteps, update))
+        return points, timesteps, noise, self.objective.weights(timesteps, update)
 
 
 class Stack:
@@ -55,17 +63,20 @@ class Stack:
         self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
         self.update = next((member.update for member in members if not member.is_done), members[0].update)
         self.sums = torch.zeros(3, len(members), device=device)
-        self._gather(members)
         self._draws_of: dict[int, _Draws] = {}
         shared: dict[Any, _Draws] = {}
+        points: dict[int, torch.Tensor] = {}
         for member in members:
             key = _draws_key(member)
-            inputs = shared.get(key) or _Draws(member, range(self.update, member.plan.num_updates), device)
+            assert member.data.in_memory is not None  # see `not_stackable`
+            data = points.setdefault(id(member.data), member.data.in_memory.to(device))
+            inputs = shared.get(key) or _Draws(member, data, device)
             if not inputs.objective.follows_losses:  # which are each member's own
                 shared[key] = inputs
             self._draws_of[id(member)] = inputs
             member.objective = inputs.objective
             member.make_parts(device)
+        self._gather(sorted(members, key=kind))
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         """Restores saved states of its members, and drops members that are done."""
@@ -73,6 +84,7 @@ class Stack:
             if member in states:
                 member.load_state_dict(states[member])
                 self.sums[:, place] = states[member]["sums"].to(self.device)
+        self._gather(self.members)  # what was restored lies elsewhere
         self._release_done()
 
     def sums_of(self, member: Member) -> torch.Tensor:
@@ -86,7 +98,7 @@ class Stack:
         done = [member for member in self.members if member.is_done]
         if done:
             for member in done:
-                take_out(member.model)
+                member.take_out()
             places = [place for place, member in enumerate(self.members) if member not in done]
             self.sums = self.sums[:, places]
             self._gather([self.members[place] for place in places])
@@ -95,51 +107,91 @@ class Stack:
         self.members = members
         if not members:
             return
-        layout = members[0].plan.layout
-        self.mlp = StackedMLP([member.model for member in members], layout.global_batch, self.backends)
+        self.mlp = mlp = StackedMLP([member.model for member in members], members[0].plan.layout.global_batch, self.backends)
+        self.rates = rates_of(members)
+        self._rates_on_device = self.rates.to(self.device)
+        fuse = self.device.type == "cpu" and self.recorder is None
+        self.optimizers = [
+            StackedOptimizer(members, places, mlp.rows, mlp.values, mlp.grads, self.rates, fuse)
+            for places in places_of_kinds(members)
+        ]
+        self.averages = StackedAverages(members, mlp.rows, mlp.values, self.rates)
+        self._stepping_alone = [member for member in members if member.rule is None]
+        self._reacting = [place for place, member in enumerate(members) if member.feedback]
+        self._observing = [place for place, member in enumerate(members) if member.objective.follows_losses]
         self._captured: CapturedUpdate | None = None
         self._can_record = False
         norms = [member.config.max_grad_norm or math.inf for member in members]
-        self.max_norms = torch.tensor(norms, device=self.device, dtype=self.mlp.weights[0].dtype)
+        self.max_norms = torch.tensor(norms, device=self.device, dtype=mlp.values.dtype)
+        sources = [self._draws_of[id(member)] for member in members]
+        self._sources = list(dict.fromkeys(sources))
+        self._source_of = torch.tensor([self._sources.index(source) for source in sources], device=self.device)
+        self._logging = {member.config.logging_steps for member in members}
+        self._validating = {member.plan.validation_updates for member in members}
+        self._end = min(member.plan.num_updates for member in members)
+        self._note_events()
+
+    def _note_events(self) -> None:
+        """The next update that something is read after: other ones leave everything on the device."""
+        self._check = min(self._end, *(self.update - self.update % steps + steps for steps in self._validating))
+        self._event = min(self._check, *(self.update - self.update % steps + steps for steps in self._logging))
 
     def do_update(self) -> None:
-        members, inputs = self.members, self._draw()
-        for member in members:
-            member.note_rates()
+        started, own = time.perf_counter(), sum(member.training_seconds for member in self._stepping_alone)
+        for place in self._reacting:
+            for rates in (self.rates, self._rates_on_device):
+                rates[self.update, LR, place] = self.members[place].step_lr
+        for member in self.members if self.update + 1 == self._check else ():
+            if member.rule is not None:  # others are checked at every step
+                member.check_rates()
+        inputs = self._draw()
         if self.recorder is not None and self._can_record and self._captured is None:
             self._record(inputs, self.recorder)
         losses = self._compute(inputs) if self._captured is None else self._captured(inputs)
-        stepped = set() if self._captured is None else set(self._captured.members)
-        for index, member in enumerate(members):
-            member.objective.observe(inputs.timesteps[index], losses[index])
-            member.take_step(member in stepped)
-        self._can_record = True  # every optimizer has its state now
+        for member in self._stepping_alone:
+            member.take_step()
+        with torch.no_grad():
+            self.averages.step(self.update, inputs.rates)
+        for place in self._observing:
+            self.members[place].objective.observe(inputs.timesteps[place], losses[place])
+        self._can_record = True  # what libraries allocate at their first use is there
         self.update += 1
+        own = sum(member.training_seconds for member in self._stepping_alone) - own
+        share = (time.perf_counter() - started - own) / len(self.members)
+        for member in self.members:
+            member.update, member.training_seconds = self.update, member.training_seconds + share
+        for place in self._reacting:
+            self.members[place].advance_feedback()
 
     def _record(self, inputs: Inputs, recorder: Recorder) -> None:
         try:
-            self._captured = CapturedUpdate(self._compute, self.members, inputs, recorder)
+            self._captured = CapturedUpdate(self._compute, inputs, recorder)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # what a device refuses
             reason = str(error).partition("\n")[0]
             warnings.warn(f"Updates cannot be recorded, and are launched kernel by kernel: {reason}", stacklevel=2)
             self.recorder = None
 
     def _draw(self) -> Inputs:
-        sources = [self._draws_of[id(member)] for member in self.members]
-        drawn = {source: source.draw(self.update) for source in dict.fromkeys(sources)}
+        """Each source draws once, and members take theirs."""
+        drawn = [source.draw(self.update) for source in self._sources]
         points, timesteps, noise = (
-            torch.stack([drawn[source][part] for source in sources])  # type: ignore[misc]  # only the weights may be None
+            torch.stack([parts[part] for parts in drawn])[self._source_of]  # type: ignore[misc]  # only weights may be None
             for part in range(3)
         )
-        if not any(source.objective.is_weighted for source in sources):
-            return Inputs(points, timesteps, noise, None)
-        ones = torch.ones(points.shape[1], device=self.device)
-        weights = [drawn[source].weights for source in sources]
-        return Inputs(points, timesteps, noise, torch.stack([ones if weight is None else weight for weight in weights]))
+        weights = None
+        if any(source.objective.is_weighted for source in self._sources):
+            ones = torch.ones(points.shape[1], device=self.device)
+            weights = torch.stack([ones if own is None else own for *_, own in drawn])[self._source_of]
+        return Inputs(points, timesteps, noise, weights, self._rates_on_device[self.update])
 
     def _compute(self, inputs: Inputs) -> torch.Tensor:
-        """The unweighted losses `(members, batch)`; leaves the clipped gradients of their weighted means."""
-        points, timesteps, noise, weights = inputs
+        """
+        The unweighted losses `(members, batch)`; leaves the clipped gradients of their weighted means, and takes the steps
+        of optimizers that have a rule.
+        """
+        points, timesteps, noise, weights, rates = inputs
         process, flat = self.members[0].process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
         prediction = self.mlp.forward(noisy, timesteps).requires_grad_()
@@ -150,23 +202,23 @@ class Stack:
         with torch.no_grad():
             self.mlp.backward(gradient)
             norms = self.mlp.clip(self.max_norms)
+            for optimizer in self.optimizers:
+                optimizer.step(rates)
         self.sums += torch.stack([means.detach(), norms.to(means), torch.ones_like(means)])
         return losses.detach()
 
     def updates(self) -> Iterator[int]:
         """Trains until every member is done, and yields the number of members that were advanced after each update."""
         while self.members:
-            started = time.perf_counter()
-            own = sum(member.training_seconds for member in self.members)
             self.do_update()
-            self._read_sums()
-            own = sum(member.training_seconds for member in self.members) - own
-            share = (time.perf_counter() - started - own) / len(self.members)
-            for member in self.members:
-                member.training_seconds += share
-            self._validate()
             num_advanced = len(self.members)
-            self._release_done()
+            if self.update == self._event:
+                at_check = self.update == self._check
+                self._read_sums()
+                if at_check:
+                    self._validate()
+                self._note_events()
+                self._release_done()
             yield num_advanced
 
     def _read_sums(self) -> None:
@@ -174,20 +226,57 @@ class Stack:
         logging = [index for index, member in enumerate(self.members) if member.at_interval(member.config.logging_steps)]
         if not logging:
             return
-        losses, norms, counts = self.sums[:, logging].double().cpu().numpy()
-        for index, loss, norm in zip(logging, losses / counts, norms / counts, strict=True):
+        losses, norms, counts = self.sums[:, logging].double().cpu()
+        columns = (
+            (losses / counts).tolist(),
+            (norms / counts).tolist(),
+            *self.rates[self.update - 1][:AVERAGING, logging].tolist(),
+        )
+        for index, loss, norm, lr, momentum in zip(logging, *columns, strict=True):
             member = self.members[index]
-            member.curves.add_loss(self.update - 1, float(loss), member.last_lr, member.last_momentum)
-            if not np.isfinite(loss + norm):
+            member.curves.add_loss(self.update - 1, loss, lr, momentum if member.current_momentum is not None else None)
+            if not math.isfinite(loss + norm):
                 member.diverge()
         self.sums[:, logging] = 0.0
 
     def _validate(self) -> None:
-        for member in self.members:
-            if member.validation is not None and not member.error and member.at_interval(member.plan.validation_updates):
-                started = time.perf_counter()
-                member.validate()
-                member.evaluation_seconds += time.perf_counter() - started
+        """Losses on held-out points of the members that are due: of all at once, but for those whose optimizers average."""
+        due = [member for member in self.members if member.validation is not None and not member.error]
+        due = [member for member in due if member.at_interval(member.plan.validation_updates)]
+        together: dict[int, list[Member]] = {}
+        for member in due:
+            assert member.validation is not None
+            alone = id(member) if averages_itself(member.optimizer) else -len(member.validation.images)
+            together.setdefault(alone, []).append(member)
+        for members in together.values():
+            started = time.perf_counter()
+            if averages_itself(members[0].optimizer):
+                own = {name: float(values.mean()) for name, values in members[0].validation_losses().items()}
+                members[0].add_validation(own)
+            else:
+                self._validate_together(members)
+            for member in members:
+                member.evaluation_seconds += (time.perf_counter() - started) / len(members)
+
+    @torch.no_grad()
+    def _validate_together(self, members: list[Member]) -> None:
+        places = [self.members.index(member) for member in members]
+        parts = [(member.validation.images, member.validation.noise, member.validation.timesteps) for member in members]  # type: ignore[union-attr]
+        points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
+        found = []
+        for matrix in (self.mlp.values, self.averages.values):
+            matrix, losses = matrix[places], []
+            for start in range(0, points.shape[1], _VALIDATED_POINTS):
+                part = slice(start, start + _VALIDATED_POINTS)
+                flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
+                noisy = members[0].process.add_noise(*flat).unflatten(0, (len(members), -1))
+                prediction = self.mlp.predict(matrix, noisy, timesteps[:, part])
+                own = members[0].process.prediction_losses(prediction.flatten(0, 1), *flat)
+                losses.append(own.view(len(members), -1))
+            found.append(torch.cat(losses, 1).double().cpu().numpy().mean(1).tolist())
+        for member, raw, averaged in zip(members, *found, strict=True):
+            ema = {} if member.average is None else {"validation_loss_ema": averaged}
+            member.add_validation({"validation_loss": raw, **ema})
 
 
 def _draws_key(member: Member) -> Any:

@@ -5,54 +5,97 @@ from typing import Any
 import torch
 
 from .matmul_backends import BACKENDS, STOCK, Product
+from .rows import Rows
 
 
-class StackedMLP:
+class StackedForward:
     """
-    Networks of one architecture, whose weights lie in common tensors.
+    Predictions of networks of one architecture, that of a model, whose numbers are the rows of a matrix.
 
-    The parameters of each network become views of these, and so do their gradients: what an optimizer does to a network
-    happens in the stack. Nothing is computed across networks, so that none can disturb another: where `hidden_size` is a
-    multiple of 4, no bit of a network depends on which others there are, and elsewhere only rounding does (MKL's depends on
-    addresses modulo 16). This holds in a single thread, such as a worker has; several threads share products out by their
-    number.
-
-    The models have one configuration, device and dtype, and stay usable by themselves. `batch` is the points of each in an
-    update; `backends` go from the kinds of products to names in `BACKENDS`, torch's own if not given.
+    `backends` go from the kinds of products to names in `BACKENDS`, torch's own if not given.
     """
 
-    def __init__(self, models: list[Any], batch: int, backends: dict[str, str] | None = None):
-        self.models, self.batch = models, batch
-        linears = [[model.input, *model.blocks, model.output] for model in models]
-        layers = list(zip(*linears, strict=True))
-        self.weights, self.weight_grads = _stacked([[linear.weight for linear in layer] for layer in layers])
-        self.biases, self.bias_grads = _stacked([[linear.bias for linear in layer] for layer in layers])
+    def __init__(self, model: Any, backends: dict[str, str] | None = None):
+        self.model, self.rows = model, Rows(list(model.parameters()))
         self._product = {kind: BACKENDS[name](kind) for kind, name in (backends or STOCK).items()}
         # Too narrow for anything but torch's.
         self._output_product = {kind: BACKENDS[name](kind) for kind, name in STOCK.items()}
+
+    def layers(self, matrix: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Weights and biases `(members, ...)` of each layer of networks whose numbers are the rows of a matrix."""
+        views = self.rows.split(matrix)
+        return views[::2], views[1::2]
+
+    @torch.no_grad()
+    def predict(self, matrix: torch.Tensor, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+        """
+        What each network makes of any number of points at timesteps `(rows, number)`: `(rows, number, dimension)`, by the
+        operations of `MLPDenoiser.forward` in their order.
+        """
+        embedding = self.model.embed(points.flatten(0, 1), timesteps.flatten()).to(matrix.dtype)
+        values, hidden = embedding.unflatten(0, points.shape[:2]), torch.zeros(())
+        weights, biases = self.layers(matrix)
+        for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            is_last = index == len(weights) - 1
+            after = values.new_empty(*points.shape[:2], weight.shape[1])
+            after.copy_(bias[:, None].expand_as(after))
+            (self._output_product if is_last else self._product)["forward"](values, weight, after, True)
+            hidden = after if is_last or not index else hidden.add_(after)
+            values = hidden.relu()
+        return hidden
+
+
+class StackedMLP(StackedForward):
+    """
+    Networks of one architecture, whose weights lie in common tensors.
+
+    The parameters of each network become views of its row in `values`, and their gradients of that in `grads`: what an
+    optimizer does to a network happens in the stack. Nothing is computed across networks, so that none can disturb another:
+    where `hidden_size` is a multiple of 4, no bit of a network depends on which others there are, and elsewhere only
+    rounding does (MKL's depends on addresses modulo 16). This holds in a single thread, such as a worker has; several
+    threads share products out by their number.
+
+    The models have one configuration, device and dtype, and stay usable by themselves. `batch` is the points of each in an
+    update.
+    """
+
+    def __init__(self, models: list[Any], batch: int, backends: dict[str, str] | None = None):
+        super().__init__(models[0], backends)
+        self.models, self.batch = models, batch
+        parameters = [list(model.parameters()) for model in models]
+        self.values = self.rows.gather(parameters)
+        self.grads = torch.zeros_like(self.values)
+        for own, value, grad in zip(parameters, self.values, self.grads, strict=True):
+            for parameter, its_value, its_grad in zip(own, self.rows.split(value), self.rows.split(grad), strict=True):
+                parameter.data, parameter.grad = its_value, its_grad
+        self.weights, self.biases = self.layers(self.values)
+        self.weight_grads, self.bias_grads = self.layers(self.grads)
         like, size = self.weights[0], (len(models), batch, models[0].config.hidden_size)
         self._hidden = [like.new_empty(size) for _ in self.weights[1:]]
         self._active = [like.new_empty(size) for _ in self.weights[1:]]
         self._gradient, self._through = like.new_empty(size), like.new_empty(size)
         self._output = like.new_empty(len(models), batch, models[0].config.dimension)
-        self._embedding = like.new_empty(0)
+        self._waves = like.new_empty(len(models), batch, self.weights[0].shape[2], dtype=torch.float32)
+        self._embedding = self._waves.to(like.dtype)
 
     @property
     def gradients(self) -> list[torch.Tensor]:
         """`(members, ...)` each, in the order of a network's parameters."""
-        return [grad for pair in zip(self.weight_grads, self.bias_grads, strict=True) for grad in pair]
+        return self.rows.split(self.grads)
 
     @property
     def num_bytes(self) -> int:
         """Of weights, gradients and buffers of a pass."""
-        rows = (*self.weights, *self.biases, *self._hidden, *self._active, self._gradient, self._through, self._output)
-        embedding = self.batch * len(self.models) * self.weights[0].shape[2] * self.weights[0].element_size()
-        return sum(tensor.nbytes for tensor in (*rows, *self.gradients)) + embedding
+        buffers = (*self._hidden, *self._active, self._gradient, self._through, self._output, self._embedding)
+        return sum(tensor.nbytes for tensor in (self.values, self.grads, *buffers))
 
     def forward(self, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """What each network makes of its points, `(members, batch, dimension)` like these; valid until the next call."""
-        flat = self.models[0].embed(points.flatten(0, 1), timesteps.flatten())
-        self._embedding = flat.to(self.weights[0].dtype).view(len(points), self.batch, -1)
+        angles = self.models[0].angles(points.flatten(0, 1), timesteps.flatten())
+        halves = self._waves.view(*angles.shape[:2], 2, -1)
+        torch.sin(angles, out=halves[:, :, 0])
+        torch.cos(angles, out=halves[:, :, 1])
+        self._embedding = self._waves.to(self.values.dtype)
         hidden, active = self._hidden, self._active
         hidden[0].copy_(self.biases[0][:, None].expand_as(hidden[0]))
         self._product["forward"](self._embedding, self.weights[0], hidden[0], True)
@@ -89,32 +132,10 @@ class StackedMLP:
 
         From the largest norms `(members,)`, infinite for networks that are not clipped, to the norms before.
         """
-        each = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in self.gradients])
-        # One after another: torch adds up the norms of a single member in another order, and rounds otherwise.
-        squares = torch.zeros_like(each[0])
-        for norm in each:
-            squares += norm.square()
-        norms = squares.sqrt()
+        norms = torch.linalg.vector_norm(self.grads, dim=1)
         factors = (max_norms / (norms + 1e-6)).clamp(max=1.0)
-        for grad in self.gradients:
-            grad.mul_(factors.view(-1, *(1 for _ in grad.shape[1:])))
+        self.grads.mul_(factors[:, None])
         return norms
-
-
-def _stacked(parameters: list[list[torch.nn.Parameter]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Common tensors of the values of each list, and of their gradients; the parameters become views of them."""
-    values = [torch.stack([parameter.detach() for parameter in some]) for some in parameters]
-    grads = [torch.zeros_like(value) for value in values]
-    for some, value, grad in zip(parameters, values, grads, strict=True):
-        for parameter, its_value, its_grad in zip(some, value, grad, strict=True):
-            parameter.data, parameter.grad = its_value, its_grad
-    return values, grads
-
-
-def take_out(model: Any) -> None:
-    """Gives a network weights of its own again: views of them would keep, and save, the whole stack."""
-    for parameter in model.parameters():
-        parameter.data, parameter.grad = parameter.data.clone(), None
 
 
 def _where_positive(gradient: torch.Tensor, active: torch.Tensor) -> torch.Tensor:

@@ -16,15 +16,15 @@ import torch
 from ...core.errors import LabError
 from ...core.files import atomic_folder, remove
 from ...core.manifest import find_damage, write_manifest
-from ...core.signals import interrupts_raised
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
 from ..runs.context import StudyContext
-from ..runs.measure import record_run
+from ..runs.measure import Drawn, record_run
 from ..runs.stops import StudyInterrupted
 from ..spec.spec import RunSpec
 from .matmul_backends import CANDIDATES, STOCK
 from .member import Member
+from .sampling import draw_together
 from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
 
 _SAVE_SECONDS = 60.0
@@ -50,13 +50,17 @@ def check_stackable(specs: Iterable[RunSpec], study: StudyContext) -> None:
             raise LabError(f"{spec.arm!r} on {spec.dataset!r} cannot be part of a stack: {reason}. Use --executor local.")
 
 
-def split_into_stacks(specs: list[RunSpec], study: StudyContext) -> Iterator[list[RunSpec]]:
+def split_into_stacks(
+    specs: list[RunSpec], study: StudyContext, stack_size: int | None = None, num_threads: int | None = None
+) -> Iterator[list[RunSpec]]:
     """
-    Stacks of runs that can be computed together.
+    Stacks of runs that can be computed together, of the study's size at most, for as many threads as this process has.
 
     Which runs are together follows from the study and the machine, not from what is already done: a study that goes on
     after it was stopped computes what it would have computed.
     """
+    stack_size = stack_size or study.stack_size
+    num_threads = (num_threads or torch.get_num_threads()) if study.device.type == "cpu" else 1
     alike: dict[str, list[RunSpec]] = {}
     for spec in specs:
         plan, _ = study.plan(spec)
@@ -67,16 +71,14 @@ def split_into_stacks(specs: list[RunSpec], study: StudyContext) -> Iterator[lis
     for some in alike.values():
         # Runs with the same draws side by side, which then are drawn once.
         some = sorted(some, key=lambda spec: (spec.seed, spec.dataset))
-        num_stacks = -(-len(some) // study.stack_size)
+        num_stacks = -(-len(some) // stack_size)
         size = -(-len(some) // num_stacks)
-        num_threads = torch.get_num_threads() if study.device.type == "cpu" else 1
-        size = min(-(-size // num_threads) * num_threads, study.stack_size)
+        size = min(-(-size // num_threads) * num_threads, stack_size)
         yield from (some[start : start + size] for start in range(0, len(some), size))
 
 
 def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
-    """Trains runs side by side, in stacks of `study.stack_size`; a stack that was interrupted goes on."""
-    check_stackable(specs, study)
+    """Trains runs that can be stacked side by side, in stacks of `study.stack_size`; one that was interrupted goes on."""
     for stack in split_into_stacks(specs, study):
         while study.folder.missing(stack):
             with worker_threads(study.device, len(stack)) as threads:
@@ -105,22 +107,33 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
             with atomic_folder(folder) as temporary:
                 torch.save({"members": state, "ways": backends, "started": started}, temporary / _STATE)
                 write_manifest(temporary)
-        remove_saved(but=folder)
-
-    def remove_saved(but: Path | None = None) -> None:
-        for path in study.folder.stacks.glob(f"{name}[-.]*"):
-            if path != but:
+        for path in saved():
+            if path != folder:
                 remove(path)
+
+    def saved() -> list[Path]:
+        return [*study.folder.stacks.glob(f"{name}[-.]*")]
 
     def finish(spec: RunSpec) -> None:
         member, executor = members[spec.id], {"name": "stacked", "members": len(specs), "products": backends}
-        record_run(study, spec, member, member.curves, member.error, executor, started)
+        record_run(study, spec, member, member.curves, member.error, executor, started, drawn.get(spec.id))
 
     _train(stacks, save, study)
     save()
-    with interrupts_raised(lambda number: StudyInterrupted(number, study.folder.path)):
-        threads.map(finish, together)
-    remove_saved()
+    drawn = _draw([(members[spec.id], spec) for spec in together], backends, threads)
+    threads.map(finish, together)
+    study.discard(*saved())
+
+
+def _draw(runs: list[tuple[Member, RunSpec]], backends: dict[str, str], threads: WorkerThreads) -> dict[str, Drawn]:
+    """What is drawn of runs that have not diverged, by their ids: in as many groups as there are threads, step by step."""
+    runs = [(member, spec) for member, spec in runs if member.error is None]
+    drawn: dict[str, Drawn] = {}
+    groups = [runs[start :: threads.num_threads] for start in range(threads.num_threads)]
+    steps = [draw_together(group, backends, drawn) for group in groups if group]
+    while any(threads.map(lambda step: next(step, False), steps)):
+        pass
+    return drawn
 
 
 def backends_of_study(study: StudyContext, model: torch.nn.Module, batch: int) -> dict[str, str]:
@@ -163,10 +176,14 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
     found: _Saved = (specs, {}, None, datetime.now(UTC).isoformat(timespec="seconds"))
     wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
     for path in sorted(path for path in study.folder.stacks.glob("*") if _NAME.fullmatch(path.name)):
-        saved, damage = _load(path)
-        if damage is not None:
+        try:
+            saved, damage = _load(path)
+        except FileNotFoundError:
+            continue  # another worker has it, and has saved anew
+        if damage is not None and path.exists():
             study.progress.log(f"{damage}: its runs start again.")
             remove(path)
+        if damage is not None:
             continue
         members = saved["members"].items()
         states = {run_id: state for run_id, state in members if wanted.get(run_id) == state.get("data_fingerprint", "")}

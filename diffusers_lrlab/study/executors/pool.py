@@ -1,0 +1,128 @@
+"""Workers that are processes of this machine, one for each GPU or group of processor cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ...core import worker_process
+from ...core.environment import available_cores
+from .worker import Job, Outcome, Setup, do_job, share_cores
+
+
+class PoolWorker:
+    """A process that is started for the first job, and again after it died: each has an executor of its own to break."""
+
+    def __init__(self, setup: Setup, environment: dict[str, str], log: IO[str]):
+        self._setup, self._environment, self._log = setup, environment, log
+        self._process: Any = None
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        try:
+            if self._process is None:
+                self._start()
+            return self._executor.submit(_do_job, self._setup, job)
+        except BrokenExecutor:  # it has died; whether it is alive cannot be asked while its executor waits for its end
+            self._start()
+            return self._executor.submit(_do_job, self._setup, job)
+
+    def _start(self) -> None:
+        self.kill()
+        context = multiprocessing.get_context("spawn")
+        self._reports, connection = context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(1, context, worker_process.begin, (connection, self._log.name))
+        others = {*multiprocessing.active_children()}
+        with _environment(self._environment):  # what is imported reads it
+            self._executor.submit(int)  # the process starts with its first task
+        (self._process,) = {*multiprocessing.active_children()} - others
+        connection.close()
+
+    def messages(self) -> Iterator[tuple[int | None, str, Any]]:
+        """What has been reported since, with the numbers of the jobs, and new lines of what it printed."""
+        try:
+            while self._process is not None and self._reports.poll():
+                yield self._reports.recv()
+        except (EOFError, OSError):  # it has died
+            pass
+        for line in self._log:
+            yield None, "log", line.rstrip()
+
+    def stop(self) -> None:
+        """Asks it to save its job and return."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._executor.shutdown()
+            self._reports.close()
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        self._log.close()
+
+
+class Pool:
+    """Workers on this machine; GPUs are dealt out to them in turn."""
+
+    begin_at_once = True
+
+    def __init__(self, setup: Setup, num_workers: int | None):
+        gpus = _visible_gpus()
+        num_workers, self.num_threads = share_cores(num_workers, available_cores(), len(gpus))
+        setup = replace(setup, num_threads=self.num_threads)
+        self._logs = tempfile.TemporaryDirectory(prefix="lrlab-workers-")
+        self.workers = []
+        for number in range(num_workers):
+            environment = {"OMP_NUM_THREADS": str(self.num_threads), "TQDM_DISABLE": "1"}
+            if gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+            log = Path(self._logs.name, str(number))
+            log.touch()
+            self.workers.append(PoolWorker(setup, environment, log.open(encoding="utf-8", errors="replace")))
+
+    def messages(self) -> Iterator[tuple[int | None, str, Any]]:
+        for worker in self.workers:
+            yield from worker.messages()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self._logs.cleanup()
+
+
+def _visible_gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them, which may also hide them all (-1)."""
+    numbers = [str(number) for number in range(torch.cuda.device_count())]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",")[: len(numbers)] if named else numbers
+
+
+@contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _do_job(setup: Setup, job: Job) -> Outcome:
+    return do_job(setup, job, lambda *message: worker_process.connection.send((job.number, *message)))

@@ -1,0 +1,96 @@
+"""Workers that are tasks of Ray: on a cluster that runs already, or on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ...core.errors import LabError
+from .worker import Job, Outcome, Setup, do_job, share_cores
+
+
+class RayWorker:
+    """A share of the cluster's resources, in which Ray runs one task at a time."""
+
+    def __init__(self, task: Any, setup: Setup, inbox: Any):
+        self._task, self._setup, self._inbox = task, setup, inbox
+        self._running: Any = None
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        self._running = self._task.remote(self._setup, job, self._inbox)
+        return self._running.future()
+
+    def stop(self) -> None:
+        import ray
+
+        ray.cancel(self._running)  # Ctrl-C inside the task
+
+    def kill(self) -> None:
+        import ray
+
+        ray.cancel(self._running, force=True)
+
+
+class RayWorkers:
+    """Tasks on all nodes that Ray has: at `address`, where it runs already in this process, or on this machine alone."""
+
+    begin_at_once = False
+
+    def __init__(self, setup: Setup, num_workers: int | None, address: str | None):
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            try:
+                ray.init(address, log_to_driver=False, logging_level="error", include_dashboard=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                where = "on this machine" if address is None else f"at --address {address}"
+                raise LabError(f"Ray cannot be reached {where}: {str(error).partition(chr(10))[0]}") from error
+        total = ray.cluster_resources()
+        gpus = int(total.get("GPU", 0))
+        num_workers, self.num_threads = share_cores(num_workers, int(total.get("CPU", 1)), gpus)
+        # Here, where a lost node does not take it away.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        self._inbox = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1)(_Inbox).remote()
+        # Tries are counted by whoever hands out the jobs. A worker's process serves many, and so loads its data once.
+        task = ray.remote(num_cpus=self.num_threads, num_gpus=min(1.0, gpus / num_workers), max_retries=0, max_calls=0)(
+            _do_job
+        )
+        setup = replace(setup, num_threads=self.num_threads)
+        self.workers = [RayWorker(task, setup, self._inbox) for _ in range(num_workers)]
+
+    def messages(self) -> Iterator[tuple[int | None, str, Any]]:
+        import ray
+
+        with suppress(ray.exceptions.RayError):  # they only show progress
+            yield from ray.get(self._inbox.take.remote(), timeout=10)
+
+    def close(self) -> None:
+        import ray
+
+        if self._is_ours:
+            ray.shutdown()
+        else:
+            ray.kill(self._inbox)
+
+
+class _Inbox:
+    """What workers have reported and nobody has read yet."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, str, Any]] = []
+
+    def put(self, *message: Any) -> None:
+        self.messages.append(message)
+
+    def take(self) -> list[tuple[int, str, Any]]:
+        taken, self.messages = self.messages, []
+        return taken
+
+
+def _do_job(setup: Setup, job: Job, inbox: Any) -> Outcome:
+    return do_job(setup, job, lambda *message: inbox.put.remote(job.number, *message))

@@ -1,0 +1,178 @@
+"""What a worker does: runs of a study, by the executors that the study's own process would use, whose results it returns."""
+
+import os
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils.memory import clear_device_cache
+
+from ...core.environment import asked_threads
+from ...core.errors import Interrupted, LabError, is_out_of_memory
+from ...core.plugins import load_plugins
+from ...training.prepare import keep_freed_memory
+from ..runs.context import StudyContext
+from ..runs.precision import products_in
+from ..runs.progress import StudyProgress
+from ..runs.results import StudyFolder
+from ..runs.stops import stops_explained
+from ..spec.spec import RunSpec
+
+# How a job may end. A worker that is lost returns nothing; a job that is refused would be refused again.
+DONE, STOPPED, NO_MEMORY, REFUSED, FAILED, LOST = "done", "stopped", "no memory", "refused", "failed", "lost"
+_BUSY_SHARE = 0.05  # of a processor core: what does less is waiting
+Report = Callable[[str, Any], None]  # what it is about ("updates" done in this job, a line of "log", "alive"), and the value
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to know besides its jobs."""
+
+    folder: Path
+    precision: str
+    plugins: str  # as --import takes them
+    num_threads: int = 1
+
+
+def share_cores(num_workers: int | None, cores: int, gpus: int) -> tuple[int, int]:
+    """Workers, and threads of each: a worker for each GPU or else each core, if not said otherwise."""
+    asked = asked_threads()
+    num_workers = num_workers or gpus or max(1, cores // (asked or 1))
+    return num_workers, asked or max(1, cores // num_workers)
+
+
+@dataclass
+class Job:
+    """Runs that one worker does, by a function of `EXECUTORS`: one run, or a stack."""
+
+    execute: Callable[[list[RunSpec], StudyContext], None]
+    specs: list[RunSpec]
+    done: set[str] = field(default_factory=set)  # which of them have their results
+    tries: int = 0
+    number: int = field(default_factory=count().__next__)
+
+
+@dataclass
+class Outcome:
+    """What came out of a job: records with their weights, even if it ended early, and what need no longer be saved."""
+
+    results: list[tuple[RunSpec, dict[str, Any], bytes | None]]
+    ended: str
+    text: str = ""
+    updates: int = 0
+    discarded: list[Path] = field(default_factory=list)
+
+
+class _Folder(StudyFolder):
+    """The study's folder, for what is saved in the middle of runs; one of the worker's own where the study's is not seen."""
+
+    def __init__(self, path: Path):
+        self.is_shared = (path / "spec.yaml").is_file()
+        self._own = None if self.is_shared else tempfile.TemporaryDirectory(prefix="lrlab-study-")
+        super().__init__(path if self._own is None else Path(self._own.name))
+        self.done: set[str] = set()
+
+    def missing(self, specs: Iterable[RunSpec]) -> list[RunSpec]:
+        return [spec for spec in specs if spec.id not in self.done]
+
+
+class _Progress(StudyProgress):
+    """Reports to the study's own process."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.report: Report = lambda *_: None
+        self.updates, self._told_at = 0, 0.0
+
+    def log(self, text: str) -> None:
+        self.report("log", text[:1000])  # as much as a pipe takes at once
+
+    def advance(self, updates: int) -> None:
+        self.updates += updates
+        if time.monotonic() - self._told_at > 0.2:
+            self._told_at = time.monotonic()
+            self.report("updates", self.updates)
+
+
+class _WorkerStudy(StudyContext):
+    """A study whose results are not written, but returned."""
+
+    folder: _Folder
+    progress: _Progress
+
+    def __init__(self, setup: Setup):
+        super().__init__(_Folder(setup.folder), precision=setup.precision)
+        self.progress = _Progress()
+
+    def begin(self, job: Job, report: Report) -> None:
+        self.stack_size, self.folder.done = len(job.specs), set(job.done)
+        self.results: list[tuple[RunSpec, dict[str, Any], bytes | None]] = []
+        self.discarded: list[Path] = []
+        self.progress.report, self.progress.updates = report, 0
+
+    def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
+        self.results.append((spec, record, weights))
+        self.folder.done.add(spec.id)
+
+    def discard(self, *paths: Path) -> None:
+        if self.folder.is_shared:  # not before the results are written
+            self.discarded += paths
+        else:
+            super().discard(*paths)
+
+
+_studies: dict[Setup, _WorkerStudy] = {}  # data are loaded once, and serve all jobs of this process
+
+
+def do_job(setup: Setup, job: Job, report: Report) -> Outcome:
+    """Does a job in the main thread of this process, and returns however it ends."""
+    report("alive", None)
+    study: _WorkerStudy | None = None
+    ended, text = DONE, ""
+    try:
+        with stops_explained(setup.folder):
+            study = _studies.get(setup) or _begin(setup)
+            study.begin(job, report)
+            with products_in(setup.precision, study.device):
+                job.execute(job.specs, study)
+    except Interrupted as stop:
+        ended, text = STOPPED, f"it got signal {stop.signal_number}"
+    except LabError as error:
+        ended, text = REFUSED, str(error)
+    except Exception as error:
+        ended = NO_MEMORY if is_out_of_memory(error) else FAILED
+        text = str(error).partition("\n")[0] if ended == NO_MEMORY else traceback.format_exc()
+    if ended == NO_MEMORY:
+        clear_device_cache(garbage_collection=True)
+    if study is None:
+        return Outcome([], ended, text)
+    return Outcome(study.results, ended, text, study.progress.updates, study.discarded)
+
+
+def _begin(setup: Setup) -> _WorkerStudy:
+    os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)  # which runs of their own ask for
+    load_plugins(setup.plugins)
+    study = _WorkerStudy(setup)
+    if study.device.type == "cpu":
+        torch.set_num_threads(setup.num_threads)
+        keep_freed_memory()
+    threading.Thread(target=_watch, args=(study.progress,), daemon=True).start()
+    _studies[setup] = study
+    return study
+
+
+def _watch(progress: _Progress) -> None:
+    """Reports every second in which this process computed; one that does not hangs."""
+    used = time.process_time()
+    while True:
+        time.sleep(1)
+        if time.process_time() - used > _BUSY_SHARE:
+            progress.report("alive", None)
+        used = time.process_time()

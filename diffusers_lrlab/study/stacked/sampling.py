@@ -1,0 +1,78 @@
+"""Samples of runs whose networks have one architecture, at their end: a step of all of them at once."""
+
+import inspect
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.utils.torch_utils import randn_tensor
+
+from ...core.streams import stream_generator
+from ..runs.measure import Drawing, Drawn, drawings_of, note_seconds
+from ..spec.spec import RunSpec
+from .member import Member
+from .stacked_mlp import StackedForward
+
+# Of all members: on a CPU what stays in the caches, elsewhere what fills the device in a few GiB of memory.
+_POINTS_OF_A_PASS, _ON_A_DEVICE = 1000, 262_144
+
+
+def draw_together(
+    runs: list[tuple[Member, RunSpec]], backends: dict[str, str] | None, drawn: dict[str, Drawn]
+) -> Iterator[bool]:
+    """
+    Draws what the runs are measured by into `drawn`, by their ids, and yields `True` after each step.
+
+    Random numbers and operations are those of each run's own pipeline, whose samples these are: to the bit where a product
+    does not round otherwise as one of several.
+    """
+    alike: dict[Any, list[tuple[Member, str, str, Drawing]]] = {}
+    for member, spec in runs:
+        for name, drawing in drawings_of(member, spec).items():
+            if drawing.num <= member.kind.sampling_batch:  # else in parts, by itself
+                alike.setdefault((name, *drawing[:3]), []).append((member, spec.id, name, drawing))
+    forward = StackedForward(runs[0][0].model, backends)
+    for some in alike.values():
+        started = time.perf_counter()
+        members, drawings = [member for member, *_ in some], [drawing for *_, drawing in some]
+        samples = yield from _sample(forward, members, drawings)
+        seconds = (time.perf_counter() - started) / len(some)
+        for (member, run_id, name, _), own in zip(some, samples, strict=True):
+            drawn.setdefault(run_id, {})[name] = own
+            note_seconds(member, name, seconds)
+
+
+def _sample(forward: StackedForward, members: list[Member], drawings: list[Drawing]) -> Generator[bool, None, np.ndarray]:
+    matrix = forward.rows.gather([_averaged(member) for member in members])
+    num, scheduler_class, num_steps, _ = drawings[0]
+    scheduler = scheduler_class.from_config(members[0].process.scheduler.config)
+    scheduler.set_timesteps(num_steps, device=matrix.device)
+    generators = [stream_generator(*drawing.stream, device=matrix.device) for drawing in drawings]
+    shape = (len(members), num, forward.model.config.dimension)
+    points = randn_tensor(shape, generators, matrix.device, matrix.dtype) * getattr(scheduler, "init_noise_sigma", 1.0)
+    draws_noise = "generator" in inspect.signature(scheduler.step).parameters
+    arguments = {"generator": generators} if draws_noise else {}
+    for timestep in scheduler.timesteps:
+        with torch.no_grad():
+            prediction = _predict(forward, matrix, scheduler.scale_model_input(points, timestep), timestep)
+            points = scheduler.step(prediction, timestep, points, **arguments).prev_sample
+        yield True
+    return points.float().cpu().numpy()
+
+
+def _predict(forward: StackedForward, matrix: torch.Tensor, points: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+    most, num = _POINTS_OF_A_PASS if points.device.type == "cpu" else _ON_A_DEVICE, points.shape[1]
+    num_parts = -(-num // most)
+    num_members = max(1, most * num_parts // num)
+    predictions = []
+    for some, own in zip(matrix.split(num_members), points.split(num_members), strict=True):
+        parts = own.tensor_split(num_parts, 1)
+        predictions.append(torch.cat([forward.predict(some, part, timestep.expand(part.shape[:2])) for part in parts], 1))
+    return torch.cat(predictions)
+
+
+def _averaged(member: Member) -> list[torch.Tensor]:
+    with member.averaged_weights():
+        return [parameter.detach().clone() for parameter in member.model.parameters()]

@@ -1,0 +1,148 @@
+"""Optimizers and averages of a stack: one step for all members of a kind, at the rates of each."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ...optimizers.elementwise import settings_of
+from .member import Member
+from .rows import Rows
+
+LR, MOMENTUM, AVERAGING = range(3)  # rows of `rates_of`
+
+
+def kind(member: Member) -> tuple[str, tuple[str, ...]]:
+    """Of members of one kind the stack takes the step at once; of none with an optimizer without a rule."""
+    rule = member.rule
+    return ("", ()) if rule is None else (member.config.optimizer, rule.state(member.optimizer.defaults))
+
+
+def rates_of(members: list[Member]) -> torch.Tensor:
+    """
+    Learning rate, momentum (0 if there is none) and weight of the raw weights in the average, for each update of the
+    longest run: float64 `(updates, 3, members)`, from the formulas of their schedules.
+    """
+    table = torch.zeros(max(member.plan.num_updates for member in members), 3, len(members), dtype=torch.float64)
+    for place, member in enumerate(members):
+        plan, own = member.plan, table[: member.plan.num_updates, :, place].numpy()
+        own[:, LR] = plan.lrs if plan.lr_factors is None else plan.lrs * plan.lr_factors
+        own[:, MOMENTUM] = plan.momenta if plan.schedule.sets_momentum else member.current_momentum or 0.0
+        if member.average is not None:
+            own[:, AVERAGING] = 1 - member.config.ema_form.decays(plan.num_updates)
+    return table
+
+
+class _Alike(NamedTuple):
+    """Members of equal rates and settings: the place of the first, its settings, and the rows of all."""
+
+    place: int
+    settings: dict[str, float]
+    weights: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    state: dict[str, list[torch.Tensor]]
+
+
+class StackedOptimizer:
+    """
+    The optimizers of adjacent members of one kind, whose states become views of common tensors.
+
+    `weights` and `gradients` are the rows of the whole stack, `places` are those of the members. With `fuse`, on a CPU,
+    those with equal rates and settings take their steps by torch's own kernel, where the rule has one: it reads and writes
+    everything once.
+    """
+
+    def __init__(
+        self,
+        members: list[Member],
+        places: slice,
+        rows: Rows,
+        weights: torch.Tensor,
+        gradients: torch.Tensor,
+        rates: torch.Tensor,
+        fuse: bool,
+    ):
+        members, rates = members[places], rates[:, :, places]
+        rule, names = members[0].rule, kind(members[0])[1]
+        assert rule is not None
+        self.rule, self.places, self.weights, self.gradients = rule, places, weights[places], gradients[places]
+        self._adopt(members, names, rows)
+        groups = [settings_of(member.optimizer.param_groups[0]) for member in members]
+        self._settings = {
+            name: torch.tensor([[group[name]] for group in groups], dtype=torch.float64, device=weights.device)
+            for name in groups[0]
+            if name != "weight_decay" or any(group[name] for group in groups)
+        }
+        self._alike = list(self._find_alike(members, groups, rates)) if fuse and rule.fused is not None else []
+
+    def _adopt(self, members: list[Member], names: tuple[str, ...], rows: Rows) -> None:
+        """Makes what the members' optimizers keep, nothing before their first steps, views of common tensors."""
+        states = [[member.optimizer.state[parameter] for parameter in member.model.parameters()] for member in members]
+        nothing = rows.split(torch.zeros_like(self.weights[0]))
+        self.state = {
+            name: rows.gather([[state.get(name, zero) for state, zero in zip(own, nothing, strict=True)] for own in states])
+            for name in names
+            if name != "step"
+        }
+        counts = [float(own[0].get("step", 0.0)) for own in states]
+        self.counts = torch.tensor(counts, dtype=torch.float32, device=self.weights.device)
+        for place, own in enumerate(states):
+            views = {name: rows.split(matrix[place]) for name, matrix in self.state.items()}
+            views |= {"step": [self.counts[place]] * len(own)} if "step" in names else {}
+            for index, state in enumerate(own):
+                state.update({name: views[name][index] for name in names})
+
+    def _find_alike(self, members: list[Member], groups: list[dict[str, float]], rates: torch.Tensor) -> Iterator[_Alike]:
+        found: dict[Any, list[int]] = {}
+        for place, member in enumerate(members):
+            own = rates[:, :AVERAGING, place].numpy().tobytes()
+            alone = place if member.feedback else None  # with rates that nobody knows yet
+            found.setdefault((own, *groups[place].values(), alone), []).append(place)
+        for places in found.values():
+            matrices = {"step": self.counts, **self.state}
+            state = {name: [matrix[place] for place in places] for name, matrix in matrices.items()}
+            weights, gradients = ([matrix[place] for place in places] for matrix in (self.weights, self.gradients))
+            yield _Alike(places[0], groups[places[0]], weights, gradients, state)
+
+    def step(self, rates: torch.Tensor) -> None:
+        """A step with the present gradients at the rates of an update, `(3, members)` of the whole stack, on the device."""
+        self.counts += 1
+        lr, momentum = rates[LR, self.places, None], rates[MOMENTUM, self.places, None]
+        for alike in self._alike:
+            now = {"lr": float(lr[alike.place]), "momentum": float(momentum[alike.place])}
+            self.rule.fused(alike.settings | now, alike.weights, alike.gradients, alike.state)  # type: ignore[misc]
+        if not self._alike:
+            settings = self._settings | {"lr": lr, "momentum": momentum, "step": self.counts.double()[:, None]}
+            self.rule.step(settings, self.weights, self.gradients, self.state)
+
+
+def places_of_kinds(members: list[Member]) -> Iterator[slice]:
+    """Where adjacent members of one kind are, without those whose optimizers have no rule."""
+    start = 0
+    for _, some in itertools.groupby(members, kind):
+        end = start + len(list(some))
+        if members[start].rule is not None:
+            yield slice(start, end)
+        start = end
+
+
+class StackedAverages:
+    """The averages of all members as rows of one matrix; the rows of members that have none mean nothing."""
+
+    def __init__(self, members: list[Member], rows: Rows, weights: torch.Tensor, rates: torch.Tensor):
+        self.weights, self._is_due = weights, (rates[:, AVERAGING] != 0).any(1).tolist()
+        averages = [member.average for member in members]
+        self.values = weights
+        if not any(averages):
+            return
+        nothing = rows.split(torch.zeros_like(weights[0]))
+        self.values = rows.gather([nothing if average is None else average.ema.shadow_params for average in averages])
+        for row, average in zip(self.values, averages, strict=True):
+            if average is not None:
+                average.ema.shadow_params = rows.split(row)
+
+    def step(self, update: int, rates: torch.Tensor) -> None:
+        """Averages the weights after an update, at its rates, where an average is due."""
+        if self._is_due[update]:
+            self.values.lerp_(self.weights, rates[AVERAGING, :, None].to(self.values))
