@@ -1,12 +1,19 @@
-"""What it costs that checkpoints are hashed and are on the disk when training goes on.
+"""What safety costs: checkpoints that are looked at, hashed and on the disk, and updates that may be skipped.
+
+Checkpoints are written by a thread while training goes on: how long one takes is not how long it stops the training.
 
     python benchmarks/checkpoint_sync.py
     python benchmarks/checkpoint_sync.py --rounds 20 --folder /mnt/disk
 
-Writes checkpoints of a run on digits and of one on points as they are, without the hashes, and without hashes and syncs, in
-turn. Prints medians, ratios to the last, and what the difference is of the training between two checkpoints.
+Writes checkpoints of a run on digits and of one on points as they are, without each of these parts and without all of
+them, in turn. Does the same with updates, with and without the look at gradients that --skip_bad_updates takes. Prints
+medians, ratios to the plain form, and what the difference is of the training between two checkpoints.
+
+Then the disk is slow: it takes 5 ms for each file that is synced, and a second for 10 MB. What a checkpoint adds to the
+time of the updates is measured where training waits until it is written, and where a thread writes it, in turn.
 """
 
+import math
 import os
 import statistics
 import tempfile
@@ -18,12 +25,16 @@ from unittest import mock
 from common import machine, make_parser, make_trainer, parse
 
 JOBS = {"digits": [], "points": ["--dataset_name=dino"]}
-WAYS = {"as it is": (), "no hashes": ("hashes",), "no hashes, no syncs": ("hashes", "syncs")}
-LEFT_OUT = {
-    "hashes": ("diffusers_lrlab.training.checkpoints.write_manifest", lambda folder: None),
-    "syncs": ("os.fsync", lambda descriptor: None),
+PARTS = {
+    "hashes": [("diffusers_lrlab.training.checkpoints.write_manifest", lambda folder: None)],
+    "syncs": [("os.fsync", lambda descriptor: None)],
+    "look for what is not finite": [("diffusers_lrlab.training.trainer.find_nonfinite", lambda run, **more: None)],
 }
-UPDATES = 20  # that are timed, after a first
+PLAIN = "none of them"
+WAYS = {"as it is": (), **{f"no {part}": (part,) for part in PARTS}, PLAIN: tuple(PARTS)}
+UPDATES = 10  # that are timed at once
+SECONDS_A_FILE, BYTES_A_SECOND = 0.005, 10e6  # of the slow disk
+WAITED, THREAD = "waited for", "by a thread"
 
 
 def seconds_of_checkpoint(trainer, way):
@@ -32,44 +43,99 @@ def seconds_of_checkpoint(trainer, way):
     trainer.update += 1
     with ExitStack() as stack:
         for part in WAYS[way]:
-            stack.enter_context(mock.patch(*LEFT_OUT[part]))
+            for where, instead in PARTS[part]:
+                stack.enter_context(mock.patch(where, instead))
         started = time.perf_counter()
         trainer.save()
         return time.perf_counter() - started
 
 
-def seconds_of_update(trainer):
+def seconds_of_updates(trainer, rounds):
+    """Medians of an update that is never skipped, and of one that might be."""
     updates = trainer.updates(show_progress=False)
     next(updates)
-    started = time.perf_counter()
-    for _ in range(UPDATES):
-        next(updates)
-    return (time.perf_counter() - started) / UPDATES
+    times = {False: [], True: []}
+    for number in range(2 * rounds):
+        trainer.step.skips_bad = might_be = bool((number + number // 2) % 2)
+        started = time.perf_counter()
+        for _ in range(UPDATES):
+            next(updates)
+        times[might_be].append((time.perf_counter() - started) / UPDATES)
+    updates.close()
+    return statistics.median(times[False]), statistics.median(times[True])
+
+
+def seconds_of_checkpoints(trainer, rounds):
+    """Medians by way."""
+    seconds_of_checkpoint(trainer, "as it is")  # the first one imports
+    times = {way: [] for way in WAYS}
+    for number in range(rounds):
+        for way in list(WAYS)[:: 1 if number % 2 else -1]:
+            times[way].append(seconds_of_checkpoint(trainer, way))
+    return {way: statistics.median(seconds) for way, seconds in times.items()}
+
+
+def slow_sync(descriptor, sync=os.fsync):
+    """`os.fsync` of a disk to which what was written has to go first."""
+    sync(descriptor)
+    time.sleep(SECONDS_A_FILE + os.fstat(descriptor).st_size / BYTES_A_SECOND)
+
+
+def seconds_lost(trainer, rounds):
+    """By way, medians of what a checkpoint on a slow disk adds to the updates that go on until it is written."""
+    updates = trainer.updates(show_progress=False)
+    next(updates)
+
+    def timed(number):
+        started = time.perf_counter()
+        for _ in range(number):
+            next(updates)
+        return time.perf_counter() - started
+
+    lost = {WAITED: [], THREAD: []}
+    with mock.patch("os.fsync", slow_sync):
+        for _ in range(rounds):
+            usual = timed(UPDATES) / UPDATES
+            started = time.perf_counter()
+            trainer.save()
+            lost[WAITED].append(time.perf_counter() - started)
+            meanwhile = math.ceil(lost[WAITED][-1] / usual)
+            before = timed(meanwhile)
+            started = time.perf_counter()
+            trainer.save(waits=False)
+            timed(meanwhile)
+            trainer.checkpoints.finish()
+            took = time.perf_counter() - started
+            lost[THREAD].append(took - (before + timed(meanwhile)) / 2)
+    updates.close()
+    return {way: statistics.median(seconds) for way, seconds in lost.items()}
 
 
 def main():
     parser = make_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="checkpoints of each way")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements of each way")
     parser.add_argument("--folder", help="where to write, to measure another disk")
     options = parse(parser, rounds=1)
     print(machine())
-    print("\n| run | checkpoint | ms | ratio | % of training |\n|---|---|---|---|---|")
+    print("\n| run | what | way | ms | ratio | % of training |\n|---|---|---|---|---|---|")
     for job, arguments in JOBS.items():
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             trainer = make_trainer(
                 Path(folder) / "run", [*arguments, "--max_train_steps=1000000", "--validation_steps=1000000"]
             )
-            between = seconds_of_update(trainer) * trainer.config.checkpointing_steps
-            seconds_of_checkpoint(trainer, "as it is")  # the first one imports
-            times = {way: [] for way in WAYS}
-            for number in range(options.rounds):
-                for way in list(WAYS)[:: 1 if number % 2 else -1]:
-                    times[way].append(seconds_of_checkpoint(trainer, way))
-        medians = {way: statistics.median(seconds) for way, seconds in times.items()}
-        plain = medians["no hashes, no syncs"]
+            update, skippable = seconds_of_updates(trainer, options.rounds)
+            between = update * trainer.config.checkpointing_steps
+            medians = seconds_of_checkpoints(trainer, options.rounds)
+            lost = seconds_lost(trainer, options.rounds)
         for way, seconds in medians.items():
-            share = 100 * (seconds - plain) / between
-            print(f"| {job} | {way} | {1000 * seconds:.1f} | {seconds / plain:.2f} | {share:.2f} |")
+            ratio, share = seconds / medians[PLAIN], 100 * (seconds - medians[PLAIN]) / between
+            print(f"| {job} | checkpoint | {way} | {1000 * seconds:.1f} | {ratio:.2f} | {share:.2f} |")
+        for way, seconds in lost.items():
+            ratio, share = seconds / lost[WAITED], 100 * seconds / between
+            print(f"| {job} | checkpoint, slow disk | {way} | {1000 * seconds:.1f} | {ratio:.3f} | {share:.2f} |")
+        for way, seconds in (("--skip_bad_updates", skippable), ("as it is", update)):
+            ratio = seconds / update
+            print(f"| {job} | update | {way} | {1000 * seconds:.2f} | {ratio:.3f} | {100 * ratio - 100:.2f} |")
 
 
 if __name__ == "__main__":

@@ -5,32 +5,44 @@
 
 The setting is that of `training_scripts/recipes/lr_study_2d.yaml`: 10,000 updates of 256 points, 296,450 parameters. All
 take turns in one process, so that what else the machine does falls on all of them. Beside them stands what the matrix
-products of an update take alone, computed in the same way. Evaluation is measured apart, on one run.
+products of an update take alone, computed in the same way. Samples are drawn of a stack of 20, by each run's own pipeline
+and by all together in turns.
+
+What a stack costs beside its products is measured on networks so small that little else is left: time of an update over
+the number of members, and its operators (views left out); both also as a GPU would record them, and the time, too, beside
+a recorded update that does nothing, which is what the host does while a GPU computes.
 """
 
+import dataclasses
 import statistics
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from common import make_parser, parse
-from toy2d import RECIPE, make_point_trainer, plain_updates
+from template import plain_updates
+from torch.utils._python_dispatch import TorchDispatchMode
+from toy2d import RECIPE, make_point_trainer
 
 from diffusers_lrlab.core.environment import describe_environment
+from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.study.runs.context import StudyContext
+from diffusers_lrlab.study.runs.measure import draw
 from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES, STOCK
 from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.sampling import draw_together
+from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
 from diffusers_lrlab.training.arguments import read_yaml
 from diffusers_lrlab.training.prepare import keep_freed_memory
-from diffusers_lrlab.training.samples import draw_samples
 
 NUM_UPDATES = 10_000
 ARMS = ("constant", "cosine", "step", "exponential", "linear")
@@ -39,8 +51,13 @@ BATCH, LAYERS = 256, ((384, 256), (256, 256), (256, 256), (256, 256), (256, 2))
 GEMM_FLOP = 2 * BATCH * sum((2 if index == 0 else 3) * a * b for index, (a, b) in enumerate(LAYERS))
 
 
-def make_stacks(study, size, num_updates, threads, backends=None):
-    """Members of five schedules, on four data sets, with as many seeds as it takes, shared out among the cores."""
+SMALL = {"hidden_size": 4, "num_layers": 1, "embedding_size": 4}
+SMALL_SIZES = (2, 8, 32)
+SAMPLING_STEPS, FULL_STEPS = 5, 100
+
+
+def make_runs(num_updates, datasets, seeds):
+    """Five schedules on some data sets, with so many seeds."""
     base = {
         key: value
         for key, value in read_yaml(str(RECIPE), "the recipe").items()
@@ -50,15 +67,76 @@ def make_stacks(study, size, num_updates, threads, backends=None):
         {
             "base": {**base, "max_train_steps": num_updates, "num_validation_images": 0},
             "arms": {arm: {"lr_scheduler": arm} for arm in ARMS},
-            "datasets": ["circle", "dino", "line", "moons"],
-            "seeds": -(-size // 20),
+            "datasets": datasets,
+            "seeds": seeds,
             "metrics": ["kl"],
         },
         "throughput",
     )
-    runs = sorted(expand(spec), key=lambda run: (run.seed, run.dataset))[:size]
+    return sorted(expand(spec), key=lambda run: (run.seed, run.dataset))
+
+
+def make_stacks(study, size, num_updates, threads, backends=None):
+    """Members of five schedules, on four data sets, with as many seeds as it takes, shared out among the cores."""
+    runs = make_runs(num_updates, ["circle", "dino", "line", "moons"], -(-size // 20))[:size]
     members = [Member(*study.plan(run), study.device) for run in runs]
     return ParallelStacks(members, study.device, backends, threads if size > 1 else None)
+
+
+class CountedOperators(TorchDispatchMode):
+    """Counts what would be launched."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def make_small_stack(study, size, num_updates, recorder=None):
+    """Networks with next to nothing to compute, of five schedules on one data set with one seed."""
+    runs, members = make_runs(num_updates, ["line"], 1), []
+    for place in range(size):
+        plan, data = study.plan(runs[place % len(runs)])
+        plan = dataclasses.replace(plan, model_config={**plan.model_config, **SMALL}, layout=BatchLayout(4))
+        members.append(Member(plan, data, study.device))
+    return Stack(members, study.device, recorder=recorder)
+
+
+def host_costs(study, rounds, updates):
+    """
+    Rows of a table, with a column for each of `SMALL_SIZES`: the processor's microseconds for an update, in one thread, and
+    its operators.
+    """
+    stacks = {}
+    for size in SMALL_SIZES:
+        length = (rounds + 1) * updates + 10
+        stacks["here", size] = make_small_stack(study, size, length)
+        stacks["as a GPU records it", size] = make_small_stack(study, size, length, lambda work: work)
+        stacks["beside a recorded update", size] = idle = make_small_stack(study, size, length)
+        idle.recorder = lambda work, idle=idle: lambda: idle.sums.add_(1.0)  # sums of nothing are no numbers
+    loops, times, operators = {key: stack.updates() for key, stack in stacks.items()}, {key: [] for key in stacks}, {}
+    for key, loop in loops.items():
+        next(loop), next(loop)
+        with CountedOperators() as counted:
+            next(loop)
+        operators[key] = counted.count
+    for turn in range(rounds + 1):
+        for key, loop in loops.items():
+            start = time.thread_time()
+            for _ in range(updates):
+                next(loop)
+            if turn:
+                times[key].append(1e6 * (time.thread_time() - start) / updates)
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    rows, first, last = {}, SMALL_SIZES[0], SMALL_SIZES[-1]
+    for name in dict.fromkeys(name for name, _ in stacks):
+        each = (medians[name, last] - medians[name, first]) / (last - first)
+        rows[f"operators {name}"] = [*(str(operators[name, size]) for size in SMALL_SIZES), ""]
+        rows[f"µs {name}"] = [*(f"{medians[name, size]:.0f}" for size in SMALL_SIZES), f"{each:.1f}"]
+    return rows
 
 
 def products_alone(stacks, threads, repeats=3):
@@ -105,26 +183,59 @@ def turns(loops, stacks, threads, options):
     return times, {name: statistics.median(values) for name, values in alone.items()}
 
 
-def evaluation_seconds(stacks, threads, num_samples):
-    """Seconds per run of samples in 100 steps and of their KL: as a study does it after training, a run to a core."""
-    members = [stack.members[0] for stack in stacks.stacks]
-    real = members[0].data.all_in_memory().numpy()
+def evaluation_seconds(stacks, threads, num_samples, rounds):
+    """
+    Seconds per run of samples, of all members by themselves and together in turns, whether these are the same bits, and
+    seconds of the KL of a run: as a study does it after training, on all cores.
+    """
+    groups = [[(member, _to_sample(member, num_samples)) for member in stack.members] for stack in stacks.stacks]
+    size, times, drawn = sum(map(len, groups)), {"alone": [], "together": []}, {}
+    runs = {spec.id: (member, spec) for group in groups for member, spec in group}
+    for _ in range(rounds):
+        start = time.perf_counter()
+        alone = dict(zip(runs, threads.map(lambda run: draw(*run), runs.values()), strict=True))
+        middle = time.perf_counter()
+        steps = [draw_together(group, STOCK, drawn) for group in groups]
+        while any(threads.map(lambda step: next(step, False), steps)):
+            pass
+        times["alone"].append((middle - start) / size)
+        times["together"].append((time.perf_counter() - middle) / size)
+    same = all((drawn[run_id]["compared"] == samples["compared"]).all() for run_id, samples in alone.items())
+    real = groups[0][0][0].data.all_in_memory().numpy()
     start = time.perf_counter()
-    samples = threads.map(lambda member: draw_samples(member, num_samples, "distances"), members)
-    sampled = time.perf_counter()
-    threads.map(lambda points: knn_kl(real, points), samples)
-    return (sampled - start) / len(members), (time.perf_counter() - sampled) / len(members)
+    threads.map(lambda samples: knn_kl(real, samples["compared"]), list(alone.values())[: len(groups)])
+    return times, same, (time.perf_counter() - start) / len(groups)
+
+
+def _to_sample(member, num_samples):
+    """A member's share of a study that compares so many samples, in `SAMPLING_STEPS`."""
+    few = {"distance_samples": num_samples, "ddpm_num_inference_steps": SAMPLING_STEPS}
+    member.config = dataclasses.replace(member.config, **few)
+    return SimpleNamespace(id=id(member), metrics=("kl",), stage="tune")
+
+
+def sampling_operators(study, size):
+    """Operators of a step that draws samples for so many members: by themselves, together."""
+    runs = [(member, _to_sample(member, 20)) for member in make_small_stack(study, size, 10).members]
+    steps = draw_together(runs, STOCK, {})
+    next(steps)
+    with CountedOperators() as together:
+        next(steps)
+    with CountedOperators() as one_step, torch.no_grad():
+        draw(*runs[0])
+    return one_step.count * size // SAMPLING_STEPS, together.count
 
 
 def main():
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="turns of each")
     parser.add_argument("--updates", type=int, default=160, help="updates of runs in a turn")
-    parser.add_argument("--sizes", default="1,5,20,80", help="of stacks")
+    parser.add_argument("--sizes", default="1,8,20,64", help="of stacks")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
+    parser.add_argument("--sampling_rounds", type=int, default=3, help="turns of sampling")
     parser.set_defaults(samples=10_000)
-    options = parse(parser, rounds=2, updates=2, sizes="1,2", threads=1, samples=100)
+    options = parse(parser, rounds=2, updates=2, sizes="1,2", threads=1, samples=100, sampling_rounds=1)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     meta = describe_environment()
@@ -144,7 +255,11 @@ def main():
             loops |= {name: stack.updates() for name, stack in stacks.items()}
             times, limits = turns(loops, stacks, threads, options)
             torch.set_num_threads(1)
-            sampling, kl = evaluation_seconds(stacks["stacked, R = 20, stock"], threads, options.samples)
+            evaluated = stacks["stacked, R = 20, stock"]
+            sampling, same, kl = evaluation_seconds(evaluated, threads, options.samples, options.sampling_rounds)
+        torch.set_num_threads(1)
+        host = host_costs(study, options.rounds, options.updates)
+        operators = [sampling_operators(study, size) for size in SMALL_SIZES]
     # The plain loop and the trainer have the products of a stack of one.
     single = limits[f"stacked, R = {min(sizes)}"]
     limits |= {"plain loop": single, "local": single}
@@ -160,11 +275,25 @@ def main():
         an_hour = 3.6e6 / median / NUM_UPDATES
         print(f"| {name} | {median:.2f} | {an_hour:.0f} | {ratio:.2f} ({low:.2f} to {high:.2f}) | {alone} |")
     training = statistics.median(times["stacked, R = 20, stock"]) * NUM_UPDATES / 1e3
+    seconds = {name: statistics.median(values) * FULL_STEPS / SAMPLING_STEPS for name, values in sampling.items()}
+    ratios = [alone / together for alone, together in zip(*sampling.values(), strict=True)]
     print(
-        f"\nOf a run in a stack of 20: training {training:.1f} s, {options.samples:,} samples in 100 steps "
-        f"{sampling:.1f} s, KL {kl:.2f} s."
+        f"\n| {options.samples:,} samples of 20 runs | s of a run, {FULL_STEPS} steps | operators of a step, R = 2, 8, 32 |"
     )
-    print(f"Samples and KL take {100 * (sampling + kl) / training:.0f} % of training.")
+    print("|---|---|---|")
+    for place, (name, value) in enumerate(seconds.items()):
+        print(f"| {name} | {value:.2f} | {', '.join(str(counts[place]) for counts in operators)} |")
+    bits = "the same bits" if same else "not the same bits"
+    print(
+        f"\nTogether they are drawn {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}), "
+        f"and are {bits}. Of a run in a stack of 20: training {training:.1f} s, samples {seconds['together']:.1f} s, KL "
+        f"{kl:.2f} s: {100 * (seconds['together'] + kl) / training:.0f} % of training."
+    )
+
+    print(f"\n| an update of small networks | {' | '.join(f'R = {size}' for size in SMALL_SIZES)} | a member more |")
+    print("|---|---|---|---|---|")
+    for name, values in host.items():
+        print(f"| {name} | {' | '.join(values)} |")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from common import make_parser, make_trainer, parse
-from tqdm.auto import tqdm
+from template import BATCH, plain_updates
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
@@ -25,69 +24,12 @@ from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.training.prepare import keep_freed_memory
 
 RECIPE = Path(__file__).parents[1] / "training_scripts" / "recipes" / "lr_study_2d.yaml"
-BATCH, TIMESTEPS = 256, 100
 
 
 def make_point_trainer(folder, num_updates):
     """Ours, with the study's settings and all logging on, but without validation and samples, which the other has not."""
     arguments = ["--dataset_name=dino", f"--config={RECIPE}", "--num_validation_images=0", "--save_images_epochs=1000"]
     return make_trainer(folder, [*arguments, f"--max_train_steps={num_updates}", f"--checkpointing_steps={num_updates}"])
-
-
-class PlainDenoiser(torch.nn.Module):
-    """The same network, with an embedding for each coordinate."""
-
-    def __init__(self):
-        super().__init__()
-        self.input, self.output = torch.nn.Linear(384, 256), torch.nn.Linear(256, 2)
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(3))
-
-    @staticmethod
-    def embed(values, scale):
-        """Sines and cosines."""
-        frequencies = torch.exp(torch.arange(64) * (-torch.log(torch.tensor(10000.0)) / 63))
-        angles = (values * scale)[:, None] * frequencies[None, :]
-        return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
-
-    def forward(self, points, timesteps):
-        """The predicted noise."""
-        parts = [self.embed(points[:, 0], 25.0), self.embed(points[:, 1], 25.0), self.embed(timesteps, 1.0)]
-        hidden = self.input(torch.cat(parts, dim=-1))
-        for block in self.blocks:
-            hidden = hidden + block(F.relu(hidden))
-        return self.output(F.relu(hidden))
-
-
-def plain_updates(points, num_updates):
-    """One update for each `next()`."""
-    torch.manual_seed(0)
-    model = PlainDenoiser()
-    average = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_updates)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(points), batch_size=BATCH, shuffle=True)
-    alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, TIMESTEPS), dim=0)
-    update, losses = 0, []
-    bar = tqdm(total=num_updates, disable=True)
-    while True:
-        for (batch,) in loader:
-            noise = torch.randn(batch.shape)
-            timesteps = torch.randint(0, TIMESTEPS, (len(batch),)).long()
-            signal, strength = alphas[timesteps].sqrt()[:, None], (1 - alphas[timesteps]).sqrt()[:, None]
-            loss = F.mse_loss(model(signal * batch + strength * noise, timesteps), noise)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-            if update % 10 == 0:
-                for kept, parameter in zip(average, model.parameters(), strict=True):
-                    kept.lerp_(parameter.detach(), 0.005)
-            schedule.step()
-            losses.append(loss.detach().item())
-            bar.update(1)
-            bar.set_postfix(loss=loss.detach().item())
-            update += 1
-            yield
 
 
 def median_ms(function, repeats):

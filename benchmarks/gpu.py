@@ -1,0 +1,473 @@
+"""What a GPU does with this package, and what it could do: a JSON row a line as it goes, and a table at the end.
+
+    python benchmarks/gpu.py | tee gpu.jsonl
+
+Roofs (products, memory, copies, launches); updates of the 35.75 M UNet at 32 pixels in several precisions and layouts, with
+their share of the roof and their memory beside the forecast; the parts of an update, as `--profile` has them, host and
+device, waits among them; stacks of small networks beside the study's template, with updates captured and launched one by
+one; a captured stack that a member leaves and that goes on from its state; decoding, and a slow source beside updates;
+losses in bf16 beside float32. It stops after --minutes; what fails is a row with its error, and the rest goes on.
+
+Without a GPU it measures the CPU, which is of use with --tiny only; updates are "captured" there as what they are. It needs
+torch, numpy and what benchmarks/gpu_wheels.sh fetches: no datasets, pyarrow, scikit-learn, scipy and matplotlib.
+"""
+
+import dataclasses
+import gc
+import io
+import itertools
+import json
+import platform
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package is not installed
+
+import torch
+from common import make_parser, parse
+from template import BATCH, plain_updates
+
+from diffusers_lrlab.core import extras
+
+# Nothing here reads a data set or draws a picture, which is what training wants these packages for.
+extras.EXTRAS.update(train=(), study=())
+
+UNET = {"sample_size": 32, "in_channels": 3, "out_channels": 3, "layers_per_block": 2}
+UNET |= {"block_out_channels": (128, 256, 256, 256), "norm_num_groups": 32, "dropout": 0.0}
+UNET |= {"down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D")}
+UNET |= {"up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D")}
+TINY_UNET = {**UNET, "sample_size": 8, "block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
+POINTS = {"dimension": 2, "hidden_size": 256, "num_layers": 3, "embedding_size": 128}
+# Precision, allowed TF32, channels last, compiled.
+VARIANTS = {
+    "fp32": ("no", False, False, False),
+    "tf32": ("no", True, False, False),
+    "bf16": ("bf16", True, False, False),
+    "bf16 channels_last": ("bf16", True, True, False),
+    "bf16 channels_last compile": ("bf16", True, True, True),
+}
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def wait():
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(work, repeats):
+    """The median of some times of a piece of work, and of the host's part: until everything is launched."""
+    work()
+    whole, host = [], []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        work()
+        host.append(time.perf_counter() - start)
+        wait()
+        whole.append(time.perf_counter() - start)
+    return statistics.median(whole), statistics.median(host)
+
+
+class OutOfTime(BaseException):
+    """Whatever is measured just now takes too long; nothing on the way takes this for an error of its own."""
+
+
+# A part is a function of the options, and of the roofs by precision, that yields names and functions; those yield rows. So
+# what one of them fails at, or leaves in memory, is no matter of the next one.
+
+
+def roofs(options, roof):
+    """Products, memory, copies from pinned memory, launches."""
+    size, repeats = (128, 2) if options.tiny else (8192, 10)
+    products = {"fp32": (torch.float32, False), "tf32": (torch.float32, True), "bf16": (torch.bfloat16, True)}
+
+    def product(name):
+        dtype, torch.backends.cuda.matmul.allow_tf32 = products[name]
+        one, other = (torch.randn(size, size, device=DEVICE, dtype=dtype) for _ in range(2))
+        took, _ = seconds(lambda: one @ other, repeats)
+        roof[name] = 2 * size**3 / took / 1e12
+        yield {"what": f"product {name} {size}", "teraflops": roof[name]}
+
+    def memory():
+        source = torch.empty(2**20 if options.tiny else 2**30, dtype=torch.uint8, device=DEVICE)
+        target = torch.empty_like(source)
+        took, _ = seconds(lambda: target.copy_(source), repeats)
+        yield {"what": "memory, read and written", "gigabytes_per_second": 2 * source.numel() / took / 1e9}
+        pinned = torch.empty(source.numel() // 4, dtype=torch.uint8, pin_memory=DEVICE.type == "cuda")
+        took, _ = seconds(lambda: target[: len(pinned)].copy_(pinned, non_blocking=True), repeats)
+        yield {"what": "copy from pinned memory", "gigabytes_per_second": len(pinned) / took / 1e9}
+
+    def launch():
+        number = torch.zeros(1, device=DEVICE)
+        took, host = seconds(lambda: [number.add_(1) for _ in range(1000)], repeats)
+        yield {"what": "launch", "microseconds": 1e3 * took, "host_microseconds": 1e3 * host}
+
+    yield from ((f"product {name}", partial(product, name)) for name in products)
+    yield "memory", memory
+    yield "launch", launch
+
+
+@contextmanager
+def open_trainer(*how, **options):
+    """[`make_trainer`] in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(folder, *how, **options)
+        try:
+            yield trainer
+        finally:
+            trainer.release()
+
+
+def make_trainer(folder, model, batch, precision="no", tf32=False, channels_last=False, compiled=False):
+    """A trainer on made-up images, with all logging on."""
+    from accelerate.state import AcceleratorState
+
+    from diffusers_lrlab import TrainingConfig
+    from diffusers_lrlab.data.images import ImageTransform
+    from diffusers_lrlab.data.loading import TrainingData
+    from diffusers_lrlab.training.plan import make_plan
+    from diffusers_lrlab.training.prepare import make_accelerator
+    from diffusers_lrlab.training.resolve import resolve_config
+    from diffusers_lrlab.training.run_folder import RunFolder
+    from diffusers_lrlab.training.trainer import Trainer
+
+    size = model["sample_size"]
+    options = {"resolution": size, "image_channels": 3, "train_batch_size": batch, "max_train_steps": 1000}
+    options |= {"mixed_precision": precision, "compile": compiled, "output_dir": str(folder), "frechet_samples": 0}
+    options |= {"allow_tf32": tf32, "channels_last": channels_last, "save_images_epochs": 10**6}
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32  # torch allows the latter by itself
+    # The name only says what kind of data these are.
+    config = resolve_config(TrainingConfig(dataset_name="digits", num_validation_images=0, **options))
+    images = torch.rand(max(64, batch), 3, size, size) * 2 - 1
+    transform = ImageTransform(size, 3, center_crop=True, random_flip=False, eight_bit=True, seed=0)
+    data = TrainingData("random", None, torch.empty(0, 3, size, size), "image", "random", transform, in_memory=images)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = make_accelerator(config)
+    return Trainer(make_plan(config, data, dict(model)), data, accelerator, RunFolder(Path(folder)))
+
+
+def updates_of(trainer):
+    """A function that does one update, with everything that belongs to it but the log's rows."""
+    batches = trainer.batches(0, range(trainer.update, trainer.plan.num_updates))
+    trainer.set_training()
+
+    def update():
+        trainer.check_schedules()
+        trainer.do_update(next(batches))
+        trainer.advance()
+
+    return update
+
+
+def flops_of(trainer, batch):
+    """Of a forward and a backward pass of a batch, counted by torch on the meta device."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        model = trainer.kind.model_class()(**trainer.plan.model_config)
+        images = torch.empty(batch, *trainer.plan.item_shape)
+        with FlopCounterMode(display=False) as counter:
+            model(images, torch.zeros(batch, dtype=torch.long)).sample.sum().backward()
+    return counter.get_total_flops()
+
+
+def unet(options, roof):
+    """Milliseconds, images a second, share of the roof, memory against forecast; and what compiling took."""
+    model, batches = (TINY_UNET, (2,)) if options.tiny else (UNET, (64, 128, 512))
+    for (name, variant), batch in itertools.product(VARIANTS.items(), batches):
+        if not (variant[-1] and options.tiny):
+            yield f"UNet {name}, batch {batch}", partial(unet_rows, options, roof, name, model, batch)
+
+
+def unet_rows(options, roof, name, model, batch):
+    """Of one variant and batch."""
+    from diffusers_lrlab.forecast.memory import forecast_memory
+
+    precision, tf32, _, compiled = VARIANTS[name]
+    if compiled:
+        torch.compiler.reset()  # or a second batch is compiled for any
+    what = f"UNet {name}, batch {batch}"
+    on_gpu = DEVICE.type == "cuda"
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    with open_trainer(model, batch, *VARIANTS[name]) as trainer:
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        update = updates_of(trainer)
+        start = time.perf_counter()
+        update()
+        wait()
+        first = time.perf_counter() - start
+        took, host = seconds(update, 2 if options.tiny else 15)
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**20 if on_gpu else None
+        per_second = flops_of(trainer, batch) / took / 1e12
+        own_roof = roof.get("bf16" if precision == "bf16" else "tf32" if tf32 else "fp32", float("nan"))
+        yield {
+            "what": what,
+            "ms": 1e3 * took,
+            "host_ms": 1e3 * host,
+            "images_per_second": batch / took,
+            "teraflops": per_second,
+            "share_of_roof": per_second / own_roof,
+            "peak_mib": peak,
+            "first_update_seconds": first,
+        }
+        forecast = forecast_memory(trainer.plan, device=DEVICE.type).total / 2**20
+        yield {"what": f"memory of {what}", "forecast_mib": forecast, "peak_mib": peak}
+
+
+def split(options, _roof):
+    """Where the time of an update goes, host and device, as `lrlab train --profile` tells."""
+    for precision, name in (("no", "tf32"), ("bf16", "bf16")):
+        yield f"profile {name}", partial(split_rows, options, precision, name)
+
+
+def split_rows(options, precision, name):
+    """Of one precision."""
+    from torch.profiler import profile, schedule
+
+    from diffusers_lrlab.training.profiling import ranges_of, rows_of, save_trace
+
+    model, batch, count = (TINY_UNET, 2, 2) if options.tiny else (UNET, 128, 20)
+    with open_trainer(model, batch, precision, tf32=True) as trainer:
+        with ranges_of(trainer):
+            updates = trainer.updates(show_progress=False)
+            for _ in range(5):
+                next(updates)
+            with profile(schedule=schedule(wait=0, warmup=2, active=count, repeat=1)) as profiler:
+                for _ in range(2 + count):
+                    next(updates)
+                    profiler.step()
+            updates.close()
+        found = rows_of(save_trace(profiler, trainer.folder.lab / "profile.json.gz"))
+    for part, (host, device) in found.items():
+        yield {"what": f"{name}, batch {batch}, profiled: {part}", "host_ms": host, "device_ms": device}
+
+
+def losses(options, _roof):
+    """The same updates in bf16 and float32: how far the losses are apart."""
+    yield "losses in bf16 and float32", partial(loss_rows, options)
+
+
+def loss_rows(options):
+    """Both in one row."""
+    model, batch, count = (TINY_UNET, 2, 2) if options.tiny else (UNET, 128, 100)
+    found = {}
+    for precision in ("no", "bf16"):
+        with open_trainer(model, batch, precision) as trainer:
+            update = updates_of(trainer)
+            for _ in range(count):
+                update()
+            found[precision] = trainer.mean_losses()[0]
+    yield {
+        "what": f"mean loss of {count} updates",
+        "loss": found["no"],
+        "loss_bf16": found["bf16"],
+        "relative": abs(found["bf16"] / found["no"] - 1),
+    }
+
+
+def make_points(tiny, number, updates=10_000, first_updates=None):
+    """Members of a stack on made-up points, of several seeds; the first may be shorter."""
+    from diffusers_lrlab import TrainingConfig
+    from diffusers_lrlab.data.loading import TrainingData
+    from diffusers_lrlab.data.points import PointTransform
+    from diffusers_lrlab.study.stacked.member import Member
+    from diffusers_lrlab.training.plan import make_plan
+    from diffusers_lrlab.training.resolve import resolve_config
+
+    model = {**POINTS, "hidden_size": 16, "embedding_size": 8} if tiny else POINTS
+    small = {"dataset_name": "circle", "num_validation_images": 0, "log_timestep_bins": 0, "ddpm_num_steps": 100}
+    config = resolve_config(TrainingConfig(output_dir="run", max_train_steps=updates, **small))
+    points = torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0))
+    data = TrainingData("random", None, points[:0], "x", "random", PointTransform(2, "x"), in_memory=points)
+    members = []
+    for seed in range(number):
+        own = dataclasses.replace(
+            config, seed=seed, max_train_steps=first_updates if first_updates and not seed else updates
+        )
+        members.append(Member(make_plan(own, data, dict(model)), data, DEVICE))
+    return members
+
+
+def make_stack(members, how):
+    """Members side by side, whose updates are captured or launched kernel by kernel."""
+    from diffusers_lrlab.study.stacked.captured import record_graph
+    from diffusers_lrlab.study.stacked.stack import Stack
+
+    torch.backends.cuda.matmul.allow_tf32 = False  # as studies compute if not asked otherwise
+    if how != "launches":
+        return Stack(members, DEVICE, recorder=record_graph if DEVICE.type == "cuda" else lambda work: work)
+    stack = Stack(members, DEVICE)
+    stack.recorder = None
+    return stack
+
+
+def check_captured(stack):
+    if stack.recorder is None or stack._captured is None:
+        raise RuntimeError("nothing was captured")
+
+
+def stacks(options, _roof):
+    """Host and whole time of an update of R networks on points, captured and launched, and of the template's loop."""
+    found = {}
+
+    def template():
+        loop = plain_updates(torch.randn(10_000, 2), 10_000, DEVICE)
+        found["template"], host = seconds(lambda: next(loop), 2 if options.tiny else 200)
+        yield {"what": "the template's loop", "ms": 1e3 * found["template"], "host_ms": 1e3 * host}
+
+    def stacked(number, how):
+        stack = make_stack(make_points(options.tiny, number), how)
+        for _ in range(3):
+            stack.do_update()
+        if how == "graph":
+            check_captured(stack)
+        took, host = seconds(stack.do_update, 2 if options.tiny else 50)
+        yield {
+            "what": f"stack of {number}, {how}, batch {BATCH}",
+            "ms": 1e3 * took,
+            "microseconds_per_member": 1e6 * took / number,
+            "host_microseconds_per_member": 1e6 * host / number,
+            "template_over_member": found.get("template", float("nan")) * number / took,
+            "seconds_for_10000_updates": 1e4 * took,
+        }
+
+    yield "the template's loop", template
+    for number, how in itertools.product((1, 2) if options.tiny else (1, 4, 16, 64, 256), ("graph", "launches")):
+        yield f"stack of {number}, {how}", partial(stacked, number, how)
+
+
+def members(options, _roof):
+    """A captured stack beside one that is launched; when one member leaves; and when it goes on from its state."""
+    yield "members of a captured stack", partial(member_rows, options)
+
+
+def member_rows(options):
+    """One for each stack beside the captured one."""
+    number, short, length = (3, 4, 8) if options.tiny else (16, 40, 80)
+    ends = {}
+    for how in ("graph", "launches", "graph, resumed"):
+        runs = make_points(options.tiny, number, length, short)
+        stack = make_stack(runs, how)
+        while stack.members:
+            next_one = stack.update + 1
+            stack.do_update()
+            if how == "graph" and next_one in (short - 1, length - 1):
+                check_captured(stack)
+            if next_one in (short, length):
+                stack._release_done()
+            if how == "graph, resumed" and next_one == short + 2:
+                states = [member.state_dict() | {"sums": stack.sums_of(member)} for member in runs]
+                runs = make_points(options.tiny, number, length, short)
+                for member, state in zip(runs, states, strict=True):
+                    member.update = state["update"]
+                stack = make_stack(runs, how)
+                stack.load(dict(zip(runs, states, strict=True)))
+        ends[how] = torch.stack([torch.nn.utils.parameters_to_vector(member.model.parameters()) for member in runs])
+    largest = ends["launches"].abs().max()
+    for how in ("launches", "graph, resumed"):
+        apart = (ends["graph"] - ends[how]).abs().max() / largest
+        yield {"what": f"weights of a captured stack that one member leaves, beside: {how}", "apart": apart.item()}
+
+
+def data(options, _roof):
+    """JPEGs of 500x375 decoded to 64 pixels by one thread; a source as slow as an update beside updates."""
+    for decoding in ("float", "uint8", "draft"):
+        yield f"decode, {decoding}", partial(decoding_rows, options, decoding)
+    yield "updates beside a slow source", partial(overlap_rows, options)
+
+
+def decoding_rows(options, decoding):
+    """Images a second."""
+    from PIL import Image
+
+    from diffusers_lrlab.data.images import ImageTransform
+
+    pixels = torch.nn.functional.interpolate(torch.rand(1, 3, 47, 63), (375, 500), mode="bicubic")[0].clamp(0, 1)
+    Image.fromarray((255 * pixels).byte().permute(1, 2, 0).numpy()).save(file := io.BytesIO(), "jpeg", quality=90)
+    cell, transform = {"bytes": file.getvalue(), "path": None}, ImageTransform(64, 3, True, False, True, 0, decoding)
+    took, _ = seconds(lambda: transform.read_compact(cell), 2 if options.tiny else 100)
+    yield {"what": f"decode 500x375 to 64, {decoding}", "images_per_second": 1 / took}
+
+
+def overlap_rows(options):
+    """An update with its data, read in turn and ahead."""
+    from diffusers_lrlab.data.prefetch import prefetched
+
+    model, batch, count = (TINY_UNET, 2, 2) if options.tiny else (UNET, 128, 30)
+    with open_trainer(model, batch, "bf16" if DEVICE.type == "cuda" else "no") as trainer:
+        alone, _ = seconds(updates_of(trainer), count)
+
+        def slow():
+            for images in trainer.batches(0, range(count + 2)):
+                time.sleep(alone)
+                yield images
+
+        for how, batches in (("in turn", slow()), ("prefetched", prefetched(slow()))):
+            trainer.do_update(next(batches))
+            wait()
+            start = time.perf_counter()
+            for _ in range(count):
+                trainer.do_update(next(batches))
+            wait()
+            each = (time.perf_counter() - start) / count
+            batches.close()
+            what = f"an update beside a source that takes as long, {how}"
+            yield {"what": what, "ms": 1e3 * each, "ms_alone": 1e3 * alone}
+
+
+PARTS = (roofs, split, stacks, members, data, losses, unet)  # compiling, at the end of the last, takes minutes
+
+
+def measured(options):
+    """All rows, each as soon as it is known; what fails is one, too."""
+    roof = {}
+    for name, what, work in ((part.__name__, *pair) for part in PARTS for pair in part(options, roof)):
+        try:
+            yield from ({"part": name, **row} for row in work())
+        except Exception as error:
+            if options.tiny:
+                raise
+            yield {"part": name, "what": what, "error": f"{type(error).__name__}: {error}"[:500]}
+        gc.collect()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def stop(*_):
+    raise OutOfTime
+
+
+def main():
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=8, help="after which it stops")
+    options, rows = parse(parser), []
+    warnings.filterwarnings("error", "Updates cannot be recorded")  # which a run goes on without
+    about = {"what": "machine", "torch": torch.__version__, "python": platform.python_version(), "device": str(DEVICE)}
+    if DEVICE.type == "cuda":
+        about |= {"name": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    print(json.dumps(about), flush=True)
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 60 * options.minutes)
+    try:
+        for row in measured(options):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    except OutOfTime:
+        print(json.dumps({"what": "the rest", "error": f"stopped after {options.minutes:g} minutes"}), flush=True)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print("| what | figures |\n|---|---|")
+    for row in rows:
+        figures = ", ".join(f"{key} {value:.4g}" for key, value in row.items() if isinstance(value, float))
+        print(f"| {row['what']} | {row.get('error') or figures} |")
+
+
+if __name__ == "__main__":
+    main()
