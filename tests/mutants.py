@@ -38,7 +38,7 @@ AREAS = {
     "statistics": "study/analysis/[!p]*.py",
     "resume": """training/checkpoints.py training/base_run.py training/run_folder.py training/interrupts.py core/streams.py
         data/batches.py study/stacked/stacks.py study/runs/results.py averaging/*.py""",
-    "options": """training/config.py training/checks.py training/choices.py training/arguments.py training/resolve*.py
+    "options": """training/config.py training/choices.py training/arguments.py training/resolve*.py
         core/options.py core/spec.py study/spec/*.py""",
     "objective": "objective/*.py",
     "schedules": "schedules/*.py",

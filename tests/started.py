@@ -139,7 +139,8 @@ def _set_environment(environment):
 
 
 def _be(command, env, cwd, before, pictures, out, err):
-    """What the forked process does: all that starting python does after its imports."""
+    """What the forked process does: all that starting python does after its imports, and not in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell would have ignored
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         stream.flush()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

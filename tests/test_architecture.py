@@ -16,7 +16,8 @@ from diffusers.utils import BaseOutput
 from runs import read_metrics, read_record
 
 from diffusers_lrlab import TrainingConfig
-from diffusers_lrlab.data.loading import TrainingData, split_rows
+from diffusers_lrlab.core.streams import split_rows
+from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import open_dataset
 from diffusers_lrlab.evaluation.registry import METRICS, register_metric

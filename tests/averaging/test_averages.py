@@ -1,15 +1,25 @@
 """Averages of the weights against their definitions."""
 
+import numpy as np
 import pytest
 import torch
+from diffusers.training_utils import EMAModel
+from tables import cases
 
-from diffusers_lrlab.averaging.averages import EMA
+from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.averaging.averages import EMA, FormedEMA
+from diffusers_lrlab.averaging.forms import EMA_FORMS, EMAForm, gamma_of_width
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.training.resolve import resolve_config
+
+
+def model_and_average(spec):
+    model = MLPDenoiser(dimension=2, hidden_size=8, num_layers=1, embedding_size=4)
+    return model, EMA(model, "cpu", EMAForm.of(spec))
 
 
 def test_the_decay_follows_the_clock_and_the_average_the_decay():
-    model = MLPDenoiser(dimension=2, hidden_size=8, num_layers=1, embedding_size=4)
-    average = EMA(model, "cpu", max_decay=0.8, inv_gamma=2.0, power=0.75, start_update=1, update_every=2)
+    model, average = model_and_average("warmup_power:max_decay=0.8,inv_gamma=2,power=0.75,start_update=1,update_every=2")
     weight = next(model.parameters())
     expected = weight.detach().clone()
     for update in range(1, 20):
@@ -25,10 +35,10 @@ def test_the_decay_follows_the_clock_and_the_average_the_decay():
     assert (weight == 19).all()
 
 
-def test_an_average_is_saved_and_loaded_without_a_warning(tmp_path):
+@cases("spec", EMA_FORMS)
+def test_an_average_is_saved_and_loaded_without_a_warning(tmp_path, spec):
     """Resuming would show the user one of diffusers'."""
-    model = MLPDenoiser(dimension=2, hidden_size=8, num_layers=1, embedding_size=4)
-    first, second = (EMA(model, "cpu", 0.8, 2.0, 0.75, start_update=1, update_every=1) for _ in range(2))
+    (model, first), (_, second) = (model_and_average(spec) for _ in range(2))
     with torch.no_grad():
         next(model.parameters()).fill_(1)
     first.step(3)
@@ -36,3 +46,103 @@ def test_an_average_is_saved_and_loaded_without_a_warning(tmp_path):
     second.load(tmp_path)
     for saved, loaded in zip(first.state_dict()["shadow_params"], second.state_dict()["shadow_params"], strict=True):
         assert torch.equal(saved, loaded)
+    assert second.decay == first.decay == EMAForm.of(spec).decay(3)
+
+
+OF_DIFFUSERS = {
+    "warmup_power": {"use_ema_warmup": True, "power": 3 / 4},
+    "warmup_power:inv_gamma=2,power=0.9,max_decay=0.7,min_decay=0.4,update_after_step=5": {
+        "use_ema_warmup": True,
+        **{"inv_gamma": 2.0, "power": 0.9, "decay": 0.7, "min_decay": 0.4, "update_after_step": 5},
+    },
+    "constant:decay=0.9": {"decay": 0.9, "min_decay": 0.9},
+}
+
+
+@cases(("spec", "options"), OF_DIFFUSERS.items())
+def test_what_diffusers_has_is_the_same_to_the_bit(spec, options):
+    weights = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(4))]
+    ours, theirs = FormedEMA(weights, EMAForm.of(spec)), EMAModel(weights, foreach=True, **options)
+    for _ in range(30):
+        with torch.no_grad():
+            for weight in weights:
+                weight += torch.randn_like(weight)
+        ours.step(weights)
+        theirs.step(weights)
+        assert ours.cur_decay_value == theirs.cur_decay_value
+        assert all(map(torch.equal, ours.shadow_params, theirs.shadow_params))
+
+
+@cases(("start", "every"), [(0, 1), (0, 3), (6, 1)])
+def test_a_power_function_weighs_updates_by_its_profile(start, every):
+    """The weight of the n-th of N updates is (n/N)^(gamma + 1) - ((n-1)/N)^(gamma + 1)."""
+    form = EMAForm.of(f"power_function:gamma=2.5,start_update={start},update_every={every}")
+    average = FormedEMA([torch.nn.Parameter(torch.full((), torch.nan))], form)
+    average.shadow_params = [torch.zeros((), dtype=torch.float64)]
+    values = np.random.default_rng(0).normal(size=24)
+    expected = 0.0
+    for update in range(every, 25, every):
+        average.optimization_step = update - 1
+        average.step([torch.nn.Parameter(torch.tensor(values[update - 1], dtype=torch.float64))])
+        if update > start:
+            upper, lower = (update - start) / (24 - start), (update - start - every) / (24 - start)
+            expected += (upper**3.5 - lower**3.5) * values[update - 1]
+    assert average.shadow_params[0].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_width_of_a_profile():
+    """A table of EDM2's; and the standard deviation of t^gamma is what was asked for."""
+    known = {
+        0.02: 46.989582,
+        0.05: 16.972199,
+        0.075: 10.289116,
+        0.1: 6.937204,
+        0.15: 3.557869,
+        0.2: 1.826214,
+        0.25: 0.719824,
+    }
+    for width, gamma in known.items():
+        assert gamma_of_width(width) == pytest.approx(gamma, abs=1e-6)
+    assert EMAForm.of("power_function").decay(10) == EMAForm.of("power_function:sigma_rel=0.1").decay(10)
+    weights = np.diff((np.arange(100_001) / 100_000) ** (gamma_of_width(0.1) + 1))
+    at = np.arange(100_000) / 100_000
+    assert np.sqrt(np.average(at**2, weights=weights) - np.average(at, weights=weights) ** 2) == pytest.approx(0.1, abs=1e-4)
+
+
+@cases("spec", EMA_FORMS)
+def test_decays_of_a_run_are_those_of_its_updates(spec):
+    form = EMAForm.of(f"{spec}:start_update=4,update_every=2")
+    expected = [form.decay(update) if update % 2 == 0 else 1.0 for update in range(1, 50)]
+    np.testing.assert_allclose(form.decays(49), expected)
+
+
+WRONG = {
+    "no_such": "Unknown EMA form 'no_such'",
+    "constant:decay=1": r"decay=1; allowed: float in \[0, 1\)",
+    "warmup_power:min_decay=0.9,max_decay=0.5": "is above max_decay=0.5",
+    "power_function:gamma=3,sigma_rel=0.1": "Drop one",
+    "power_function:sigma_rel=0.3": r"allowed: float in \[1e-5, 0.2886\]",
+    "warmup_power:start_update=3,update_after_step=4": "two names of one thing",
+    "constant:update_every=0": "update_every=0; allowed",
+}
+
+
+@cases(("spec", "reason"), WRONG.items())
+def test_wrong_forms_are_refused(spec, reason):
+    with pytest.raises(LabError, match=reason):
+        EMAForm.of(spec)
+
+
+def test_a_run_takes_a_form_in_place_of_the_options_of_the_usual_one():
+    assert str(resolve_config(TrainingConfig()).ema_form) == str(EMAForm.of("warmup_power"))
+    asked = TrainingConfig(ema="constant:decay=0.5")
+    resolved = resolve_config(asked)
+    assert resolved.ema == "constant:decay=0.5,start_update=0,update_every=1"
+    assert resolved.ema_form.decay(7) == 0.5
+    for both, reason in (
+        ({"ema": "constant", "ema_power": 0.5}, "--ema_power 0.5 has no effect beside --ema constant"),
+        ({"ema": "constant", "use_ema": False}, "--ema has no effect here; it needs --use_ema"),
+        ({"ema": "constantly"}, "Unknown EMA form"),
+    ):
+        with pytest.raises(LabError, match=reason):
+            resolve_config(TrainingConfig(**both))

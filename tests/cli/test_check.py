@@ -10,6 +10,7 @@ from tables import cases
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.lock import locked
 from diffusers_lrlab.core.manifest import file_sums, write_manifest
+from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.training.run_folder import RunFolder
 
 V1 = Path(__file__).parents[1] / "compatibility" / "fixtures" / "v1"
@@ -142,6 +143,20 @@ def test_a_study(tmp_path, capsys):
     assert (status, first.name in said, "lrlab study run" in said) == (1, True, True)
     status, said = check(capsys, study, "--repair")
     assert (status, f"{first.name}.damaged now" in said) == (0, True)
+
+
+@cases("change", [flip, Path.unlink])
+def test_weights_of_a_study_are_held_against_their_hashes(tmp_path, capsys, change):
+    study = StudyFolder(shutil.copytree(V1 / "study", tmp_path / "study"))
+    first, *_ = sorted((study.path / "runs").glob("*.json"))
+    weights = study.weights_file(first.stem)
+    study.write(json.loads(first.read_text()) | {"weights": file_sums(weights)})
+    assert check(capsys, study.path)[0] == 0
+    change(weights)
+    status, said = check(capsys, study.path)
+    assert (status, f"damaged  weights/{weights.name}" in said) == (1, True)
+    _, said = check(capsys, study.path, "--repair")
+    assert (not weights.exists(), f"{weights.name}.damaged now" in said) == (True, change is flip)
 
 
 def test_a_data_set(tmp_path, capsys):

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.cli.lists import KINDS
+from diffusers_lrlab.averaging.forms import EMA_FORMS
+from diffusers_lrlab.cli.lists import LISTED
 from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.core.terminal_plot import terminal_plot
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
@@ -36,6 +37,7 @@ REGISTRIES = {
     "timestep_lrs": TIMESTEP_LRS,
     "noises": NOISES,
     "optimizers": OPTIMIZERS,
+    "ema_forms": EMA_FORMS,
     "denoisers": DENOISERS,
     "datasets": TOY_DATASETS,
 }
@@ -117,7 +119,7 @@ def test_whoever_stops_reading_gets_no_traceback():
 @cases(
     ("arguments", "words"),
     [
-        ([], ["COMMAND", "lrlab --help"]),
+        ([], ["Which command?", "Known: train, find-lr", "lrlab --help"]),
         (["lits"], ["'lits'", "Did you mean 'list'?", "preview"]),
         (["list", "scheduler"], ["'scheduler'", "Did you mean 'schedulers'?", "momentum"]),
         (["list", "models"], ["'models'", "Known: schedulers"]),
@@ -129,6 +131,7 @@ def test_whoever_stops_reading_gets_no_traceback():
         (["preview", "--lr_scheduler", "step:gama=1", "--num_training_steps", "9"], ["'gama'", "Did you mean 'gamma'?"]),
         (["preview", "--all"], ["--out"]),
         (["preview", "--timestep_sampler", "clt"], ["'clt'", "Did you mean 'clts'?"]),
+        (["preview", "--lr_scheduler", "mine", "--num_training_steps", "9"], ["polynomial", "--import FILE_OR_MODULE"]),
         (["preview", "--timestep_sampler", "clts"], ["'clts'", "num_training_steps"]),
         (["preview", "--timestep_sampler", "uniform", "--lr_scheduler", "cosine"], ["--lr_scheduler", "Leave it out"]),
         (["preview", "--loss_weighting", "min_snr:gamma=0"], ["gamma=0", "(0, inf)"]),
@@ -197,10 +200,10 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path, capsys):
 
 
 def test_the_kinds_are_the_registries():
-    assert KINDS.keys() == REGISTRIES.keys()
+    assert LISTED.keys() == REGISTRIES.keys()
 
 
-@cases("kind", KINDS)
+@cases("kind", LISTED)
 def test_list_shows_every_name_in_a_line_of_its_own(kind, capsys):
     assert main(["list", kind]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -213,11 +216,12 @@ def test_list_shows_every_name_in_a_line_of_its_own(kind, capsys):
 
 def test_list_shows_all_kinds_without_one():
     shown = lrlab("list").splitlines()
-    for _, _, flag in KINDS.values():
+    for _, _, flag in LISTED.values():
         assert len([line for line in shown if line.endswith(f"({flag})")]) == 1
 
 
-@cases("kind", KINDS)
+@pytest.mark.slow
+@cases("kind", LISTED)
 def test_list_as_json_has_everything(kind):
     shown = json.loads(lrlab("list", kind, "--json"))
     assert list(shown) == [kind]

@@ -6,16 +6,21 @@ import re
 import shlex
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
 import pytest
 import runs
 import started
+from published import run_folder
 
 import diffusers_lrlab
-from diffusers_lrlab import LabError, TrainingConfig, train
+from diffusers_lrlab import LabError, TrainingConfig, register_schedule, train
 from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.hub.card import write_model_card
+from diffusers_lrlab.run.record import start_record
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.asked import as_call, as_command
+from diffusers_lrlab.training.asked import as_call, as_command, names_of_program
 
 SCHEDULE = """
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -31,6 +36,7 @@ def quick(tmp_path_factory):
     return [*runs.tiny_arguments(tmp_path_factory.mktemp("model")), "--max_train_steps=2", "--log_timestep_bins=0"]
 
 
+@pytest.mark.slow
 def test_every_door_leads_to_the_same_run(tmp_path, quick):
     doors = {
         "script": ([runs.SCRIPT], "accelerate launch training_scripts/train_ddpm.py"),
@@ -84,6 +90,7 @@ def test_a_run_from_python_shows_how_to_repeat_it(tmp_path, quick):
     record, card = runs.read_record(folder), (folder / "README.md").read_text()
     assert record["run"]["call"] in card
     assert record["run"]["command"].startswith("lrlab train --")
+    assert record["run"]["names_of_program"] == []
     block = re.search(r"```python\n(from diffusers_lrlab import TrainingConfig.*?)```", card, re.DOTALL)[1]
     made = []
     exec(block.replace("import TrainingConfig, train", "import TrainingConfig"), {"train": made.append})
@@ -109,6 +116,42 @@ def test_command_and_call_ask_for_the_same(config):
     assert typed == without_token
     assert eval(as_call(config), {"train": lambda config: config, "TrainingConfig": TrainingConfig}) == without_token
     assert "hf_secret" not in as_command(config) + as_call(config)
+
+
+@pytest.fixture
+def falls_here():
+    """A schedule that a program registers by itself, without `--import`."""
+    name = "falls_here_only"
+    register_schedule(name, description="falls", source="a test")(lambda progress: 1 - progress.fraction)
+    yield name
+    del SCHEDULERS._entries[name]
+
+
+def test_names_of_a_program_are_found_wherever_they_are_used(falls_here):
+    for spec in (falls_here, f"join:parts=[constant|{falls_here}],at=[0.5]"):
+        assert names_of_program(TrainingConfig(lr_scheduler=spec)) == [falls_here]
+    assert names_of_program(TrainingConfig(lr_scheduler="cosine", output_dir=falls_here)) == []
+
+
+def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_here, capsys):
+    """Neither `lrlab train` nor a rerun knows a name that only somebody's program has registered."""
+    config = TrainingConfig(lr_scheduler=falls_here)
+    run = start_record(config, MagicMock(), MagicMock(), {})["run"]
+    assert run["command"] == run["call"] == as_call(config)
+    assert run["names_of_program"] == [falls_here]
+    folder = run_folder(tmp_path / "run", megabytes=0)
+    file = folder / "lrlab" / "run.json"
+    record = json.loads(file.read_text())
+    record["run"] |= {name: run[name] for name in ("command", "call", "names_of_program")}
+    record["train"] |= {"data_shape": "8 x 8, 1 channel"}
+    file.write_text(json.dumps(record))
+    write_model_card(folder, record)
+    card = (folder / "README.md").read_text()
+    assert as_call(config) in card
+    assert f"registered `{falls_here}` itself" in card
+    assert "```bash" not in card
+    assert cli.main(["rerun", str(folder)]) == 2
+    assert f"registered '{falls_here}' itself" in capsys.readouterr().err
 
 
 def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):

@@ -63,7 +63,8 @@ def outcomes(hidden, cwd):
     return dict(zip(NEEDS, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("hidden", [("train", "study"), pytest.param(("study",), marks=pytest.mark.slow)], ids=" and ".join)
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [("train", "study"), ("study",)], ids=" and ".join)
 def test_a_missing_package_is_named_with_its_extra(hidden, tmp_path):
     packages = [package for extra in hidden for package in EXTRAS[extra]]
     for command, (status, stderr) in outcomes(packages, tmp_path).items():

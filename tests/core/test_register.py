@@ -1,5 +1,7 @@
 """Names of one's own: one of each kind, registered by what the package exports, and used like those that it has."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import diffusers_lrlab as lab
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.listing import as_text
 from diffusers_lrlab.core.registry import Parameter
-from diffusers_lrlab.evaluation.evaluate import compare_samples
+from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.metrics import METRICS, metric_label
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
@@ -153,6 +155,13 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
     lab.register_optimizer("mine", **ABOUT)(lambda params, lr: params.nothing)
     with pytest.raises(LabError, match=r"The optimizer 'mine' failed at .+test_register.py:\d+: AttributeError"):
         lab.get_optimizer("mine", [weight()], 0.5)
+
+
+def test_a_metric_of_a_run_that_fails_is_named():
+    lab.register_metric("mine", **ABOUT, facts={"form": "points", "of": "run"})(lambda evaluation: evaluation.nothing)
+    run = SimpleNamespace(kind=SimpleNamespace(form="points"))
+    with pytest.raises(LabError, match=r"The metric 'mine' failed at .+test_register.py:\d+: AttributeError"):
+        evaluate(run, None, ["mine"])
 
 
 def test_an_optimizer_is_listed_without_its_facts():

@@ -94,7 +94,7 @@ def test_wrong_arguments_name_value_and_range(registry, kwargs, message):
 
 # --- every entry -----------------------------------------------------------------------------------------------------
 
-ENTRIES = [pytest.param(r, e, id=f"{r.kind} {e.name}") for r in (SCHEDULERS, MOMENTUM_SCHEDULERS) for e in r.values()]
+ENTRIES = [pytest.param(r, e, id=f"{r.noun} {e.name}") for r in (SCHEDULERS, MOMENTUM_SCHEDULERS) for e in r.values()]
 each_name = cases("name", list_schedulers())
 
 

@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
-from runs import SCRIPT, environment
+from helpers import image_folder
+from runs import SCRIPT, environment, read_metrics, read_record, run, start_and_wait_for, tiny_arguments
 from tables import cases
 
 from diffusers_lrlab.core.errors import DiskFull, LabError, system_errors_explained
@@ -90,18 +92,59 @@ def _fill():
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-class _Deadly(torch.utils.data.Dataset):
+class _Failing(torch.utils.data.Dataset):
+    def __init__(self, failure):
+        self.failure = failure
+
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
+        if self.failure is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError(self.failure)
 
 
-def test_a_killed_process_that_decodes_images_is_explained():
-    loader = torch.utils.data.DataLoader(_Deadly(), num_workers=1)
-    with pytest.raises(LabError, match=r"has died \(DataLoader worker.* latest"), system_errors_explained():
+# What a worker raises, or nothing if it is killed: what is said, and what is left as it is.
+OF_WORKERS = {
+    "killed": (None, LabError, r"has died \(DataLoader worker.* latest"),
+    "no shared memory": (
+        *("unable to allocate shared memory(shm) for file </torch_1>: Success (0)", LabError),
+        r"failed \(RuntimeError: unable to .* fewer --dataloader_num_workers",
+    ),
+    "a mistake": ("tensors must have the same size", RuntimeError, "same size"),
+    "a mistake in a folder of a like name": ("no image in /data/torch_2/0.png", RuntimeError, "no image in"),
+}
+
+
+@cases("name", OF_WORKERS)
+def test_what_ends_a_process_that_decodes_images_is_explained(name):
+    failure, kind, text = OF_WORKERS[name]
+    loader = torch.utils.data.DataLoader(_Failing(failure), num_workers=1)
+    with pytest.raises(kind, match=text), system_errors_explained():
         list(loader)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_the_same_bits_after_a_process_that_decodes_images_was_killed(tmp_path):
+    options = [*tiny_arguments(tmp_path), f"--train_data_dir={image_folder(tmp_path / 'images')}", "--resolution=8"]
+    options += ["--image_channels=1", "--train_batch_size=4", "--max_train_steps=40", "--checkpointing_steps=10"]
+    options += ["--num_validation_images=4", "--in_memory_limit_mb=0", "--dataloader_num_workers=2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(*options, f"--output_dir={whole}")
+    process = start_and_wait_for((killed / "checkpoint-10").exists, *options, f"--output_dir={killed}")
+    psutil.Process(process.pid).children()[0].kill()
+    _, error = process.communicate()
+    assert process.returncode == 2, error
+    assert "Traceback" not in error
+    assert "A process that decodes images has died (DataLoader worker" in error
+    record = read_record(killed)["run"]
+    assert record["status"] == "failed"
+    assert f"error: {record['error'].removeprefix('LabError: ')}" in error
+    run(*options, f"--output_dir={killed}", "--resume_from_checkpoint=latest", "--dataloader_num_workers=0")
+    weights = [(folder / "unet" / "diffusion_pytorch_model.safetensors").read_bytes() for folder in (whole, killed)]
+    assert weights[0] == weights[1]
+    assert [row["loss"] for row in read_metrics(whole)[0]] == [row["loss"] for row in read_metrics(killed)[0]]
 
 
 def test_too_little_memory_is_explained():

@@ -184,12 +184,6 @@ def test_a_batch_larger_than_the_data_is_an_error(tmp_path, limit):
     assert sorted(levels(next(iterate_batches(data, BatchLayout(7), 0, range(1))))) == list(range(7))
 
 
-def test_a_stream_without_images_is_an_error(stream_folder):
-    data = load(stream_folder, streaming=True, max_train_steps=1, num_validation_images=NUM_ROWS)
-    with pytest.raises(LabError, match="has no images to train on"):
-        next(iterate_batches(data, BatchLayout(1), 0, range(1)))
-
-
 @cases(
     ("options", "workers"),
     [

@@ -1,6 +1,7 @@
 """From image files of every kind to tensors in [-1, 1]: exact values, crops, flips, and files that are broken."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,13 @@ from PIL import Image
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.images import ImageTransform, decode, to_unit_tensor
+from diffusers_lrlab.data.images import ImageTransform, decode, normalise, to_unit_tensor
 
 RED, GREY_OF_RED = (255, 0, 0), 76 / 255  # PIL's luma: 0.299 of 255, rounded
 
 
-def transform(resolution=8, channels=1, center_crop=True, random_flip=False, eight_bit=False, seed=0):
-    return ImageTransform(resolution, channels, center_crop, random_flip, eight_bit, seed)
+def transform(resolution=8, channels=1, center_crop=True, random_flip=False, eight_bit=False, seed=0, decoding="float"):
+    return ImageTransform(resolution, channels, center_crop, random_flip, eight_bit, seed, decoding)
 
 
 def one_pixel(mode, value):
@@ -200,6 +201,59 @@ def test_another_seed_flips_and_crops_others():
 
     assert torch.equal(views(0), views(0))
     assert not torch.equal(views(0), views(1))
+
+
+def test_levels_become_the_numbers_that_division_makes_of_them():
+    """The same bits as numpy's, which records of earlier versions hold."""
+    levels = np.arange(256, dtype=np.uint8)
+    expected = torch.from_numpy(levels.astype(np.float32) / 255) * 2 - 1
+    assert torch.equal(normalise(torch.from_numpy(levels)), expected)
+    assert torch.equal(transform(resolution=16).resize(Image.fromarray(levels.reshape(16, 16))).flatten(), expected)
+    compact = transform(resolution=16).resize_compact(Image.fromarray(levels.reshape(16, 16)))
+    assert compact.dtype == torch.uint8
+    assert torch.equal(normalise(expected), expected)
+
+
+@cases("crop", ["centre", "random"])
+@cases("size", [(8, 8), (8, 13), (11, 8)])
+def test_images_of_a_batch_are_augmented_as_each_alone(size, crop):
+    made = transform(center_crop=crop == "centre", random_flip=True, seed=3)
+    images, numbers = torch.rand(40, 1, *size), range(5, 45)
+    alone = torch.stack([made.augment(*each) for each in zip(images, numbers, strict=True)])
+    assert torch.equal(made.augment_all(images, numbers), alone)
+    assert not torch.equal(alone, made.fixed(images))
+
+
+def photo(width=500, height=375):
+    """A smooth picture, as photographs are, as a JPEG in a cell."""
+    noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    return encoded(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC), format="jpeg", quality=90)
+
+
+@cases("channels", [1, 3])
+def test_resizing_in_8_bits_differs_by_a_level_at_most(channels):
+    made = transform(resolution=64, channels=channels)
+    exact, fast = made.read(photo()), replace(made, decoding="uint8").read_compact(photo())
+    assert fast.dtype == torch.uint8
+    assert fast.shape == exact.shape == (channels, 64, 85)
+    assert (normalise(fast) - exact).abs().max() <= 1.01 * 2 / 255
+
+
+@cases("channels", [1, 3])
+def test_a_draft_leaves_four_times_the_resolution(channels):
+    made = transform(resolution=32, channels=channels, decoding="draft")
+    assert min(decode(photo(1000, 520), made._draft).size) == 130
+    assert (made.read(photo(1000, 520)) - replace(made, decoding="float").read(photo(1000, 520))).abs().mean() < 0.02
+    assert decode(encoded(Image.new("RGB", (1000, 520))), made._draft).size == (1000, 520)  # PNGs have none
+
+
+@cases("decoding", ["uint8", "draft"])
+def test_deep_images_are_rounded_to_8_bits_after_resizing(decoding):
+    values = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
+    made = transform(decoding=decoding)
+    assert made.read_compact(encoded(Image.fromarray(values))).dtype == torch.uint8
+    exact = replace(made, decoding="float").resize(Image.fromarray(values))
+    assert (made.resize(Image.fromarray(values)) - exact).abs().max() <= 1.01 / 255
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

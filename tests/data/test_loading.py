@@ -14,6 +14,7 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.digits import load_digits_dataset
+from diffusers_lrlab.data.images import decode
 from diffusers_lrlab.data.layout import BatchLayout
 
 LAZY = {"in_memory_limit_mb": 0}
@@ -296,12 +297,29 @@ def test_a_bad_cell_is_reported_once_in_all_epochs(tmp_path, bad_cell, problem, 
     assert problem in data.skipped[0]
 
 
+# --- samples of the data ---------------------------------------------------------------------------------------------
+
+
+@cases("options", [LAZY, {"streaming": True, "max_train_steps": 1}], ids=["lazy", "stream"])
+def test_a_sample_decodes_no_other_images(tmp_path, monkeypatch, options):
+    folder = image_folder(tmp_path / "images")
+    data, whole = load(folder, **options), load(folder)
+    opened = []
+    monkeypatch.setattr("diffusers_lrlab.data.images.decode", lambda *args: opened.append(1) or decode(*args))
+    sample = levels(data.random_sample(6, 100))
+    assert len(opened) == len(set(sample)) == 6
+    if "streaming" not in options:
+        assert sample == levels(whole.random_sample(6, 100))
+        assert sample == levels(whole.random_sample(20, 100))[:6]
+        assert sorted(levels(data.random_sample(6, 5))) == [0, 2, 4, 6, 8]  # the first files, those of the folder "even"
+
+
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("write", [write_parquet, image_folder, save_to_disk], ids=["parquet", "images", "saved to disk"])
-def test_a_local_folder_can_be_streamed(tmp_path, write):
-    data = load(write(tmp_path / "data"), streaming=True, max_train_steps=4, num_validation_images=4)
+def test_a_local_folder_can_be_streamed_and_a_fifth_is_held_out_at_most(tmp_path, write):
+    data = load(write(tmp_path / "data"), streaming=True, max_train_steps=4, num_validation_images=256)
     assert data.num_images is None
     assert data.in_memory is None
     assert len(data.held_out) == 4

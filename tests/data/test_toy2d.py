@@ -133,6 +133,7 @@ def test_fingerprints_follow_the_data(name):
     assert len({fingerprint(), fingerprint(seed=1), fingerprint(split="test"), fingerprint(n=21)}) == 4
 
 
+@pytest.mark.slow
 def test_points_and_fingerprints_are_the_same_in_another_process():
     """Which `hash` of a string, or the order of a set, would spoil."""
     script = (
@@ -597,6 +598,7 @@ def test_the_readme_says_what_was_done_and_its_commands_work(tmp_path, capsys):
         assert (tmp_path / "again" / file).read_bytes() == (folder / file).read_bytes()
 
 
+@pytest.mark.slow
 @cases("name", SETS)
 def test_every_set_is_exported_with_a_card_and_a_picture(tmp_path, name):
     from huggingface_hub import DatasetCard

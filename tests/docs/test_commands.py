@@ -185,6 +185,7 @@ def test_the_study_of_ones_own_runs_as_printed(tmp_path):
     (tmp_path / "my_study.yaml").write_text(text)
     page = [words for block, words in printed.commands() if block.page == "docs/tutorials/first-study.md"]
     mine = [words for words in page if "my_study.yaml" in words or words[:3] == ["lrlab", "study", "card"]]
+    mine = [words for words in mine if "--executor" not in words]  # for more cores, GPUs or machines than there may be
     assert [words[2] for words in mine] == ["run", "run", "card"]
     for words in mine:
         command = [sys.executable, "-m", "diffusers_lrlab", *words[1:]]
@@ -194,3 +195,13 @@ def test_the_study_of_ones_own_runs_as_printed(tmp_path):
     summary = json.loads((tmp_path / "my-study/summary.json").read_text())
     assert {row["arm"] for row in summary["rows"]} == {"cosine", "wsd", "wsd-snr"}
     assert (tmp_path / "model_cards/my-study/README.md").read_text().count("wsd-snr") > 3
+
+
+def test_the_job_for_slurm_starts_a_run(monkeypatch):
+    """By the variables that tests give to the processes they start; what SLURM sets is in their place."""
+    job = printed.block_with("#SBATCH", "slurm").code
+    subprocess.run(["bash", "-n"], input=job, text=True, check=True)
+    variables = {*re.findall(r"\b([A-Z_]+)=", job)}
+    assert variables >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK"}
+    command = re.search(r"exec (python -m .*)'", job)[1]
+    assert printed.parse(command.split()).resume_from_checkpoint == "latest"

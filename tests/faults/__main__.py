@@ -10,15 +10,15 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from faults.harness import as_markdown, attack, failures, together
+from faults.harness import as_markdown, attack, by_attack, failures
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60, help="when to stop, if not everything has been tried")
-    parser.add_argument("--only", default="", metavar="WHAT", help="rows of the table whose name holds this")
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows of the table whose name matches this")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which things are tried")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         table = attack(Path(folder), options.minutes * 60, options.only, options.seed)
-    print(*as_markdown(table | together(table)), sep="\n")
+    print(*as_markdown(table), "", *as_markdown(by_attack(table)), sep="\n")
     sys.exit(failures(table) > 0)

@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import json
+import math
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import published
 import runs
@@ -33,6 +35,7 @@ STUDY = {
     "metrics": ["energy_distance", "validation_loss_ema"],
     "evaluation_points": 2,
 }
+_SCRIPTS = Path(__file__).parents[1] / "scripts"
 _LRLAB = ["-m", "diffusers_lrlab.cli.main"]
 # Figures in records that are about time and place.
 _TIMES = re.compile(
@@ -45,8 +48,8 @@ class Case:
 
     faults = tuple(FAULTS)
 
-    def __init__(self, base, name, start, again=None, made_from=None, patch=None):
-        self.base, self.name, self.made_from, self.patch = base, name, made_from, patch
+    def __init__(self, base, name, start, again=None, made_from=None, patch=None, has_workers=False):
+        self.base, self.name, self.made_from, self.patch, self.has_workers = base, name, made_from, patch, has_workers
         self._start, self._again = start, again or start
         self.env = runs.environment()
 
@@ -131,6 +134,15 @@ def differing(first, second):
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
+def without_other_checkpoints(*ends):
+    """Without checkpoints that only one end has: to checkpoints_total_limit one of a signal counts as any other."""
+    of_both = set.intersection(*({name.partition("/")[0] for name in end} for end in ends))
+    return [
+        {name: end[name] for name in end if not name.startswith("checkpoint-") or name.partition("/")[0] in of_both}
+        for end in ends
+    ]
+
+
 def end_of(folder):
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".lock-holder"))
     return {path.relative_to(folder).as_posix(): _content(path) for path in files}
@@ -166,6 +178,18 @@ def save_stacks_often():
     stacks._SAVE_SECONDS = 0.0
 
 
+def diverge_until_the_rate_is_a_quarter():
+    """Called in the process of a run: at update 5 its data are NaN, until it went back twice."""
+    from diffusers_lrlab.training.trainer import Trainer
+
+    do_update = Trainer.do_update
+
+    def poisoned(trainer, images):
+        return do_update(trainer, images * math.nan if trainer.update == 5 and (trainer.lr_factor or 1) > 0.3 else images)
+
+    Trainer.do_update = poisoned
+
+
 @contextlib.contextmanager
 def all_cases(base):
     """Those of a folder, by name. Where one goes on from the end of another, that is made when it is first asked for."""
@@ -187,17 +211,21 @@ def all_cases(base):
     def export(folder):
         return [*_LRLAB, "data", "export", "moons", folder, "--n=200", "--n_test=50"]
 
-    auto = "--learning_rate=auto"
+    pool = study("--executor=pool", "--workers=2", f"--import={_SCRIPTS / 'saves_often.py'}")
+    auto, rollback = "--learning_rate=auto", "--on_divergence=rollback"
+    diverges = diverge_until_the_rate_is_a_quarter
     with HubServer(base / "hub") as hub:
         cases = [
             Case(base, "run", train(), train(LATEST)),
             Case(base, "resumed run", train(LATEST), made_from=done("run-whole/out")),
             Case(base, "going back", train("--resume_from_checkpoint=checkpoint-6"), train(LATEST), done("run-whole/out")),
             Case(base, "run with auto rate", train(auto), train(auto, LATEST)),
+            Case(base, "run that diverges", train(rollback), train(rollback, LATEST), patch=diverges),
             Case(base, "study", study(), patch=save_stacks_often),
             Case(base, "resumed study", study(), made_from=done("study-stopped/out"), patch=save_stacks_often),
             Case(base, "local study", study("--executor=local")),
             Case(base, "resumed local study", study("--executor=local"), made_from=done("local study-stopped/out")),
+            Case(base, "pool study", pool, has_workers=True),
             Case(base, "finder", find),
             Case(base, "export", export),
             Push(base, hub),

@@ -1,26 +1,29 @@
 """Attacks on every case, one after another, and the table of what became of them."""
 
 import collections
-import fcntl
+import contextlib
 import functools
-import os
 import random
+import re
 import shutil
+import subprocess
 import time
 
+import psutil
 import started
 
 from diffusers_lrlab.core.manifest import find_damage
 
 from . import cases as cases_module
-from .injected import DAMAGE, FAULTS, FULL_DISK
+from .injected import DAMAGE, FAULTS, FULL_DISK, Pipe
 
 OUTCOMES = ("identical", "told", "refused with a message", "traceback", "lost or different")
 IDENTICAL, TOLD, REFUSED, TRACEBACK, LOST = OUTCOMES
-DAMAGED, TWICE = "damage", "two at once"
+DAMAGED, TWICE, INSTANT = "damage", "two at once", "SIGKILL at random instants"
+WORKER = "SIGKILL of a worker at random instants"
+_INSTANTS = 100  # of each case
 _GOES_ON_FROM = {"going back": "run", "resumed run": "run"}
 _DAMAGED = ("run", "study", "local study", "finder")
-_PIPE_BYTES = 1 << 20
 
 
 class Attacks:
@@ -35,7 +38,10 @@ class Attacks:
         for case in self.cases.values():
             for fault in case.faults:
                 yield f"{case.name}, {fault}", functools.partial(self._strikes, case, fault)
+            yield f"{case.name}, {INSTANT}", functools.partial(self._instants, case)
             yield f"{case.name}, {TWICE}", functools.partial(self._pairs, case)
+            if case.has_workers:
+                yield f"{case.name}, {WORKER}", functools.partial(self._instants, case, self._kill_worker)
         for name in _DAMAGED:
             yield f"{name}, {DAMAGED}", functools.partial(self._damages, self.cases[name], "whole")
             if name != "finder":
@@ -44,14 +50,14 @@ class Attacks:
     # --- what everything is compared with ---
 
     def whole(self, case):
-        """How many file operations there are, and what is there at the end, if nothing goes wrong."""
+        """How many file operations there are, what is there at the end, and how long it takes, if nothing goes wrong."""
         if case.name not in self._ends:
             self._make_before(case)
-            folder = case.folder("whole")
+            folder, started_at = case.folder("whole"), time.monotonic()
             status, error = self._run(case, case.start(folder), folder)
             assert status == 0, error
-            end = case.end(folder)
-            self._ends[case.name] = int((folder.parent / "count").read_text()), end
+            end, seconds = case.end(folder), time.monotonic() - started_at
+            self._ends[case.name] = int((folder.parent / "count").read_text()), end, seconds
             if case.name.startswith(("resumed", "going back")):
                 of = self.whole(self.cases[_GOES_ON_FROM.get(case.name, case.name.removeprefix("resumed "))])[1]
                 assert not cases_module.differing(end, of), (case.name, cases_module.differing(end, of))
@@ -81,7 +87,7 @@ class Attacks:
     # --- attacks ---
 
     def _strikes(self, case, fault):
-        num_operations, _ = self.whole(case)
+        num_operations, *_ = self.whole(case)
         places = self.random.sample(range(1, num_operations + 1), num_operations)
         return [functools.partial(self._strike, case, fault, at) for at in places]
 
@@ -102,24 +108,54 @@ class Attacks:
             return LOST, f"{where}: not said that the disk is full. {error}"
         if fault == FULL_DISK and status == 0:
             return self._compared(case, folder, where)
+        return self._goes_on(case, folder, where, signalled=fault in ("SIGTERM", "SIGINT"))
+
+    def _instants(self, case, kill=None):
+        seconds = self.whole(case)[2]
+        return [functools.partial(kill or self._kill, case, self.random.uniform(0, seconds)) for _ in range(_INSTANTS)]
+
+    def _kill(self, case, delay):
+        folder, where = case.folder(self._next(case)), f"after {delay:.3f} s"
+        process = started.Started(*case.start(folder), env=case.env, before=case.patch)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # which kills
+            process.wait(delay)
+        if process.returncode == 0:  # it took less time than usual
+            return self._compared(case, folder, where)
         return self._goes_on(case, folder, where)
 
-    def _goes_on(self, case, folder, where, file=""):
+    def _kill_worker(self, case, delay):
+        folder, where = case.folder(self._next(case)), f"a worker after {delay:.3f} s"
+        process = started.Started(*case.start(folder), env=case.env, before=case.patch)
+        time.sleep(delay)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it took less time than usual
+            children = psutil.Process(process.pid).children()
+            workers = [child for child in children if "--multiprocessing-fork" in child.cmdline()]
+            if workers:
+                self.random.choice(workers).kill()
+        _, error = process.communicate()
+        if "Traceback" in error or process.returncode:
+            return (TRACEBACK if "Traceback" in error else LOST), f"{where}: exit status {process.returncode}. {error}"
+        return self._compared(case, folder, where)
+
+    def _goes_on(self, case, folder, where, file="", signalled=False):
         """The outcome once it is given again; a refusal names the file that is to blame, if one is given."""
         status, error = self._run(case, case.again(folder), folder)
         if status != 0 and "Traceback" in error:
             return TRACEBACK, f"{where}: {error}"
         if status not in (0, 2):
             return LOST, f"{where}: exit status {status}. {error}"
-        if status == 2 and self._compared(case, folder, where)[0] != IDENTICAL:
+        outcome, why = self._compared(case, folder, where, signalled)
+        if status == 2 and outcome != IDENTICAL:
             return (REFUSED if file in error else LOST), f"{where}: {error}"
-        outcome, why = self._compared(case, folder, where)
         if outcome == LOST and file and any("warning: " in line and file in line for line in error.splitlines()):
             return TOLD, f"{where}: {error}"
         return outcome, why
 
-    def _compared(self, case, folder, where):
-        found = cases_module.differing(self.whole(case)[1], case.end(folder))
+    def _compared(self, case, folder, where, signalled=False):
+        ends = self.whole(case)[1], case.end(folder)
+        if signalled:
+            ends = cases_module.without_other_checkpoints(*ends)
+        found = cases_module.differing(*ends)
         if found:
             return LOST, f"{where}: other ends: {', '.join(found)} in {folder}"
         shutil.rmtree(folder.parent)
@@ -173,7 +209,7 @@ class Attacks:
     def _run(self, case, command, folder, at=0, fault=None):
         """Exit status and stderr of a command, with a fault before operation `at`."""
         count = folder.parent / "count"
-        pipe = _Pipe(folder.parent / "pipe") if fault == FULL_DISK else None
+        pipe = Pipe(folder.parent / "pipe") if fault == FULL_DISK else None
         before = case.before(folder, at, fault, count, pipe and str(pipe.path))
         process = started.Started(*command, env=case.env, before=before)
         with case.struck(process, at, fault, count):
@@ -181,33 +217,15 @@ class Attacks:
         return process.returncode, pipe.read() if pipe else error
 
 
-class _Pipe:
-    """What a process writes to is read after its end."""
-
-    def __init__(self, path):
-        self.path = path
-        os.mkfifo(path)
-        self._end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(self._end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-    def read(self):
-        try:
-            return os.read(self._end, _PIPE_BYTES).decode()
-        except BlockingIOError:  # it said nothing
-            return ""
-        finally:
-            os.close(self._end)
-            self.path.unlink()
-
-
 def attack(base, seconds, only="", seed=0, report=print):
     """
-    The table, from row to outcome to number, of the rows whose name holds `only`, within so many seconds that are shared
-    evenly; rows and their attacks come in an order shuffled by `seed`, and what there is no time for is left out.
+    The table, from row to outcome to number, of the rows whose name matches the regular expression `only`, within so many
+    seconds that are shared evenly; rows and their attacks come in an order shuffled by `seed`, and what there is no time
+    for is left out.
     """
     table, ends_at = {}, time.monotonic() + seconds
     with cases_module.all_cases(base) as cases:
-        rows = [row for row in Attacks(base, cases, seed).rows() if only in row[0]]
+        rows = [row for row in Attacks(base, cases, seed).rows() if re.search(only, row[0])]
         shuffled = random.Random(seed).sample(rows, len(rows))
         for left, (name, make) in zip(range(len(rows), 0, -1), shuffled, strict=True):
             if (now := time.monotonic()) > ends_at:
@@ -233,9 +251,12 @@ def as_markdown(table):
         yield f"| {name} | {' | '.join(map(str, outcomes.values()))} |"
 
 
-def together(table):
-    """The last row."""
-    return {"all": {column: sum(outcomes[column] for outcomes in table.values()) for column in next(iter(table.values()))}}
+def by_attack(table):
+    """The same, one row for each kind of attack, and one for all."""
+    rows = collections.defaultdict(collections.Counter)
+    for name, outcomes in table.items():
+        rows[name.rpartition(", ")[2]].update(outcomes)
+    return {**rows, "all": {column: sum(row[column] for row in rows.values()) for column in next(iter(rows.values()))}}
 
 
 def failures(table):

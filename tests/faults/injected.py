@@ -1,6 +1,8 @@
 """What goes wrong in a process before its operation number k on the files of a folder."""
 
 import atexit
+import fcntl
+import itertools
 import os
 import resource
 import signal
@@ -18,6 +20,7 @@ DAMAGE = {
 }
 _ROOM_AGAIN = ("os.remove", "os.rmdir", "os.truncate")
 _CHANGES = {"os.rename", "os.mkdir", "os.link", "os.symlink", *_ROOM_AGAIN}
+_PIPE_BYTES = 1 << 20
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -28,7 +31,7 @@ def count_and_strike(folder, at, fault, count_file, output=None):
     On a full disk there is room again once something is removed or cut back. What the process says goes to the pipe `output`
     then, since no file takes it.
     """
-    seen, is_full = 0, False
+    counter, seen, is_full = itertools.count(1), 0, False  # checkpoints are written by another thread
     if output is not None:
         pipe = os.open(output, os.O_WRONLY)
         for stream in (1, 2):
@@ -39,13 +42,13 @@ def count_and_strike(folder, at, fault, count_file, output=None):
         nonlocal seen, is_full
         if not _is_change(event, arguments, folder):
             return
-        seen += 1
+        seen = number = next(counter)
         if is_full and event in _ROOM_AGAIN:
             is_full = False
             _limit_files(resource.RLIM_INFINITY)
-        if seen == at and FAULTS[fault] is not None:
+        if number == at and FAULTS[fault] is not None:
             os.kill(os.getpid(), FAULTS[fault])
-        elif seen == at:
+        elif number == at:
             is_full = True
             _limit_files(0)
 
@@ -67,3 +70,22 @@ def _is_change(event, arguments, folder):
 def _limit_files(num_bytes):
     """To a writer, a file that may not become longer is a full disk (`ulimit -f`)."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+class Pipe:
+    """What a process writes to is read after its end."""
+
+    def __init__(self, path):
+        self.path = path
+        os.mkfifo(path)
+        self._end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self._end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def read(self):
+        try:
+            return os.read(self._end, _PIPE_BYTES).decode()
+        except BlockingIOError:  # it said nothing
+            return ""
+        finally:
+            os.close(self._end)
+            self.path.unlink()

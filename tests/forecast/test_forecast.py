@@ -18,7 +18,7 @@ from diffusers_lrlab.forecast.describe import describe_forecast
 from diffusers_lrlab.forecast.evaluation import forecast_evaluation
 from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, forecast_memory, optimizer_bytes
 from diffusers_lrlab.forecast.probes import Budget, grow, line_through, power_of
-from diffusers_lrlab.forecast.timing import TimeForecast, forecast_time, num_pictures
+from diffusers_lrlab.forecast.timing import TimeForecast, forecast_time
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, optimizer_state_bytes
 from diffusers_lrlab.training import trainer as loop
 from diffusers_lrlab.training.plan import make_plan
@@ -128,8 +128,22 @@ def test_what_changes_the_memory(tmp_path):
     assert twice._replace(activations=0, copies=0) == usual._replace(activations=0, copies=0)
     assert forecast_memory(plan, gradient_checkpointing=True).activations < 0.9 * usual.activations
     assert forecast_memory(plan, mixed_precision="bf16").activations < 0.8 * usual.activations
+    last = forecast_memory(plan, channels_last=True)  # where operations copy between the formats, it takes more
+    assert last.copies == usual.copies
+    assert usual.activations <= last.activations < 1.3 * usual.activations
     without = dataclasses.replace(plan, config=dataclasses.replace(plan.config, use_ema=False))
     assert forecast_memory(without) == usual._replace(ema=0)
+
+
+def test_several_processes_share_a_model_or_exchange_gradients(tmp_path, monkeypatch):
+    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    alone, layout = forecast_memory(plan), dataclasses.replace(plan.layout, num_processes=4)
+    together = dataclasses.replace(plan, layout=layout)
+    assert forecast_memory(together) == alone._replace(gradients=max(alone.gradients, alone.parameters))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    sharded = forecast_memory(together)
+    assert (sharded.optimizer, sharded.ema) == (alone.optimizer // 4, alone.ema // 4)
+    assert sharded.parameters == alone.parameters + alone.parameters // 4  # the shard, and the whole while it works
 
 
 @pytest.mark.parametrize(("data", "mebibytes", "batch"), [("digits", 64, 1), ("moons", 64, 2), ("moons", 8, 32)])
@@ -140,6 +154,16 @@ def test_batches_that_fit(tmp_path, data, mebibytes, batch):
     most = batch_that_fits(plan, available)
     assert most & (most - 1) == 0
     assert forecast_memory(plan, micro_batch=most).total <= available < forecast_memory(plan, micro_batch=2 * most).total
+
+
+def test_a_batch_that_fits_a_model_whose_gradients_are_most(tmp_path):
+    """A wide MLP: 64 points take less than its gradients, and say nothing about more of them."""
+    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    plan = dataclasses.replace(plan, model_config=plan.model_config | {"hidden_size": 1024})
+    usual = forecast_memory(plan, micro_batch=64)
+    assert usual.activations < usual.gradients
+    available = forecast_memory(plan, micro_batch=8192).total
+    assert batch_that_fits(plan, available) == 8192
 
 
 def test_where_nothing_fits(tmp_path):
@@ -271,7 +295,7 @@ def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
 @pytest.mark.parametrize("epochs", [None, 1, 2, 100])
 def test_pictures_are_counted_as_they_are_drawn(tmp_path, epochs):
     plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).plan
-    assert num_pictures(plan) == sum(plan.due(epochs, update, plan.num_previews) for update in range(1, 201))
+    assert plan.num_pictures == sum(plan.due(epochs, update, plan.num_previews) for update in range(1, 201))
 
 
 MADE_UP = TimeForecast(0.002, 0.001, 0.004, 0.1, 0.05, 0.2, 1.0, 2.0, 3.0)
@@ -313,6 +337,7 @@ def test_the_command_refuses(arguments, part, capsys):
     assert part in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_checkpointing_changes_no_bit(tmp_path):
     weights = []
     for flags in ([], ["--gradient_checkpointing"]):

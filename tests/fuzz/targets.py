@@ -133,13 +133,14 @@ def _check_repeated(config, resolved):
 def _configuration(text):
     path = _write("run.yaml", text)
     config = parse_arguments(["--config", str(path)], "")
+    resolved = resolve_and_check(config)  # which also refuses numbers that are none any more
     for name, value in read_yaml(str(path), "--config").items():
         taken = getattr(config, name)
         as_text = {str(value), json.dumps(value), repr(value)} if not isinstance(value, str) else {value}
         taken_as = {str(taken), json.dumps(taken), repr(taken)} | ({f"{taken:g}"} if isinstance(taken, float) else set())
         same = taken == value or as_text & taken_as or _number_in(value) == taken or name == "learning_rate"
         assert same or isinstance(taken, bool) or name == "mixed_precision", f"{name} is {taken!r} instead of {value!r}"
-    _check_repeated(config, resolve_and_check(config))
+    _check_repeated(config, resolved)
 
 
 def _number_in(value):
@@ -153,7 +154,8 @@ def _spec(given):
     fields = {option: text, "max_train_steps": 50, "learning_rate": 1e-3}
     resolved = resolve_and_check(TrainingConfig(**fields))
     _, kwargs = parse_spec(text)
-    taken = parse_spec(resolved.on_divergence)[1] if option == "on_divergence" else getattr(resolved, f"{option}_kwargs")
+    taken = getattr(resolved, f"{option}_kwargs", None)
+    taken = parse_spec(getattr(resolved, option))[1] if taken is None else taken
     for name, value in kwargs.items():
         assert value is None or name not in taken or taken[name] is not None, f"{name}={value!r} has no effect"
     if option == "lr_scheduler":

@@ -510,6 +510,7 @@ def test_checkpoints_stay_on_the_hub(folders, hub, tmp_path):
     assert not list((tmp_path / "run").glob("checkpoint*"))
 
 
+@pytest.mark.slow
 def test_a_result_that_was_pulled_can_go_elsewhere(folders, hub, tmp_path):
     """Its card names the new place, on the branch that it is on; code that pull left on the Hub is not taken away."""
     lrlab("push", folders / "run", "--repo_id", "user/run", env=hub.env, cwd=tmp_path)

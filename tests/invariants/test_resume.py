@@ -126,6 +126,7 @@ def test_two_processes_with_accumulation(tmp_path):
     assert "global_batch: 32 then, 24 now" in message
 
 
+@pytest.mark.slow
 def test_stopping_two_processes(tmp_path):
     """A signal to one process stops both after the same update, with one checkpoint."""
     args = [*arguments(tmp_path, tmp_path / "run")]
@@ -145,12 +146,9 @@ def test_stopping_two_processes(tmp_path):
     assert [row["update"] for row in rows] == [6, 13, 20, 27, 34, 39]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param((8, 1), (4, 2), id="1 to 2"),
-        pytest.param((4, 2), (8, 1), id="2 to 1", marks=pytest.mark.slow),
-    ],
+    ("before", "after"), [pytest.param((8, 1), (4, 2), id="1 to 2"), pytest.param((4, 2), (8, 1), id="2 to 1")]
 )
 def test_accumulation_may_change_on_resume(tmp_path, before, after):
     """At an odd update, where the two count their micro-batches differently."""
@@ -175,6 +173,7 @@ def test_accumulation_may_change_on_resume(tmp_path, before, after):
         assert row["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_going_back_forgets_what_came_after(tmp_path):
     args = [
         *runs.tiny_arguments(tmp_path),

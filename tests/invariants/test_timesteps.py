@@ -64,6 +64,7 @@ def whole_and_resumed(tmp_path_factory):
     """A run, and a copy of it that went on from its checkpoint at update 5, between two rows of the log."""
     base = tmp_path_factory.mktemp("resumed")
     arguments = [*FOLLOWING, "--timestep_grad_every=3", "--checkpointing_steps=5", "--checkpoints_total_limit=0"]
+    arguments.append("--ema=power_function:update_every=2")
     whole = start(base, "whole", *arguments, dropout=0.2)
     shutil.copytree(whole, base / "copy")
     resumed = start(base, "copy", *arguments, f"--resume_from_checkpoint={base / 'copy' / 'checkpoint-5'}", dropout=0.2)
@@ -214,6 +215,7 @@ def test_bands_do_not_depend_on_accumulation(banded):
 # --- what is plain training under another name -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_curriculum_without_strength_is_plain_training(plain, tmp_path):
     folder = start(tmp_path, "run", "--timestep_sampler=clts:lambda_max=0", "--checkpointing_steps=12", logging=1)
     for part in (f"checkpoint-12/unet/{WEIGHTS}", f"unet/{WEIGHTS}"):

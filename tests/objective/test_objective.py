@@ -8,13 +8,13 @@ from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.diagnostics.timestep_log import TimestepLosses, bin_starts
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.diagnostics.timestep_log import TimestepLosses, bin_starts
-from diffusers_lrlab.training.objective_spec import objective_spec
 from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resolve_timesteps import objective_spec
 
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 

@@ -331,9 +331,8 @@ for one, other in zip(own.denoiser.parameters(), pipeline.denoiser.parameters(),
 }
 
 
-@pytest.mark.parametrize(
-    ("where", "ways"), [pytest.param("hub", "without the package", marks=pytest.mark.slow), ("folder", "with it")]
-)
+@pytest.mark.slow  # each imports everything anew
+@pytest.mark.parametrize(("where", "ways"), [("hub", "without the package"), ("folder", "with it")])
 def test_it_loads(saved, tmp_path, where, ways):
     """The ways of the tests above, in two processes."""
     folder, hub = saved

@@ -9,13 +9,13 @@ import started
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from diffusers.training_utils import EMAModel
 from helpers import image_folder, load_data_once
 from PIL import Image
 from tables import cases
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
-from diffusers_lrlab.averaging.averages import EMA, ema_decays
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.preflight import model_checks
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
@@ -269,13 +269,16 @@ def test_decays_are_diffusers_own(power, every, start):
     config = resolve_config(
         TrainingConfig(ema_power=power, ema_update_every=every, ema_start_update=start, ema_max_decay=0.99)
     )
-    model = torch.nn.Linear(1, 1)
-    model.config = {}
-    names = ("max_decay", "inv_gamma", "power", "start_update", "update_every")
-    own = {name: getattr(config, f"ema_{name}") for name in names}
-    ema = EMA(model, torch.device("cpu"), **own).ema
+    ema = EMAModel(
+        [],
+        config.ema_max_decay,
+        use_ema_warmup=True,
+        inv_gamma=config.ema_inv_gamma,
+        power=config.ema_power,
+        update_after_step=config.ema_start_update,
+    )
     expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
-    np.testing.assert_allclose(ema_decays(300, **own), expected)
+    np.testing.assert_allclose(config.ema_form.decays(300), expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}])
@@ -344,6 +347,7 @@ def assert_sanity_stops(tmp_path, *options):
     assert "warning: The learning rate 1e-08 is" in told
 
 
+@pytest.mark.slow
 def test_two_processes_check_once(tmp_path):
     (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))
     options = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}"]

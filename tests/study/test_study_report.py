@@ -288,6 +288,7 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings(tmp_path):
     assert "differences.png" in markdown
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_of_many_arms_ten_have_a_sentence_and_all_are_in_a_table(tmp_path):
     results, summary = made_up_study([f"arm{place}" for place in range(14)], ("dino",))
@@ -402,6 +403,7 @@ def test_what_pictures_show_is_beside_them_as_data(tmp_path):
 # --- the paper -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_papers_table_is_beside_ours(tmp_path):
     results, summary = made_up_study(paper="table")
@@ -426,6 +428,7 @@ def test_the_papers_table_is_beside_ours(tmp_path):
     assert rows[4][5] == plus_minus(np.mean(seconds), np.std(seconds, ddof=1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_only_the_papers_study_has_the_papers_table(tmp_path):
     results, summary = made_up_study(datasets=("moons", "spiral"), arms=("constant", "step"), paper="table")
@@ -440,6 +443,7 @@ def test_only_the_papers_study_has_the_papers_table(tmp_path):
 # --- studies that lack something -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_name_is_never_markup(tmp_path):
     """Arms, data sets, descriptions, errors and commands are shown as they are, in every document and plot."""
     evil = "<script>alert(1)</script>&$x_1|`"
@@ -546,6 +550,7 @@ def test_what_stands_where_nothing_was_told(tmp_path, seeds, said):
     assert said in page_of(tmp_path, results, summary)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_friedmans_p_stands_under_the_ranks(tmp_path):
     results, summary = made_up_study()
@@ -578,6 +583,7 @@ def test_images_instead_of_points(tmp_path):
         assert (100, 100, 100) in {color for _, color in grid.convert("RGB").getcolors(10**6)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only_samples_drawn")
 def test_points_on_a_line_and_points_far_away(tmp_path):
     def change(run):
@@ -645,6 +651,7 @@ def test_speedups_that_are_not_told(tmp_path, p, said):
     assert f"\n- {said}" in section.partition("##")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_arms_beside_their_controls(tmp_path):
     results, summary = made_up_study(("a", "b", "c"), ("dino",))

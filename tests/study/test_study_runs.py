@@ -397,6 +397,7 @@ def test_a_damaged_result_is_done_again(home, done, damage, capsys):
     assert json.loads(victim.read_text())["train"]["results"] == pytest.approx(record["train"]["results"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
     """The study itself, weights and begun stacks: told, and made again."""
     (spec, weights) = done / "spec.yaml", next(iter(sorted((done / "weights").glob("cosine--moons--1*"))))
@@ -954,6 +955,7 @@ def test_a_folder_is_of_one_study(home, done, tmp_path, capsys):
     assert contents(done) == before
 
 
+@pytest.mark.slow
 def test_two_precisions_one_after_the_other(home, tmp_path):
     arms = {"fp32": {}, "bf16": {"mixed_precision": "bf16"}}
     out = study(home, tmp_path / "out", "--executor=local", arms=arms, baseline=None, **ONE)
@@ -1033,6 +1035,7 @@ def test_another_precision_is_another_run(home, stacked, done, tmp_path):
     assert read_summary(out)["study"]["runs"]["finished"] == 2
 
 
+@pytest.mark.slow
 def test_from_python_and_by_the_script(home, done, capsys):
     """`run_study` and `training_scripts/run_study.py` do what the command does."""
     import importlib.util

@@ -326,7 +326,11 @@ def test_texts_that_are_no_study(capsys, tmp_path, text, parts):
 
 GOOD = yaml.safe_dump(SPEC, sort_keys=False)
 OPTIONS = {
-    "unknown executor": (["--executor=stakced"], {}, ["no executor 'stakced'", "Known: local, stacked"]),
+    "unknown executor": (["--executor=stakced"], {}, ["no executor 'stakced'", "Known: local, stacked, pool, ray"]),
+    "workers of nobody": (["--workers=2"], {}, ["--workers 2 has no effect without --executor pool or ray"]),
+    "no workers": (["--executor=pool", "--workers=0"], {}, ["--workers 0 is not allowed; use 1 to"]),
+    "too many workers": (["--executor=pool", "--workers=9999"], {}, ["--workers 9999", "the cores here"]),
+    "an address of nobody": (["--executor=pool", "--address=auto"], {}, ["--address auto", "without --executor ray"]),
     "unknown precision": (["--precision=fp8"], {}, ["no precision 'fp8'", "fp32, bf16, tf32"]),
     "stacks of nothing": (["--stack_size=0"], {}, ["--stack_size 0", "1 or more"]),
     "several processes": ([], {"WORLD_SIZE": "2"}, ["in one process", "without --num_processes"]),
@@ -381,6 +385,7 @@ def test_points_that_are_read_one_by_one_cannot_be_stacked(capsys, tmp_path):
         (["study", "list", "--out=TMP/out"], ["The form is `lrlab study list`, without other options"]),
         (["study", "report", "TMP", "--executor=local"], ["study report DIR"]),
         (["study", "report", "TMP", "--precision=bf16"], ["study report DIR"]),
+        (["study", "report", "TMP", "--workers=2"], ["study report DIR"]),
     ],
 )
 def test_command_lines_that_are_refused(capsys, tmp_path, arguments, parts):
@@ -580,8 +585,9 @@ def test_what_is_kept_of_a_study_is_read_with_the_same_care(capsys, tmp_path, pl
 # How a run is done and where it goes, which changes nothing of what comes out.
 WITHOUT_EFFECT = set(
     "output_dir overwrite_output_dir save_images_epochs save_model_epochs checkpointing_steps checkpoints_total_limit "
+    "checkpointing_min_seconds profile "
     "resume_from_checkpoint logger logging_dir push_to_hub hub_token hub_model_id hub_private_repo dry_run local_rank "
-    "cpu_threads cache_dir in_memory_limit_mb dataloader_num_workers log_timestep_bins timestep_grad_every "
+    "cpu_threads cache_dir cache_decoded in_memory_limit_mb dataloader_num_workers log_timestep_bins timestep_grad_every "
     "auto_learning_rate preflight sanity hub_push_every hub_license lr_scheduler_source plugins".split()
 )
 

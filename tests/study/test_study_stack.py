@@ -1,6 +1,7 @@
 """The parts of the stacked engine: networks side by side, their gradients by hand, states, curves, the probe."""
 
 import copy
+import dataclasses
 import functools
 import io
 import itertools
@@ -8,18 +9,22 @@ import json
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tables import cases
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
 from diffusers_lrlab.study.runs.curves import Curves
+from diffusers_lrlab.study.runs.measure import draw
 from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, KINDS
 from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.sampling import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
@@ -289,6 +294,45 @@ def test_the_ends_were_as_meant(without_a_stop):
     assert sampler.probabilities(0).std() > 0
 
 
+COMPARED = SimpleNamespace(metrics=("energy_distance",), stage="compare")
+
+
+@pytest.mark.usefixtures("one_thread")
+@cases("num", [65, 1001])
+def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
+    """To the bit, in one pass and in two; of averages in all their forms, and with a loss of its own beside the others."""
+    members = {name: member for name, member in without_a_stop.items() if not member.error}
+    for seed, member in enumerate(members.values()):
+        few = {"distance_samples": num, "ddpm_num_inference_steps": 2 + seed % 2, "seed": seed % 3}
+        monkeypatch.setattr(member, "config", dataclasses.replace(member.config, **few))
+    before = {name: copy.deepcopy(member.model.state_dict()) for name, member in members.items()}
+    drawn = {}
+    steps = draw_together([(member, spec_of(name)) for name, member in members.items()], None, drawn)
+    assert sum(steps) == 2 + 3 + 10
+    for name, member in members.items():
+        assert_same_state(dict(member.model.state_dict()), dict(before[name]))
+        assert drawn[name].keys() == {"compared", "fixed_start"}
+        for part, samples in draw(member, COMPARED).items():
+            np.testing.assert_array_equal(drawn[name][part], samples)
+
+
+def spec_of(name):
+    return SimpleNamespace(id=name, **vars(COMPARED))
+
+
+def test_samples_of_more_members_launch_nothing_more():
+    counts = []
+    for number in (2, 6):
+        runs = [(make_member(hidden_size=8, seed=seed, distance_samples=20), spec_of(seed)) for seed in range(number)]
+        Stack([member for member, _ in runs], CPU)
+        steps = draw_together(runs, None, {})
+        next(steps)
+        with _Counted() as counted:
+            next(steps)
+        counts.append(counted.count)
+    assert counts[1] - counts[0] == 4  # the noise of each
+
+
 @pytest.fixture
 def threads():
     before = torch.get_num_threads()
@@ -349,16 +393,17 @@ def test_an_optimizer_works_in_the_stack(name):
     others = [make_member(), make_member(seed=1)]
     member = make_member(**ARMS[name])
     stack = Stack([others[0], member, others[1]], CPU)
-    before = [weight[1].clone() for weight in stack.mlp.weights]
+    place = stack.members.index(member)  # beside those of its kind
+    before = [weight[place].clone() for weight in stack.mlp.weights]
     for _ in range(3):
         stack.do_update()
         linears = [member.model.input, *member.model.blocks, member.model.output]
         for linear, weight, bias in zip(linears, stack.mlp.weights, stack.mlp.biases, strict=True):
-            assert linear.weight.data_ptr() == weight[1].data_ptr()
-            assert linear.bias.data_ptr() == bias[1].data_ptr()
+            assert linear.weight.data_ptr() == weight[place].data_ptr()
+            assert linear.bias.data_ptr() == bias[place].data_ptr()
         for parameter, grad in zip(member.model.parameters(), stack.mlp.gradients, strict=True):
-            assert parameter.grad.data_ptr() == grad[1].data_ptr()
-    assert not all(torch.equal(old, new[1]) for old, new in zip(before, stack.mlp.weights, strict=True))
+            assert parameter.grad.data_ptr() == grad[place].data_ptr()
+    assert not all(torch.equal(old, new[place]) for old, new in zip(before, stack.mlp.weights, strict=True))
 
 
 def test_who_leaves_takes_only_itself_along():
@@ -370,7 +415,33 @@ def test_who_leaves_takes_only_itself_along():
     for parameter in short.model.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
         assert parameter.grad is None
+    kept = [value for state in short.optimizer.state.values() for value in state.values()]
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in (*kept, *short.average.ema.shadow_params))
     assert len(stack.mlp.weights[0]) == 1
+
+
+class _Counted(TorchDispatchMode):
+    """Counts operators, but for views, which launch nothing."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def test_more_members_launch_nothing_more():
+    """Of two kinds of optimizers, each member with a rate of its own; recorded, so that rates are those of a device."""
+    counts = []
+    for number in (1, 4):
+        rates = [(place + 1) * 1e-4 for place in range(number)]
+        members = [make_member(learning_rate=lr, optimizer=name) for lr in rates for name in ("adamw", "lion")]
+        stack = Stack(members, CPU, recorder=lambda work: work)
+        train(stack, 2)  # the second is recorded
+        with _Counted() as counted:
+            stack.do_update()
+        counts.append(counted.count)
+    assert counts[0] == counts[1]
 
 
 def test_time_is_shared_out():

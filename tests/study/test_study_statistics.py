@@ -322,6 +322,7 @@ def test_a_spread_from_five_seeds_promises_too_much_as_the_docstring_says(effect
 # --- Simulated studies --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_studies_without_an_effect_find_something_in_five_of_a_hundred_at_most(monkeypatch):
     """Holm keeps the family-wise rate below 5 %; the comparisons share a baseline, so it is a little below."""
     monkeypatch.setattr(statistics, "seeds_needed", lambda effect_size: None)  # which takes most of the time

@@ -16,8 +16,8 @@ from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss
 from diffusers_lrlab.timesteps.noise_levels import noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.objective_spec import objective_spec
 from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resolve_timesteps import objective_spec
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
 BETA_SCHEDULES = [

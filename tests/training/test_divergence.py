@@ -17,12 +17,12 @@ from trainer_states import assert_same, state_of
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.study.spec.parts import read_fields
-from diffusers_lrlab.training.checks import check_precision
 from diffusers_lrlab.training.divergence import find_nonfinite, kept_checkpoints
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.prepare import check_precision
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resume import check_same_config
+from diffusers_lrlab.training.resume import resumed_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
@@ -214,12 +214,13 @@ def stopped_and_resumed(folder, model, after, how, **more):
 
 
 PLATEAU = "reduce_lr_on_plateau:patience=0,factor=0.7,threshold=0.3"
+RESUMED = [(PLATEAU, (5, 10, 14)), ("cosine", range(1, len(YIELDS)))]
 
 
 @pytest.mark.parametrize("how", ["signal", pytest.param("kill", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("schedule", "stops"),
-    [(PLATEAU, (5, 8, 10, 14)), pytest.param("cosine", range(1, len(YIELDS)), marks=pytest.mark.slow)],
+    [(PLATEAU, (8,)), *(pytest.param(*case, marks=pytest.mark.slow) for case in RESUMED)],
 )
 def test_a_rollback_is_resumed_to_the_bit(tmp_path, model, schedule, stops, how):
     """Stopped before it diverged, when that was not known yet, in between, and after it went back."""
@@ -266,6 +267,24 @@ def test_after_so_many_rollbacks_it_stops(tmp_path, model):
     assert [each["lr_factor"] for each in trainer.rollbacks.done] == pytest.approx([0.1, 0.01, 0.001])
 
 
+@pytest.mark.slow
+def test_a_run_that_stopped_may_go_back_more_often(tmp_path, model):
+    """It ends as one that was allowed to from the beginning."""
+    rare, often = ({"bad": (7,), "above": 0.2, "on_divergence": f"rollback:max_rollbacks={most}"} for most in (2, 3))
+    whole = make_trainer(tmp_path / "whole", model, **often)
+    list(whole.updates(show_progress=False))
+    trainer = make_trainer(tmp_path / "run", model, **rare)
+    with pytest.raises(Diverged, match=r"max_rollbacks of --on_divergence allows; that may be raised with --resume"):
+        list(trainer.updates(show_progress=False))
+    trainer = make_trainer(tmp_path / "run", model, **often)
+    newest = trainer.folder.newest_checkpoint()
+    resumed_config(trainer.config, newest)
+    trainer.resume(newest)
+    list(trainer.updates(show_progress=False))
+    assert len(trainer.rollbacks.done) == 3
+    assert_same(end_of(trainer), end_of(whole))
+
+
 def test_a_run_that_stopped_goes_on_by_rollback(tmp_path, model):
     """It ends as one that was to roll back from the beginning."""
     whole = make_trainer(tmp_path / "whole", model, **TWICE)
@@ -297,11 +316,11 @@ def test_what_decides_where_a_run_goes_back_to_may_not_change(tmp_path, model):
     def check(saved, rollbacks=(), **now):
         config = resolve_config(TrainingConfig(**options(tmp_path, model, **saved))).to_dict()
         (checkpoint / "trainer.json").write_text(json.dumps({"config": config, "rollbacks": rollbacks}))
-        check_same_config(resolve_config(TrainingConfig(**options(tmp_path, model, **now))), checkpoint)
+        resumed_config(resolve_config(TrainingConfig(**options(tmp_path, model, **now))), checkpoint)
 
     rolls_back, went_back = {"on_divergence": "rollback"}, [{"diverged_at": 9, "back_to": 6, "lr_factor": 0.5}]
     check({}, on_divergence="rollback", checkpointing_steps=4)
-    check(rolls_back, went_back, on_divergence="rollback:max_rollbacks=3")
+    check(rolls_back, went_back, on_divergence="rollback:max_rollbacks=5")
     with pytest.raises(LabError, match="--checkpointing_steps: 3 then, 4 now"):
         check(rolls_back, **rolls_back, checkpointing_steps=4)
     with pytest.raises(
@@ -333,8 +352,10 @@ def test_a_bad_update_leaves_everything_but_the_clock(tmp_path, model):
     assert vars(trainer.skipped) == {"total": 1, "in_a_row": 0}
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("how", ["signal", "kill"])
+@pytest.mark.parametrize(
+    ("how", "accumulation"),
+    [("kill", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("kill", 1), ("signal", 1), ("signal", 2)))],
+)
 def test_skipped_updates_are_resumed_to_the_bit(tmp_path, model, how, accumulation):
     more = {"bad": (4, 5, 9), "skip_bad_updates": 2, "gradient_accumulation_steps": accumulation, "logging_steps": 1}
     whole = make_trainer(tmp_path / "whole", model, **more)

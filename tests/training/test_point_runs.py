@@ -70,6 +70,7 @@ def choices():
     yield {"timestep_grad_every": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # optional optimizers' own
 @cases("options", list(choices()), ids=lambda options: "-".join(map(str, options.values())))
 def test_whatever_can_be_chosen_for_images_trains_points(tmp_path, model, options):
@@ -250,6 +251,7 @@ def test_a_folder_of_points_trains_by_its_name_alone(tmp_path):
     assert PointDDPMPipeline.from_pretrained(tmp_path / "run")(num_points=3).points.shape == (3, 5)
 
 
+@pytest.mark.slow
 def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
     points = np.random.default_rng(0).normal(size=(100, 1))
     folder = write_points(tmp_path / "data", {"x": points.tolist()}, x=List(Value("float64"), length=1))
@@ -282,6 +284,40 @@ def test_a_stream_is_not_read_to_its_end(tmp_path, model):
     trainer.data.train = (read.append(row) or row for row in iter(lambda: {"x": [0.5, 0.5]}, None))
     assert trainer.data.all_in_memory(10).shape == (10, 2)
     assert len(read) == 10
+
+
+def test_a_stream_is_resumed_to_the_bit(tmp_path, model):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for shard in range(4):
+        points = np.random.default_rng(shard).normal(size=(30 + 10 * shard, 2))
+        Dataset.from_dict({"x": points.tolist()}).to_parquet(str(folder / f"train-{shard}.parquet"))
+    options = {"dataset_name": str(folder), "point_column": "x", "streaming": True, "num_validation_images": 20}
+    options |= {"cache_dir": str(tmp_path / "cache"), "stream_shuffle_buffer": 16, "dataloader_num_workers": 1}
+    whole = make_trainer(tmp_path / "whole", model, **options)
+    assert list(whole.updates()) == [1, 2, 3, 4, 5, 6]
+    stopped = make_trainer(tmp_path / "run", model, **options)
+    for update in stopped.updates():
+        if update == 3:
+            break
+    checkpoint = stopped.save()
+    assert json.loads((checkpoint / "trainer.json").read_text())["data"]["stream"] == {"order": 2, "shards": 4, "rows": 160}
+    resumed = make_trainer(tmp_path / "run", model, **options | {"dataloader_num_workers": 0})
+    resumed.resume(checkpoint)
+    assert list(resumed.updates()) == [4, 5, 6]
+    for expected, found in zip(whole.bare_model.parameters(), resumed.bare_model.parameters(), strict=True):
+        assert torch.equal(expected, found)
+
+
+@cases(("options", "seen", "expected"), [({}, 5000, 7), ({}, 4999, 0), ({"dataloader_num_workers": 2}, 1, 2)], ids=str)
+def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_left(monkeypatch, options, seen, expected):
+    monkeypatch.setattr("diffusers_lrlab.data.batches.available_cores", lambda: 8)
+    options |= {"train_batch_size": 1, "max_train_steps": seen, "num_validation_images": 0}
+    for limit in (0, 1024):
+        config = resolve_config(TrainingConfig(in_memory_limit_mb=limit, **options))
+        plan = make_plan(config, load_data_once(config), kind_of(config).load_model_config(config))
+        assert plan.num_workers == (0 if limit else expected)
+        assert (f"read by {expected} worker processes" in plan.describe()) == (plan.num_workers > 0)
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------

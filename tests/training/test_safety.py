@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import started
 from faults.cases import LATEST, MODEL, OPTIONS, differences
 from faults.injected import DAMAGE
 
-from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.errors import DiskFull, LabError
+from diffusers_lrlab.run.record import _write_end
+from diffusers_lrlab.training.interrupts import InterruptGuard
 from diffusers_lrlab.training.resume import check_fresh
 from diffusers_lrlab.training.run_folder import RunFolder, find_damaged_file
 from diffusers_lrlab.training.samples import load_previews, save_preview
@@ -81,6 +84,19 @@ def test_latest_goes_on_from_the_newest_that_is_whole(base, finished, copy):
     assert not differences(finished, copy)
 
 
+def see_an_older_one_in_the_second_process():
+    """Called in each process, first: what lies on the disk of another machine."""
+    if os.environ["RANK"] == "1":
+        RunFolder.checkpoints = lambda folder, found=RunFolder.checkpoints: found(folder)[:-1]
+
+
+@pytest.mark.slow
+def test_processes_that_see_different_checkpoints_do_not_go_on(base, copy):
+    error = start(base, copy, LATEST, processes=2, before=see_an_older_one_in_the_second_process, expect=2)
+    assert f"The processes see different things in --output_dir '{copy}': checkpoint-8, checkpoint-6." in error
+    assert "Traceback" not in error
+
+
 def test_a_damaged_checkpoint_that_is_named_is_refused(base, copy):
     damaged(copy / "checkpoint-8" / "random_states_0.json", "half")
     error = start(base, copy, "--resume_from_checkpoint=checkpoint-8", expect=2)
@@ -147,7 +163,8 @@ def remove_the_folder_at(update, folder):
 
     def and_remove(trainer, images):
         if trainer.update == update:
-            shutil.rmtree(folder)
+            while folder.exists():  # a checkpoint may be written there meanwhile
+                shutil.rmtree(folder, ignore_errors=True)
         return do_update(trainer, images)
 
     Trainer.do_update = and_remove
@@ -246,21 +263,44 @@ def test_pictures_are_made_without_damaged_samples(tmp_path, capsys, how):
     assert "update-00000002.npy' is damaged, and no picture is made of it" in capsys.readouterr().err
 
 
+def test_the_record_takes_the_room_that_was_kept_for_it(tmp_path, monkeypatch):
+    """Also if the disk is full only when it is written, as the last file of all."""
+    folder = RunFolder(tmp_path)
+    room, record = folder.lab / "room", {"run": {"status": "finished"}}
+    room.parent.mkdir()
+    room.write_text("much")
+
+    def write(path, text):
+        if room.exists():
+            raise DiskFull(path, "No space left on device")
+        path.write_text(text)
+
+    monkeypatch.setattr("diffusers_lrlab.training.run_folder.write_text", write)
+    _write_end(SimpleNamespace(folder=folder, observer=None), record, room)
+    assert folder.read_record() == record
+
+
 # --- signals and the pipeline -----------------------------------------------------------------------------------------
+
+
+def test_a_run_killed_before_it_removed_a_checkpoint_removes_it_when_it_goes_on(base, finished, copy):
+    shutil.copytree(copy / "checkpoint-6", copy / "checkpoint-4")
+    start(base, copy, LATEST)
+    assert not differences(finished, copy)
 
 
 def signal_in_last_checkpoint():
     """Called in the process, first."""
-    from diffusers_lrlab.training import trainer
+    from diffusers_lrlab.training.checkpoints import CheckpointWriter
 
-    save = trainer.save_checkpoint
+    begin = CheckpointWriter.begin
 
-    def and_signal(accelerator, run, folder):
+    def and_signal(writer, run, rows):
         if run.update == 8:
             os.kill(os.getpid(), signal.SIGTERM)
-        return save(accelerator, run, folder)
+        return begin(writer, run, rows)
 
-    trainer.save_checkpoint = and_signal
+    CheckpointWriter.begin = and_signal
 
 
 def test_a_signal_during_the_last_checkpoint_counts(base, finished, tmp_path):
@@ -269,6 +309,15 @@ def test_a_signal_during_the_last_checkpoint_counts(base, finished, tmp_path):
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "cancelled"
     start(base, tmp_path / "run", LATEST)
     assert not differences(finished, tmp_path / "run")
+
+
+def test_a_signal_after_the_last_look_is_passed_on():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt), InterruptGuard():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_index_of_a_pipeline_is_there_only_while_it_is_whole(base, copy):

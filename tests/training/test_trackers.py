@@ -13,7 +13,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.training import checks
+from diffusers_lrlab.training import resolve
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.trackers import scalars_of, show_pictures, start_trackers, tracker_ids
 
@@ -162,7 +162,7 @@ def services(monkeypatch):
     for name in ("wandb", "trackio", "mlflow"):
         service = type(name, (Service,), {"name": name, "tracker": None})
         monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, service)
-    monkeypatch.setattr(checks, "tracker_packages", lambda logger: [])
+    monkeypatch.setattr(resolve, "tracker_packages", lambda logger: [])
     return starts
 
 
@@ -180,6 +180,23 @@ def test_a_run_of_the_same_name_is_not_taken_for_the_one_that_is_resumed(tmp_pat
     first = tracker_ids(start_trackers(config, tmp_path, "a name"))
     start_trackers(config, tmp_path, "a name")  # from another folder
     assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed=first)) == {"trackio": "run 3"}
+
+
+def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, services, model, monkeypatch):
+    def refuse(tracker, *_):
+        raise ConnectionError("no such host")
+
+    monkeypatch.setattr(LOGGER_TYPE_TO_CLASS["wandb"], "start", refuse)
+    options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False}
+    with pytest.raises(
+        LabError, match="The tracker 'wandb' failed at .*: ConnectionError: no such host. Mend that, or"
+    ) as error:
+        train(TrainingConfig(**options, logger="wandb", output_dir=tmp_path / "run"))
+    record = json.loads((tmp_path / "run/lrlab/run.json").read_text())
+    assert (record["run"]["status"], record["run"]["error"]) == (
+        "failed",
+        f"LabError: {error.value}".replace("of logger", "of --logger"),
+    )
 
 
 @pytest.mark.slow

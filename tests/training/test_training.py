@@ -281,6 +281,7 @@ def test_the_plan_trains_nothing(tmp_path):
         "84 updates, 3.019 epochs",
         "4 updates of warm-up",
         "0 (0 %), 0.000893 (25 %), 0.000539 (50 %), 0.000161 (75 %), 3.85e-07 (100 %)",
+        " s in all, with imports and the data",
         str(tmp_path / "run"),
     ):
         assert part in plan, plan

@@ -250,6 +250,7 @@ def keyword_sets():
     yield "step", {"step_size": 3, "gamma": 0.5, "min_lr_ratio": 0.2}
 
 
+@pytest.mark.slow
 def test_the_curves_are_the_labs(stack):
     sizes = ((0, 13), (1, 13), (3, 13), (20, 101))
     cases = [(name, kwargs, *size, 0.37) for name, kwargs in keyword_sets() for size in sizes]

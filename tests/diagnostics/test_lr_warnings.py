@@ -5,7 +5,7 @@ import runs
 import started
 from tables import cases
 
-from diffusers_lrlab.training.diagnostics.lr_warnings import find_lr_warnings
+from diffusers_lrlab.diagnostics.lr_warnings import find_lr_warnings
 
 NUM = 100
 

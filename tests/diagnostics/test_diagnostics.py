@@ -16,20 +16,20 @@ from safetensors.numpy import load_file
 from tables import cases
 
 from diffusers_lrlab.core.plotting import new_figure
-from diffusers_lrlab.objective.ddpm import DDPM
-from diffusers_lrlab.timesteps.sampling import get_timestep_sampler
-from diffusers_lrlab.training.diagnostics.gradients import GradientProbes
-from diffusers_lrlab.training.diagnostics.timestep_log import (
-    SCHEMA,
+from diffusers_lrlab.diagnostics.gradients import GradientProbes
+from diffusers_lrlab.diagnostics.plot import _heat_map, _Rows, plot_timesteps
+from diffusers_lrlab.diagnostics.timestep_log import (
     SpikeDetector,
     TimestepLog,
     TimestepLosses,
     bin_starts,
     expected_probabilities,
     read_timesteps,
+    table_schema,
     write_timesteps,
 )
-from diffusers_lrlab.training.plots.timesteps import _heat_map, _Rows, plot_timesteps
+from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.timesteps.sampling import get_timestep_sampler
 
 CPU = torch.device("cpu")
 
@@ -280,8 +280,8 @@ def test_rows_survive_the_file(tmp_path):
     write_timesteps(log.table, path)
     assert read_timesteps(path).equals(log.table)
     table = pq.read_table(path)
-    assert table.schema.equals(SCHEMA)
-    for name in SCHEMA.names:
+    assert table.schema.equals(table_schema())
+    for name in table_schema().names:
         present = [row.get(name) is not None for row in rows_of(log)]
         assert table[name].is_valid().to_pylist() == present
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

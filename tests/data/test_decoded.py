@@ -1,0 +1,212 @@
+"""Images that are kept decoded, and batches that are read ahead."""
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+
+import pytest
+import torch
+from filelock import FileLock
+from helpers import image_folder, load
+from tables import cases
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.prefetch import prefetched
+
+FAST = {"decoding": "uint8", "random_flip": True}
+CACHED = {**FAST, "cache_decoded": True}
+
+
+def batches(data, num_workers=0, **options):
+    return torch.stack(list(iterate_batches(data, BatchLayout(4, 2), 0, range(5), num_workers, **options)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return image_folder(tmp_path / "images", size=(6, 5))
+
+
+def written(folder):
+    return sorted(path for path in (folder.parent / "cache" / "lrlab-decoded").iterdir() if path.is_dir())
+
+
+def test_kept_images_are_those_that_are_decoded(folder, capsys, monkeypatch):
+    expected = batches(load(folder, in_memory_limit_mb=0, **FAST))
+    first = load(folder, **CACHED)
+    assert "writes about 0.0 MiB" in capsys.readouterr().err
+    monkeypatch.setattr("diffusers_lrlab.data.images.decode", None)  # from here on nothing is decoded
+    for data in (first, load(folder, seed=5, **CACHED)):
+        assert data.num_images == 20
+        assert data.decoded[3].dtype == torch.uint8
+        assert data.all_in_memory(7).shape == (7, 1, 4, 4)
+    assert torch.equal(batches(first), expected)
+    assert torch.equal(batches(first, num_workers=1), expected)
+    assert len(written(folder)) == 1
+
+
+@cases("name", ["pixels.bin", "sizes.npy", "problems.json"])
+@cases("damage", ["cut off", "empty", "gone"])
+def test_damaged_files_are_not_read(folder, name, damage):
+    load(folder, **CACHED)
+    file = written(folder)[0] / name
+    content = file.read_bytes()
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(content[:-1] if damage == "cut off" else b"")
+    with pytest.raises(LabError, match=r"is damaged\. Remove that folder"):
+        load(folder, **CACHED)
+    file.write_bytes(content)
+
+
+def test_what_killed_processes_left_is_removed(folder):
+    """A process of this number was killed, in a container of its own, and one of another machine, too."""
+    load(folder, **CACHED)
+    (whole,) = written(folder)
+    shutil.rmtree(whole)
+    ours, theirs = (whole.with_name(f".tmp-lrlab-{mark}-{whole.name}") for mark in (os.getpid(), 2**22 + 1))
+    for begun in (ours, theirs):
+        begun.mkdir()
+        (begun / "pixels.bin").write_bytes(b"half")
+    load(folder, **CACHED)
+    assert written(folder) == [whole]
+
+
+def test_another_process_that_writes_is_waited_for(folder, capsys):
+    load(folder, **CACHED)
+    (whole,) = written(folder)
+    whole.rename(whole.with_name("aside"))
+    begun = threading.Event()
+
+    def write():
+        with FileLock(whole.with_suffix(".lock")):
+            begun.set()
+            time.sleep(0.2)
+            whole.with_name("aside").rename(whole)
+
+    capsys.readouterr()
+    other = threading.Thread(target=write)
+    other.start()
+    begun.wait(10)
+    load(folder, **CACHED)
+    other.join()
+    told = capsys.readouterr().err
+    assert "Another process writes" in told
+    assert "writes about" not in told
+
+
+def test_other_transforms_and_data_have_files_of_their_own(folder):
+    load(folder, **CACHED)
+    for options in ({"decoding": "draft"}, {"resolution": 3}, {"center_crop": True}, {"num_validation_images": 2}):
+        before = len(written(folder))
+        load(folder, **{**CACHED, **options})
+        assert len(written(folder)) == before + 1
+
+
+def test_a_corrupt_image_is_named_and_nothing_is_kept_of_it(folder):
+    (folder / "even" / "004.png").write_bytes(b"nothing")
+    with pytest.raises(LabError, match=r"even/004\.png.*--skip_corrupt_images"):
+        load(folder, **CACHED)
+    assert written(folder) == []
+    for _ in range(2):
+        data = load(folder, skip_corrupt_images=True, **CACHED)
+        assert len(data.skipped) == 1
+        lazy = load(folder, skip_corrupt_images=True, in_memory_limit_mb=0, **FAST)
+        assert torch.equal(batches(data, skip_corrupt=True), batches(lazy, skip_corrupt=True))
+    with pytest.raises(LabError, match=r"even/004\.png"):
+        batches(data)
+
+
+def test_a_disk_that_is_too_small_is_an_error_before_anything_is_written(folder, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**31, 2**31, 2**29))
+    with pytest.raises(LabError, match=r"--cache_decoded needs 0\.0 GiB in .*, where 0\.5 are free, .*--cache_dir"):
+        load(folder, **CACHED)
+    assert written(folder) == []
+
+
+@pytest.mark.slow
+def test_two_processes_may_write_at_once(folder):
+    load(folder, in_memory_limit_mb=0)  # what datasets itself keeps
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=load, args=(folder,), kwargs=CACHED) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert torch.equal(batches(load(folder, **CACHED)), batches(load(folder, in_memory_limit_mb=0, **FAST)))
+
+
+@pytest.mark.parametrize("options", [{"cache_decoded": True}, {**CACHED, "streaming": True, "max_train_steps": 1}])
+def test_what_cannot_be_kept_is_refused(folder, options):
+    with pytest.raises(LabError, match="--cache_decoded has no effect here; it needs"):
+        load(folder, **options)
+
+
+# --- batches ahead ---------------------------------------------------------------------------------------------------
+
+
+def numbers(count, seconds=0.0):
+    for number in range(count):
+        time.sleep(seconds)
+        yield torch.tensor(number)
+
+
+def test_batches_that_are_read_ahead_are_the_same():
+    assert torch.stack(list(prefetched(numbers(9)))).tolist() == list(range(9))
+    assert list(prefetched(numbers(0))) == []
+
+
+def test_an_error_comes_where_the_batch_would():
+    def failing():
+        yield torch.tensor(1)
+        raise LabError("gone")
+
+    ahead = prefetched(failing())
+    assert next(ahead) == 1
+    with pytest.raises(LabError, match="gone"):
+        next(ahead)
+
+
+def test_who_stops_early_leaves_no_thread_and_closes_the_source():
+    closed = []
+
+    def source():
+        try:
+            yield from map(torch.tensor, itertools.count())
+        finally:
+            closed.append(True)
+
+    ahead = prefetched(source())
+    assert [int(next(ahead)) for _ in range(3)] == [0, 1, 2]
+    ahead.close()
+    assert closed == [True]
+    assert "read batches" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_end_does_not_wait_for_a_source_that_hangs(monkeypatch):
+    """That of a stream is waited for for minutes, one of files for ever."""
+    monkeypatch.setattr("diffusers_lrlab.data.prefetch._LEAVE", 0.01)
+    goes_on = threading.Event()
+
+    def hanging():
+        yield torch.tensor(1)
+        goes_on.wait(10)
+
+    ahead = prefetched(hanging())
+    assert next(ahead) == 1
+    started = time.perf_counter()
+    ahead.close()
+    assert time.perf_counter() - started < 5
+    goes_on.set()
+
+
+def test_a_slow_source_is_read_while_others_work():
+    started = time.perf_counter()
+    for _ in prefetched(numbers(20, 0.005)):
+        time.sleep(0.005)
+    assert time.perf_counter() - started < 20 * 0.005 * 1.7  # one after the other it would be 2

@@ -1,0 +1,399 @@
+"""Streams: the order of their rows, what is read for it, and sources that fail."""
+
+import io
+import json
+import tarfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from helpers import levels, load, numbered_image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import cases
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data import streams
+from diffusers_lrlab.data.batches import _Stream, iterate_batches
+from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.loading import TrainingData
+from diffusers_lrlab.data.points import PointTransform
+from diffusers_lrlab.data.shards import TarShards, _tar_places
+from diffusers_lrlab.data.streams import MOST_LANES, ShardedStream, ShardReader, StreamOrder, choose_held_out
+from diffusers_lrlab.training.resume import check_same_run
+
+
+class Shards:
+    """Rows `[shard, row]`, which counts those that are read."""
+
+    name = "shards"
+
+    def __init__(self, lengths):
+        self.lengths, self.read, self.failures = np.array(lengths, np.int64), Counter(), []
+
+    def open(self, shard, row):
+        for number in range(self.lengths[shard]):  # like a tar file, which is read from its start
+            if self.failures:
+                raise self.failures.pop()
+            self.read[shard] += 1
+            yield number, [float(shard), float(number)]
+
+    def fetch(self, cell):
+        return cell
+
+
+def stream_of(source, num_held_out=0, seed=0, buffer=64):
+    train = ShardedStream(source, "x", num_held_out, 0, seed, buffer)
+    return TrainingData("shards", train, torch.empty(0), "x", "shards", PointTransform(2, "x"))
+
+
+def seen(source, updates, layout=None, num_workers=0, **options):
+    batches = iterate_batches(stream_of(source, **options), layout or BatchLayout(50), 0, updates, num_workers)
+    return torch.stack(list(batches)).int()
+
+
+def rows_of(order, numbers):
+    """(shard, row) of each number."""
+    found = []
+    for epoch, lane, block, place in zip(*(part.tolist() for part in order.blocks(np.asarray(numbers))), strict=True):
+        shards, rows = order.stretch(epoch, lane, block)
+        at = order.shuffled(epoch, lane, block, len(rows))[place]
+        found.append((int(shards[at]), int(rows[at])))
+    return found
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    global_batch=st.integers(1, 40),
+    num_lanes=st.integers(1, 40),
+    block=st.integers(1, 7),
+    epoch=st.integers(0, 10**6),
+)
+def test_an_epoch_has_every_row_once(lengths, global_batch, num_lanes, block, epoch):
+    order = StreamOrder(np.array(lengths, np.int64), 0, global_batch, num_lanes, block)
+    numbers = np.arange(epoch * sum(lengths), (epoch + 1) * sum(lengths))
+    assert sorted(rows_of(order, numbers)) == [(shard, row) for shard, size in enumerate(lengths) for row in range(size)]
+
+
+@given(global_batch=st.integers(1, 200), num_lanes=st.integers(1, 40))
+def test_lanes_have_equal_shares_of_the_images(global_batch, num_lanes):
+    order = StreamOrder(np.array([1]), 0, global_batch, num_lanes, 1)
+    lanes = order.lanes(np.arange(5 * order._period))
+    counts = np.bincount(lanes, minlength=num_lanes) / 5
+    assert counts.max() - counts.min() <= 1
+    assert counts.min() >= 1
+
+
+def test_the_order_is_the_same_on_every_machine():
+    """A change would break the resuming of runs: `ORDER_VERSION` has to become another one with it."""
+    order = StreamOrder(np.array([3, 2, 4]), 7, 2, 2, 2)
+    assert streams.ORDER_VERSION == 2
+    expected = [(2, 0), (0, 1), (2, 1), (0, 2), (2, 2), (1, 0), (2, 3), (1, 1), (0, 0)]
+    assert rows_of(order, range(9)) == expected
+
+
+def test_the_first_rows_come_from_most_shards_and_every_epoch_has_another_order():
+    """`skip()` before `shuffle()` froze the order of shards: 600 rows came from the first 4 of 16."""
+    epochs = [seen(Shards([500] * 16), range(start, start + 12), buffer=200) for start in (0, 160, 320)]
+    assert all(len(epoch[..., 0].unique()) == 16 for epoch in epochs)
+    orders = [rows_of(StreamOrder(np.full(16, 500), 0, 50, 16, 12), [8000 * epoch]) for epoch in range(3)]
+    assert len({shard for ((shard, _),) in orders}) > 1
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_and_workers_see_the_same_order(processes, num_workers):
+    lengths = [7, 30, 1, 12, 45, 8, 20, 0, 5, 16]
+    expected = seen(Shards(lengths), range(20), BatchLayout(16))
+    for rank in range(processes) if num_workers == 0 else [processes - 1]:
+        layout = BatchLayout(8 // processes, 2, processes, rank)
+        places = [place for part in layout.positions() for place in part]
+        assert torch.equal(seen(Shards(lengths), range(20), layout, num_workers), expected[:, places])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_a_process_reads_its_share_only(processes):
+    """Of 320 shards, of which those where two lanes meet are read by both."""
+    lengths, total = [10] * 320, 3200
+    for rank in range(processes):
+        source = Shards(lengths)
+        seen(source, range(total // 64), BatchLayout(64 // processes, 1, processes, rank))
+        assert source.read.total() <= (1 / processes + 0.05) * total
+
+
+def test_two_workers_share_the_lanes():
+    source = Shards([10] * 320)
+    data = stream_of(source)
+    items = [item for update in range(4) for item in _Stream(data, BatchLayout(16, 2), 2).items(update)]
+    order = data.train.order(32)
+    lanes = [set(order.lanes(np.array(part)).tolist()) for part in ([], [])]
+    for number, (_, numbers, _) in enumerate(items):
+        lanes[number % 2] |= set(order.lanes(np.array(numbers)).tolist())
+    assert not lanes[0] & lanes[1]
+    assert [len(each) for each in lanes] == [16, 16]
+
+
+def test_a_resumed_run_reads_a_shard_and_a_block_of_each_lane_again():
+    start, batch = 1_000_000 // 64, 64
+    source = Shards([1000] * 2000)
+    options = {"buffer": 1024, "layout": BatchLayout(batch)}
+    resumed = seen(source, range(start, start + 2), **options)
+    assert source.read.total() <= MOST_LANES * (1000 + 1024 // MOST_LANES)
+    assert torch.equal(resumed[1], seen(Shards([1000] * 2000), range(start + 1, start + 2), **options)[0])
+
+
+def test_held_out_rows_belong_to_the_data_and_are_never_trained_on():
+    lengths = [20, 30, 10, 40]
+    chosen = choose_held_out(np.array(lengths), 25, 0)
+    held_out = {(shard, int(row)) for shard, rows in chosen.items() for row in rows}
+    assert len(held_out) == 25
+    assert len(chosen) == 4
+    for seed in (0, 1):
+        stream = stream_of(Shards(lengths), 25, seed)
+        assert {tuple(row["x"]) for row in stream.train.held_out_rows()} == held_out
+        trained = seen(Shards(lengths), range(3), BatchLayout(25), num_held_out=25, seed=seed).flatten(0, 1).tolist()
+        assert len({tuple(row) for row in trained}) == 75
+        assert not held_out & {tuple(row) for row in trained}
+
+
+def test_held_out_rows_come_from_few_shards():
+    chosen = choose_held_out(np.full(10_000, 100), 256, 0)
+    assert sum(map(len, chosen.values())) == 256
+    assert 10 <= len(chosen) <= 16
+    assert choose_held_out(np.array([5]), 0, 0) == {}
+
+
+def test_a_checkpoint_of_a_stream_of_earlier_versions_says_why_it_cannot_be_resumed():
+    facts = {"name": "a", "fingerprint": "a", "num_images": None}
+    now = {"data": {**facts, "stream": stream_of(Shards([3, 4])).train.facts}}
+    check_same_run(now, now, Path("checkpoint-2"))
+    with pytest.raises(
+        LabError, match=r"'order': 2, 'shards': 2, 'rows': 7.*\n.* order of an earlier version. Go on with that"
+    ):
+        check_same_run({"data": facts}, now, Path("checkpoint-2"))
+
+
+# --- sources that fail -----------------------------------------------------------------------------------------------
+
+
+def test_a_source_that_fails_is_tried_again(capsys, monkeypatch):
+    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
+    source, lengths = Shards([30, 20]), [30, 20]
+    source.failures = [OSError("connection reset"), TimeoutError("too slow")]
+    assert torch.equal(seen(source, range(1)), seen(Shards(lengths), range(1)))
+    told = capsys.readouterr().err
+    assert "could not be read (TimeoutError: too slow); the next try is in 0.001 seconds" in told
+    assert "OSError: connection reset" in told
+
+
+def test_a_source_that_always_fails_is_an_error_that_can_be_resumed_from(monkeypatch):
+    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
+    source = Shards([30, 20])
+    source.failures = [OSError("gone")] * 9
+    with pytest.raises(
+        LabError, match=r"Shard \d of 'shards' could not be read .*gone.*, 5 times.*--resume_from_checkpoint"
+    ):
+        seen(source, range(1))
+
+
+def test_a_source_that_stalls_is_tried_again(capsys, monkeypatch):
+    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(streams, "_PATIENCE", 0.05)
+    source = Shards([30, 20])
+    source.fetch = lambda cell, waits=[0.2]: waits and time.sleep(waits.pop()) or cell
+    assert torch.equal(seen(source, range(1)), seen(Shards([30, 20]), range(1)))
+    assert "nothing was read for 0.05 seconds" in capsys.readouterr().err
+
+
+def test_a_slow_source_is_not_taken_for_a_silent_one(monkeypatch, capsys):
+    monkeypatch.setattr(streams, "_PATIENCE", 0.15)
+    source = Shards([30])
+    source.fetch = lambda cell: time.sleep(0.008) or cell
+    assert torch.equal(seen(source, range(1), BatchLayout(30)), seen(Shards([30]), range(1), BatchLayout(30)))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_shard_that_became_shorter_is_an_error():
+    source = Shards([30, 20])
+    data = stream_of(source)
+    source.lengths[:] = 3
+    with pytest.raises(LabError, match="has changed since it was counted"):
+        next(iterate_batches(data, BatchLayout(50), 0, range(1)))
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+STREAM = {"streaming": True, "max_train_steps": 1}
+
+
+def read_levels(folder, **options):
+    data = load(folder, **STREAM, **options)
+    return data, levels(next(iterate_batches(data, BatchLayout(20), 0, range(1))))
+
+
+def test_row_groups_of_parquet_are_shards(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    cells = datasets.Dataset.from_dict({"image": [numbered_image(number) for number in range(20)]})
+    table = cells.cast_column("image", datasets.Image()).data.table
+    parquet.write_table(table, folder / "train.parquet", row_group_size=6)
+    data, read = read_levels(folder)
+    assert data.train.lengths.tolist() == [6, 6, 6, 2]
+    assert sorted(read) == list(range(20))
+
+
+def write_tar(path, members, compression=""):
+    """Members are names with the level of an image, or bytes."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, f"w:{compression}", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in members:
+            if not isinstance(content, bytes):
+                file = io.BytesIO()
+                numbered_image(content).save(file, "png")
+                content = file.getvalue()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return path.parent
+
+
+@pytest.fixture
+def tar_folder(tmp_path):
+    for shard in range(2):
+        rows = range(10 * shard, 10 * shard + 10)
+        write_tar(tmp_path / "data" / f"train-{shard:05}.tar", [(f"{number:04}.png", number) for number in rows])
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("compression", ["", "gz"])
+def test_shards_of_tar_files_are_counted_once(tmp_path, compression):
+    """Compressed ones, too, which have to be read from their start."""
+    for shard in range(2):
+        rows = range(10 * shard, 10 * shard + 10)
+        members = [(f"{number:04}.png", number) for number in rows]
+        folder = write_tar(tmp_path / "data" / f"train-{shard:05}.tar", members, compression)
+    data, read = read_levels(folder, image_column="png")
+    assert data.train.lengths.tolist() == [10, 10]
+    assert sorted(read) == list(range(20))
+    (found,) = (tmp_path / "cache" / "lrlab-shard-rows").iterdir()
+    whole = found.read_text()
+    first, second = json.loads(whole)
+    found.write_text(json.dumps([first, 9 if compression else second[:9]]))
+    assert read_levels(folder, image_column="png")[0].train.lengths.tolist() == [10, 9]
+    for damaged in ("", "[10]", "{}", '[10, "a"]'):
+        found.write_text(damaged)
+        assert read_levels(folder, image_column="png")[0].train.lengths.tolist() == [10, 10]
+        assert found.read_text() == whole
+
+
+ODD_MEMBERS = [
+    ("b/1.png", 1),
+    ("b/1.json", b"{}"),
+    ("b/2.json", b"{}"),  # without an image
+    ("b/.hidden.png", 3),
+    ("__b/__3.png", 3),
+    ("b/none", b""),
+    ("c/4.tiny.png", 4),  # of another column
+    ("c/" + 120 * "5" + ".png", 5),
+    ("c/ü.png", 6),
+    ("b/1.png", 7),  # a key that comes again later is another row
+]
+
+
+def test_rows_of_tar_files_are_those_of_datasets(tmp_path):
+    usual = [(f"a/{number}.png", number) for number in range(5)]  # `datasets` looks at as many for the columns
+    folder = write_tar(tmp_path / "data" / "a.tar", [*usual, *ODD_MEMBERS])
+    stream = datasets.load_dataset(str(folder), split="train", streaming=True, cache_dir=str(tmp_path / "cache"))
+    stream = stream.cast_column("png", datasets.Image(decode=False))
+    expected = [row["png"] and row["png"]["bytes"] for row in stream]
+    source = TarShards("tar", [str(folder / "a.tar")], "png", tmp_path / "places.json")
+    assert source.lengths.tolist() == [len(expected)] == [11]
+    for start in (0, 7):
+        cells = [(number, source.fetch(cell)) for number, cell in source.open(0, start)]
+        assert [(number, cell and cell["bytes"]) for number, cell in cells] == list(enumerate(expected))[start:]
+
+
+def test_a_row_of_a_tar_file_is_read_without_those_before_it(tar_folder, tmp_path, monkeypatch):
+    read = Counter()
+
+    class CountingFile(io.FileIO):
+        def read(self, size=-1):
+            found = super().read(size)
+            read[self.name] += len(found)
+            return found
+
+    monkeypatch.setattr("datasets.utils.file_utils.xopen", lambda path, mode: CountingFile(path))
+    path = tar_folder / "train-00000.tar"
+    source = TarShards("tar", [str(path)], "png", tmp_path / "places.json")
+    read.clear()
+    (cell,) = ShardReader(source).read(0, 0, [7])
+    assert cell["path"] == "0007.png"
+    assert read == {str(path): 512 + len(cell["bytes"])}
+
+
+def test_tar_files_that_changed_or_are_damaged_are_errors(tar_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
+    path = tar_folder / "train-00000.tar"
+    whole = path.read_bytes()
+    source = TarShards("tar", [str(path)], "png", tmp_path / "places.json")
+    for changed in (b"other" * 9000, whole[: 9 * 1024 + 520], b""):
+        path.write_bytes(changed)
+        with pytest.raises(LabError, match=r"Shard 0 of 'tar' could not be read .*, 5 times\. Go on by"):
+            ShardReader(source).read(0, 0, [9])
+    path.write_bytes(whole)
+    (tar_folder / "train-00001.tar").write_bytes(whole[:1700])
+    with pytest.raises(LabError, match=r"'\S+train-00001.tar' is damaged \(unexpected end of data\)"):
+        read_levels(tar_folder, image_column="png")
+
+
+@cases("rows", [0, 4])
+def test_empty_shards_are_no_shards(tmp_path, rows):
+    kind = datasets.Features({"image": datasets.Image()})
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, number in (("a", 0), ("b", rows)):
+        cells = {"image": [numbered_image(each) for each in range(number)]}
+        datasets.Dataset.from_dict(cells, features=kind).to_parquet(folder / f"{name}.parquet")
+    data = load(folder, **STREAM, num_validation_images=2)
+    if rows:
+        assert data.train.lengths.tolist() == [4]  # a fifth is none to hold out
+    else:
+        with pytest.raises(LabError, match="has no images to train on"):
+            next(iterate_batches(data, BatchLayout(20), 0, range(1)))
+
+
+def test_a_file_without_the_column_is_named(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    cells = datasets.Dataset.from_dict({"image": [numbered_image(1)]}).cast_column("image", datasets.Image())
+    cells.to_parquet(folder / "a.parquet")
+    cells.rename_column("image", "picture").to_parquet(folder / "b.parquet")
+    with pytest.raises(LabError, match=r"b\.parquet' has no column 'image', .* It has picture\."):
+        load(folder, **STREAM)
+
+
+def test_a_tar_file_that_breaks_off_at_a_header_is_damaged(tmp_path):
+    """tarfile takes it for the end; and names of columns may be in lower case where the file's are not."""
+    path = tmp_path / "shard.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(4):
+            member = tarfile.TarInfo(f"{number}.JPG")
+            member.size = 5
+            tar.addfile(member, io.BytesIO(b"image"))
+    assert _tar_places(str(path), "jpg") == [0, 1024, 2048, 3072]
+    content = bytearray(path.read_bytes())
+    content[2048 : 2048 + 512] = b"?" * 512
+    path.write_bytes(content)
+    with pytest.raises(LabError, match="no header at byte 2,048"):
+        _tar_places(str(path), "jpg")

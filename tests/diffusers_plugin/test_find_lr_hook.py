@@ -1,0 +1,153 @@
+"""The finder on the updates of a script that is not ours."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import started
+import torch
+from runs import environment
+from test_launch import launch
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.diffusers_plugin.find_lr_hook import FindLrHook, recognise
+from diffusers_lrlab.diffusers_plugin.host_run import HostRun
+from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.finder.range_test import FinderConfig
+from diffusers_lrlab.finder.script_test import ScriptTest
+from diffusers_lrlab.finder.suggestions import RULES
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "two_models_script.py"
+
+
+def find(folder, *arguments, processes=1):
+    """What was found, and everything that lies in the script's folder afterwards."""
+    command = ["-m", "diffusers_lrlab.launch", "--find_lr", *arguments, f"--output_dir={folder}"]
+    env = {**environment(), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    folder.mkdir()
+    if processes == 1:
+        status, stdout, stderr = started.run(*command, env=env | {"TMPDIR": str(folder)})
+    else:
+        status, stdout, stderr = started.run_ranks(*command, processes=processes, env=env)
+    assert status == 0, stdout[-2000:] + stderr[-3000:]
+    found = json.loads((folder / "lrlab" / "lr_finder.json").read_text())
+    return found, sorted(path.name for path in folder.rglob("*")), stdout, stderr
+
+
+def losses_by_hand(lrs):
+    """The script's own updates, at these rates."""
+    torch.manual_seed(0)
+    text_encoder = torch.nn.Linear(3, 4)
+    unet = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    groups = [{"params": unet.parameters()}, {"params": text_encoder.parameters(), "weight_decay": 0.1}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.99), weight_decay=1e-2, eps=1e-7)
+    batches = torch.randn(64, 3, generator=torch.Generator().manual_seed(1)).split(4)
+    losses = []
+    for update, lr in enumerate(lrs):
+        batch = batches[update % 16]
+        loss = torch.nn.functional.mse_loss(unet(text_encoder(batch)), batch.roll(1, 1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([*unet.parameters(), *text_encoder.parameters()], 0.5)
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = lr, lr / 2
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_losses_and_rules_are_those_of_the_finder(tmp_path):
+    """Groups keep the ratios of their rates; of checkpoints, trackers and files of the script nothing stays."""
+    arguments = ["--fix_lr_clock", str(SCRIPT), "--checkpointing_steps=5", "--report_to=tensorboard"]
+    found, files, stdout, stderr = find(tmp_path / "run", *arguments)
+    assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
+    (sweep,) = found["sweeps"]
+    lrs = FinderConfig(mode="classic", start_lr=1e-7, end_lr=1e-2).lrs()
+    np.testing.assert_array_equal(sweep["lrs"], lrs[: len(sweep["lrs"])])
+    assert len(sweep["lrs"]) >= 200
+    np.testing.assert_allclose(sweep["losses"], losses_by_hand(sweep["lrs"]), rtol=1e-5)
+    for name, rule in RULES.items():
+        assert found["suggestions"][name]["lr"] == rule(sweep["lrs"], sweep["losses"]).lr
+    assert "1 test from 1e-07 to 0.01 in 200 updates" in stdout
+    assert f"Wrote {tmp_path / 'run' / 'lrlab'}/lr_finder.json and .png; nothing else" in stdout
+    assert "--find_lr does not train: --fix_lr_clock has no effect on the test." in stderr
+    assert "LR audit" not in stderr
+
+
+@pytest.mark.slow
+def test_two_processes_agree(tmp_path):
+    """Each sees half of the batches; both stop at the same update."""
+    arguments = ["--optimizer=lion", str(SCRIPT), "--gradient_accumulation_steps=2"]
+    found, files, _, _ = find(tmp_path / "run", *arguments, processes=2)
+    assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
+    assert found["settings"]["end_lr"] == 2e-3
+    assert found["sweeps"][0]["num_updates"] >= 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume_from_checkpoint=latest"], "Leave out --resume_from_checkpoint."),
+        (["--learning_rate=0"], "all learning rates of the script are 0"),
+    ],
+)
+def test_what_is_refused(tmp_path, arguments, message):
+    assert message in launch(SCRIPT, f"--output_dir={tmp_path}", *arguments, options=["--find_lr"], expect=2)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_refused_before_the_script_starts(tmp_path):
+    with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
+        ScriptTest("prodigy")
+    (tmp_path / "script.py").write_text("optimizer = SGD(p, lr=1)\nloss.mean()\n")
+    script = HostScript(str(tmp_path / "script.py"))
+    with pytest.raises(NotRecognised, match=r"it does not call accelerator.backward"):
+        recognise(script)
+    with pytest.raises(LabError, match="--find_lr cannot be used in this script: it does not call"):
+        FindLrHook(script, HostRun(), ScriptTest())
+
+
+def test_a_test_that_ends_early():
+    test = ScriptTest("sgd")
+    assert test.lr == pytest.approx(1e-5)
+    assert all(test.add(1.0) for _ in range(20))
+    assert not test.add(float("nan"))
+    assert "the loss was not finite at a rate of" in test.result().sweeps[0].ended
+    test = ScriptTest()
+    test.add(1.0)
+    assert test.result().sweeps[0].ended == "the script ended after 1 of 200 updates"
+    test.fail()
+    assert "no fp16 gradient was finite" in test.result().sweeps[0].ended
+
+
+def test_what_is_said(tmp_path, capsys, monkeypatch):
+    """In terms of the script's option, where the optimizer's rate is a multiple of it (--scale_lr)."""
+    test, ended = ScriptTest(), []
+    goes_on = True
+    while goes_on:
+        x = np.log10(test.lr)
+        goes_on = test.add(1 - 0.6 / (1 + np.exp(-3 * (x + 4.5))) + 10 ** (2 * (x + 2.2)))
+    hook = SimpleNamespace(folder=tmp_path / "lrlab", lr_per_option=4.0, end=lambda: ended.append(True))
+    test.finish(hook)
+    lr = test.result().lr
+    assert 1e-5 < lr < 1e-3
+    assert f"start the script without --find_lr and with --learning_rate {lr / 4:.2g}." in capsys.readouterr().out
+    assert ended
+    test = ScriptTest(num_updates=20)
+    assert test.most_updates == 27
+    while test.add(1 + 0.5 * (-1) ** test.done):
+        pass
+    test.finish(hook)
+    said = capsys.readouterr().out
+    assert "the loss does not fall between 1e-07 and" in said
+    assert "For half the noise, add --num_updates 80 before the script's name, or give it a batch of four times" in said
+    monkeypatch.setattr("diffusers_lrlab.finder.result.FinderResult.save", lambda *_: None)  # a second each
+    for loss in (lambda x: -x, lambda x: float("nan")):  # falls to the end, and is no number: neither is for more updates
+        test = ScriptTest(num_updates=20)
+        while test.add(loss(np.log10(test.lr))):
+            pass
+        test.finish(hook)
+        assert "noise" not in capsys.readouterr().out
+    with pytest.raises(LabError, match="ended before its first update, or without a loss"):
+        ScriptTest().finish(hook)

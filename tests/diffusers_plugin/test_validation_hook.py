@@ -1,0 +1,276 @@
+"""The loss of held-out rows in scripts that are not ours: its code by their text, and (slow) launched."""
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler
+from test_launch import launch
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.streams import SPLIT_SEED, split_rows, stream_seed
+from diffusers_lrlab.diffusers_plugin.find_lr_hook import options_of_test
+from diffusers_lrlab.diffusers_plugin.held_out_rows import HeldOutRows
+from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.loss_code import find_loss_code
+from diffusers_lrlab.diffusers_plugin.validation_hook import check_options
+
+SCRIPTS = {name: Path(__file__).parents[1] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow", "resume")}
+LOOP = """
+loader = DataLoader(data)
+for step, batch in enumerate(loader):
+    {first}
+    with accelerator.accumulate(model):
+        {before}
+        loss = x.square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+"""
+
+
+class Repeated(torch.utils.data.Dataset):
+    """As in textual inversion: more rows than images."""
+
+    def __init__(self, num_images):
+        self.num_images = num_images
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return index % self.num_images
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([1, 2])
+
+
+def code_of(folder, first="pass", before="x = batch * 2", text=LOOP):
+    (folder / "script.py").write_text(text.format(first=first, before=before))
+    return find_loss_code(HostScript(str(folder / "script.py")))
+
+
+@pytest.mark.parametrize(
+    ("first", "before"),
+    [
+        ("pass", "x = batch * factor"),
+        ("y = batch * factor", "x = y; total += 3"),
+        ("if step < 3: continue", "x = batch.clone(); x *= factor; shown.append(x)"),
+        ("def double(of): return factor * of", "x = double(batch); accelerator.log(1)"),
+        ("pass", "batch *= 2; x = batch; x.mul_(factor / 2)"),
+        ("parts = []", "parts.append(batch); parts.extend([]); x = parts[0] * factor"),
+    ],
+)
+def test_the_code_of_a_loss(tmp_path, first, before):
+    """It is what the loss follows from, and nothing else."""
+    code = code_of(tmp_path, first, before)
+    assert (code.batch, code.counter) == ("batch", "step")
+    variables = {"batch": torch.tensor([1.0, 3.0]), "factor": 2}
+    exec(code.statements, variables)
+    assert eval(code.loss, variables) == 20
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"before": "x = batch; accelerator.backward(x)"}, "calls accelerator.backward 2 times"),
+        (
+            {"text": "loader = make()\nfor batch in loader: accelerator.backward(batch)"},
+            "takes no batches from a DataLoader",
+        ),
+        ({"before": "x = mean = mean_of(batch); x -= 1; old += x; x = old"}, "follows from the batch before .old, line 6"),
+        ({"before": "x = batch.mean(); mean.mul_(0.9).add_(x); x = x - mean"}, "follows from the batch before .mean."),
+        ({"before": "x = batch; state.last = x; x = x - state.last"}, "follows from the batch before .state.last, line 6"),
+        ({"before": "seen.append(batch); x = sum(seen)"}, "an effect of its own .append, line 6"),
+        ({"before": "seen.update(x=batch); x = seen['x']"}, "an effect of its own .update, line 6"),
+        ({"before": "x = accelerator.gather(batch)"}, "an effect of its own .gather, line 6"),
+        ({"before": "for x in batch: break"}, "does not run straight through"),
+        ({"text": LOOP.replace("DataLoader(data)", "DataLoader(data, batch_sampler=own)")}, "a sampler of the script's own"),
+        ({"text": LOOP.replace("step, batch", "step, (batch, y)")}, "takes its batches apart"),
+        ({"text": LOOP.replace("accelerator.accumulate(model)", "other()")}, "is not a statement of"),
+    ],
+)
+def test_loops_that_are_refused(tmp_path, how, reason):
+    with pytest.raises(NotRecognised, match=reason):
+        code_of(tmp_path, **how)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "steps", "message"),
+    [
+        (0.1, None, "no effect without --validation_steps"),
+        (None, 3, "no effect without"),
+        *((fraction, 3, f"{fraction} is not allowed") for fraction in (-0.1, 0.0, 0.5, 1.0, float("nan"))),
+        (0.1, 0, "0 is not"),
+    ],
+)
+def test_options_that_are_refused(fraction, steps, message):
+    with pytest.raises(LabError, match=message):
+        check_options(fraction, steps)
+
+
+def held_out_rows(dataset, fraction=0.2, script="resume", arguments=None, **given):
+    """The rows that are held back, and those to train on."""
+    run = SimpleNamespace(arguments=arguments or {})
+    held_out = HeldOutRows(HostScript(str(SCRIPTS.get(script, script))), run, fraction)
+    trained = held_out.hold_back(torch.utils.data.DataLoader.__init__, dataset, **given)
+    assert held_out.loader.num_workers == 0
+    return held_out.loader.dataset.indices, trained.indices
+
+
+def test_rows_are_the_same_for_every_seed_and_never_trained_on():
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        found.append(held_out_rows(list(range(20)), batch_size=3, num_workers=2))
+    assert found[0] == found[1]
+    held_out, trained = found[0]
+    assert len(held_out) == 4
+    assert sorted([*held_out, *trained]) == list(range(20))
+    with pytest.raises(LabError, match="cannot hold back a row of 3"):
+        held_out_rows([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "how", "reason"),
+    [
+        (list(range(20)), {"sampler": [1]}, "a sampler of the script's own"),
+        (Stream(), {}, "its data are a stream"),
+        (list(range(20)), {"arguments": {"repeats": 2}}, "in several rows .--repeats 2"),
+        (Repeated(5), {"script": __file__}, "in several of its 20 rows .num_images is 5"),
+    ],
+)
+def test_data_that_are_refused(dataset, how, reason):
+    with pytest.raises(NotRecognised, match=reason):
+        held_out_rows(dataset, **how)
+
+
+def test_rows_of_images_that_are_there_once():
+    assert len(held_out_rows(Repeated(20), script=__file__)[0]) == 4
+
+
+def test_a_range_test_has_no_use_for_it(capsys):
+    left = options_of_test(argparse.Namespace(validation_fraction=0.1, validation_steps=2))
+    assert (left.validation_fraction, left.validation_steps) == (None, None)
+    assert "--validation_fraction, --validation_steps has no effect on the test" in capsys.readouterr().err
+
+
+# --- launched ------------------------------------------------------------------------------------------------------------
+
+
+def run(folder, script, *arguments, steps, options=(), **how):
+    """What the script wrote in each process, the held-out losses by update, and what the launcher said."""
+    folder.mkdir(exist_ok=True)
+    asked = ["--validation_fraction=0.1", f"--validation_steps={steps}", "--strict"] if steps else []
+    stderr = launch(script, f"--output_dir={folder}", *arguments, options=[*asked, *options], **how)
+    path = folder / "lrlab" / "validation.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    losses = {row["update"]: row["validation_loss"] for row in rows}
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rows-*.json"))], losses, stderr
+
+
+def changed(name, folder, *replacements):
+    """A script of the tests with other words."""
+    text = SCRIPTS[name].read_text()
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / f"changed_{name}.py"
+    path.write_text(text)
+    return path
+
+
+def loss_by_hand(num_rows=2048, batch_size=8):
+    """Before any update, as the script computes it; what it draws is drawn from the stream of the validations."""
+    torch.manual_seed(0)
+    model, data = torch.nn.Linear(2, 2), torch.randn(num_rows, 2)
+    scheduler = DDPMScheduler(num_train_timesteps=1000)
+    held_out = split_rows(num_rows, round(0.1 * num_rows))[0]
+    torch.manual_seed(stream_seed(SPLIT_SEED, "validation", 0) % 2**32)
+    torch.empty((), dtype=torch.int64).random_()  # a loader draws a seed for its workers
+    total = 0.0
+    for start in range(0, len(held_out), batch_size):
+        images = data[held_out[start : start + batch_size]]
+        noise, timesteps = torch.randn_like(images), torch.randint(0, 1000, (len(images),))
+        with torch.no_grad():
+            total += F.mse_loss(model(scheduler.add_noise(images, noise, timesteps)), noise).item() * len(images)
+    return total / len(held_out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddpm", "flow"])
+def test_validations_leave_no_trace(tmp_path, name):
+    """With accumulation: the training is that of the bare script on the rows that are left."""
+    trained = split_rows(2048, 205)[1]
+    reduced = changed(name, tmp_path, ("torch.randn(2048, 2)", f"torch.utils.data.Subset(torch.randn(2048, 2), {trained})"))
+    arguments = ["--gradient_accumulation_steps=2", "--max_train_steps=5"]
+    (bare,), _, _ = run(tmp_path / "bare", reduced, *arguments, steps=None)
+    (validated,), losses, stderr = run(tmp_path / "run", SCRIPTS[name], *arguments, steps=2)
+    assert validated == bare
+    assert [*losses] == [0, 2, 4, 5]
+    assert len({*losses.values()}) == 4
+    assert "the held-out loss (205 of 2048 rows) was" in stderr
+    if name == "ddpm":
+        assert losses[0] == pytest.approx(loss_by_hand(), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_schedule_that_follows_the_loss(tmp_path):
+    """By itself it would be an error; here it is shown each held-out loss, the same in both processes, after warm-up."""
+    spec = "reduce_lr_on_plateau:patience=0,factor=0.5,threshold=0.5"
+    clock = "num_warmup_steps=args.lr_warmup_steps * accelerator.num_processes, num_training_steps=6"
+    parsed = ('parser.add_argument("--draw_twice"', 'parser.add_argument("--lr_warmup_steps", type=int, default=2)\n')
+    script = changed(
+        "ddpm",
+        tmp_path,
+        (parsed[0], parsed[1] + parsed[0]),
+        ('"constant", optimizer', f'"{spec}", optimizer, {clock}'),
+        ('"after":', '"lr": optimizer.param_groups[0]["lr"], "after":'),
+    )
+    options = ["--timestep_sampler=uniform", "--strict_lr_audit"]
+    ranks, losses, stderr = run(tmp_path / "run", script, steps=1, processes=2, options=options)
+    for rank in ranks:
+        # The loss after warm-up is the best so far; none after it is 50 % better.
+        np.testing.assert_allclose([row["lr"] for row in rank["rows"]], [0, 5e-4, 1e-3, 5e-4, 2.5e-4, 1.25e-4])
+    assert [*losses] == list(range(7))
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert "LR audit: 6 updates, every value that follows the clock was as expected. It follows a loss: the" in stderr
+    assert "learning rate was at most 0.001, and 0.000125 at the last update" in stderr
+
+
+@pytest.mark.slow
+def test_with_all_other_hooks_killed_and_resumed(tmp_path):
+    """
+    The same bits, held-out losses included; in functions of the script, too, which hooks see in the training alone. Two of
+    its 14 updates are left out, as with fp16: it counts them, the losses' updates do not.
+    """
+    saves = "class Model(torch.nn.Sequential):\n    def save_pretrained(self, folder):\n        (folder / 'model').touch()\n"
+    function = f"{saves}def loss_of(prediction, noise):\n    return F.mse_loss(prediction, noise)\ndef main(args):"
+    script = changed(
+        "resume",
+        tmp_path,
+        ("def main(args):", function),
+        ("model = torch.nn.Sequential(", "model = Model("),
+        ('F.mse_loss(prediction.float(), noise.float(), reduction="mean")', "loss_of(prediction.float(), noise.float())"),
+    )
+    others = ["--timestep_sampler=uniform", "--loss_weighting=min_snr", "--log_timesteps", "--ema=constant:decay=0.5"]
+    own = ["--resume_from_checkpoint=latest", "--dataloader_num_workers=2", "--checkpointing_steps=3", "--skipped_updates"]
+    ends, found = [], []
+    for name, steps, kills in (("whole", 2, ()), ("killed", 2, (5, 6)), ("seldom", 100, ())):
+        folder, how = tmp_path / name, {"options": [*others, "--exact_resume"], "steps": steps}
+        for kill in kills:
+            run(folder, script, *own, f"--kill_at={kill}", expect=-9, **how)
+        _, losses, stderr = run(folder, script, *own, **how)
+        ends.append([(folder / "end.json").read_text(), (folder / "lrlab" / "timesteps.parquet").read_bytes()])
+        found.append(losses)
+        assert "rows, of the weights and not of their average) was" in stderr
+    assert [*found[0]] == [0, 2, 4, 6, 8, 10, 12]
+    assert found[0] == found[1]
+    assert ends[0] == ends[1] == ends[2]
+    assert found[2] == {update: found[0][update] for update in (0, 12)}

@@ -1,0 +1,59 @@
+"""
+The table of docs/reference/diffusers-scripts.md: `python -m tests.diffusers_scripts EXAMPLES`, the folder `examples` of a
+checkout of diffusers. What an option acts on in a script is told from its text; `run` marks scripts that the tests run.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from diffusers_lrlab.diffusers_plugin.explain import RECOGNISED, faults
+from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+
+from .cases import CASES, RUN_WITH
+
+_LEFT_OUT = ("research_projects", "community")
+
+
+def scripts_of(examples: Path) -> list[Path]:
+    """The training scripts that use PyTorch, without those of research projects and of the community."""
+    found = [*examples.rglob("train_*.py"), *examples.rglob("textual_inversion*.py")]
+    return sorted(
+        path for path in found if "flax" not in path.name and not {*_LEFT_OUT} & {*path.relative_to(examples).parts}
+    )
+
+
+def table(examples: Path) -> list[str]:
+    """A row for each script; below, how often each option is recognised, and why it is not."""
+    scripts = [HostScript(str(path)) for path in scripts_of(examples)]
+    run = {option: {CASES[name].script for name in RUN_WITH.get(option, CASES)} for option in RECOGNISED}
+    reasons: dict[str, str] = {}
+    counts = dict.fromkeys(RECOGNISED, 0)
+    rows = []
+    for script in scripts:
+        name = str(Path(script.path).relative_to(examples.resolve()))
+        cells = [f"`{name}`"]
+        for option, recognise in RECOGNISED.items():
+            try:
+                recognise(script)
+            except NotRecognised as reason:
+                text = re.sub(r" \(lines? [\d, ]+\)", "", str(reason))  # where it is differs from script to script
+                cells.append(reasons.setdefault(text, chr(ord("a") + len(reasons))))
+            else:
+                counts[option] += 1
+                cells.append("run" if name in run[option] else "yes")
+        rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in faults(script)}))} |")
+    head = ["script", *(f"`{option}`" for option in RECOGNISED), "what it does wrong by itself"]
+    return [
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+        *rows,
+        "",
+        f"Of {len(scripts)} scripts: " + ", ".join(f"`{option}` {count}" for option, count in counts.items()) + ".",
+        "",
+        *(f"- {letter}: {reason}" for reason, letter in reasons.items()),
+    ]
+
+
+if __name__ == "__main__":
+    print(*table(Path(sys.argv[1]).resolve()), sep="\n")

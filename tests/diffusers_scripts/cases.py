@@ -1,0 +1,132 @@
+"""Which of diffusers' scripts are run, on what, with which arguments."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import tiny_pipelines
+from .run_script import start_in_fork
+
+_HERE = Path(__file__).parent
+_LORA = ("--rank", "2")
+_PROMPT = ("--instance_prompt", "a red square")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script by its path in diffusers' `examples`, the pipeline that it trains, and what it needs besides."""
+
+    script: str
+    pipeline: str
+    data: str  # "images", "pairs" or "folder"
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return Path(self.script).stem.removeprefix("train_")
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "unconditional_image_generation/train_unconditional.py",
+            "unconditional",
+            "images",
+            ("--ddpm_num_inference_steps", "2"),
+        ),
+        Case("text_to_image/train_text_to_image.py", "stable_diffusion", "images"),
+        Case("text_to_image/train_text_to_image_lora.py", "stable_diffusion", "images", _LORA),
+        Case("text_to_image/train_text_to_image_lora_sdxl.py", "stable_diffusion_xl", "images", _LORA),
+        Case("dreambooth/train_dreambooth_lora_sd3.py", "stable_diffusion_3", "folder", (*_LORA, *_PROMPT)),
+        Case("dreambooth/train_dreambooth_lora_flux.py", "flux", "folder", (*_LORA, *_PROMPT, "--max_sequence_length=16")),
+        Case("dreambooth/train_dreambooth_lora_lumina2.py", "lumina2", "folder", (*_LORA, *_PROMPT)),
+        Case("controlnet/train_controlnet.py", "stable_diffusion_of_factor_8", "pairs"),
+        Case("instruct_pix2pix/train_instruct_pix2pix.py", "stable_diffusion", "pairs"),
+    )
+}
+
+# Options that have been run with some of them only, of those that `test_hooks.py` and `test_scripts.py` are for.
+_OF_EACH_KIND = ("unconditional", "text_to_image", "text_to_image_lora", "dreambooth_lora_sd3")
+_MOST = (*_OF_EACH_KIND, "dreambooth_lora_flux", "controlnet", "instruct_pix2pix")
+RUN_WITH: dict[str, tuple[str, ...]] = {
+    "--ema": _MOST,
+    "--exact_resume": tuple(name for name in _MOST if name != "text_to_image_lora"),
+    "--optimizer, --lr_groups": _MOST,
+    "--find_lr": _OF_EACH_KIND,
+    "--validation_steps": _OF_EACH_KIND,
+}
+
+_COLUMNS = {
+    "controlnet": ("--conditioning_image_column", "other", "--caption_column", "text"),
+    "instruct_pix2pix": (
+        *("--original_image_column", "image", "--edited_image_column", "other", "--edit_prompt_column", "text"),
+    ),
+}
+
+
+def command(
+    case: Case, examples: Path, inputs: Path, output: Path, updates: int, accumulation: int = 1, batch_size: int = 2
+) -> list[str]:
+    """A script and its own arguments; pipelines and images are made in `inputs` where they are missing."""
+    pipeline = inputs / case.pipeline / "pipeline"
+    if not pipeline.exists():
+        tiny_pipelines.make(case.pipeline, inputs)
+    images = inputs / case.data
+    if not images.exists():
+        tiny_pipelines.make_images(images, others=case.data == "pairs", captions=case.data != "folder")
+    model = "--model_config_name_or_path" if case.pipeline == "unconditional" else "--pretrained_model_name_or_path"
+    data = "--instance_data_dir" if case.data == "folder" else "--train_data_dir"
+    given = {
+        model: pipeline,
+        data: images,
+        "--output_dir": output,
+        "--resolution": 16 if case.pipeline == "unconditional" else 32,
+        "--train_batch_size": batch_size,
+        "--gradient_accumulation_steps": accumulation,
+        "--learning_rate": 1e-3,
+        "--lr_warmup_steps": 2,
+        "--lr_scheduler": "cosine",
+        "--checkpointing_steps": 1000,
+    }
+    if case.pipeline == "unconditional":  # its length is told in epochs
+        given |= {"--num_epochs": -(-updates * accumulation * batch_size // 8), "--save_model_epochs": 1000}
+        given |= {"--save_images_epochs": 1000}
+    else:
+        given |= {"--max_train_steps": updates, "--seed": 0}
+    pairs = [str(part) for option in given.items() for part in option]
+    return [str(examples / case.script), *pairs, *case.arguments, *_COLUMNS.get(case.name, ())]
+
+
+def run(
+    arguments: list[str], launcher: list[str] | None = None, processes: int = 1, **changed: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script bare, or under the launcher with these options of it."""
+    arguments = [*([] if launcher is None else ["--launcher", *launcher]), *arguments]
+    environment = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | changed
+    if processes == 1:
+        return _run_in_fork(arguments, environment)
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), str(_HERE / "run_script.py")]
+    return subprocess.run(
+        [*start, *arguments], env=os.environ | environment, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def _run_in_fork(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Without the imports, which take most of the time of a short run."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([f"{__package__}.preloaded"])
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = (os.path.join(folder, "stdout"), os.path.join(folder, "stderr"))
+        process = context.Process(target=start_in_fork, args=(arguments, environment, outputs))
+        process.start()
+        process.join(600)
+        if process.is_alive():
+            process.kill()
+            raise TimeoutError(arguments)
+        stdout, stderr = (Path(path).read_text(errors="replace") if os.path.exists(path) else "" for path in outputs)
+    return subprocess.CompletedProcess(arguments, process.exitcode or 0, stdout, stderr)

@@ -1,0 +1,66 @@
+"""Runs diffusers' scripts, with or without torchvision: `run_script.py [--launcher] [options of it] SCRIPT.py ...`."""
+
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+
+# These look for torchvision when they are imported, and would use more of it than the stand-in has.
+import diffusers  # noqa: F401
+import transformers
+
+try:
+    import peft  # noqa: F401
+except ImportError:
+    pass
+
+_STAND_IN = []
+if importlib.util.find_spec("torchvision") is None:
+    _ = transformers.CLIPTokenizer  # its module too is imported before there is one
+    _STAND_IN = [str(Path(__file__).parent / "standin")]
+
+
+def kill_after(seconds: float) -> None:
+    """Ends this process so long after its second update, at any machine instruction: nothing handles the alarm."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def count(*_: object) -> None:
+        nonlocal num_updates
+        num_updates += 1
+        if num_updates == 2:  # there is a checkpoint of the first
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    num_updates = 0
+    register_optimizer_step_post_hook(count)
+
+
+def start(arguments: list[str]) -> None:
+    from accelerate.utils import set_seed
+
+    from diffusers_lrlab.launch import main, run_script
+
+    sys.path += _STAND_IN
+    set_seed(0)  # train_unconditional.py cannot be given one
+    if "KILL_AFTER_SECONDS" in os.environ:
+        kill_after(float(os.environ["KILL_AFTER_SECONDS"]))
+    if arguments[0] == "--launcher":
+        sys.argv[1:] = arguments[1:]
+        main()
+    else:
+        run_script(arguments[0], arguments[1:])
+
+
+def start_in_fork(arguments: list[str], environment: dict[str, str], outputs: tuple[str, str]) -> None:
+    """In a process of its own, which has imported what takes most of the time; its outputs go to two files."""
+    os.environ.update(environment)
+    for number, path in enumerate(outputs, start=1):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.argv = ["run_script.py"]
+    start(arguments)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1:])

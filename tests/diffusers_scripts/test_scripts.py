@@ -1,0 +1,127 @@
+"""
+Diffusers' own scripts under the launcher, unmodified, on tiny random models.
+
+    DIFFUSERS_CHECKOUT=path/to/diffusers python -m pytest -m slow tests/diffusers_scripts
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diffusers_lrlab.diffusers_plugin import timesteps_hook
+from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+
+from . import lr_clock
+from .__main__ import scripts_of, table
+from .cases import CASES, command, run
+
+CHECKOUT = os.environ.get("DIFFUSERS_CHECKOUT")
+EXAMPLES = Path(CHECKOUT or ".").resolve() / "examples"
+UPDATES = 20
+ADAMW = ("text_to_image", "text_to_image_lora", "dreambooth_lora_sd3")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHECKOUT, reason="DIFFUSERS_CHECKOUT does not name a checkout of diffusers"),
+]
+IN_TURN = [
+    pytest.param(
+        case,
+        id=case.name,
+        marks=pytest.mark.skipif("lora" in case.name and find_spec("peft") is None, reason="peft is not installed"),
+    )
+    for case in CASES.values()
+]
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    return tmp_path_factory.mktemp("inputs")
+
+
+def weights(folder):
+    """Everything that was saved, by file and name."""
+    files = [path for path in sorted(folder.rglob("*.safetensors")) if "checkpoint-" not in str(path)]
+    assert files
+    return {f"{path.relative_to(folder)}:{name}": value for path in files for name, value in load_file(path).items()}
+
+
+def differing(one, other):
+    assert one.keys() == other.keys()
+    return [name for name, value in one.items() if not value.equal(other[name])]
+
+
+def trained(case, inputs, output, launcher, processes=1, **options):
+    done = run(command(case, EXAMPLES, inputs, output, UPDATES, **options), launcher, processes)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return weights(output), done.stderr
+
+
+def test_timesteps_of_most_scripts_are_recognised():
+    recognised = []
+    for path in scripts_of(EXAMPLES):
+        try:
+            timesteps_hook.recognise(HostScript(str(path)))
+        except NotRecognised:
+            continue
+        recognised.append(str(path.relative_to(EXAMPLES)))
+    assert len(recognised) >= 40
+    assert {case.script for case in CASES.values()} <= {*recognised}
+    assert len([row for row in table(EXAMPLES) if row.startswith("| `")]) == len(scripts_of(EXAMPLES))
+
+
+def test_the_page_has_the_table_of_all_options():
+    page = (Path(__file__).parents[2] / "docs/reference/diffusers-scripts.md").read_text()
+    assert "\n".join(table(EXAMPLES)) in page
+
+
+@pytest.mark.parametrize("name", ["unconditional"])
+def test_a_patched_clock_is_right(tmp_path, name):
+    """By its new test, too. All others: `python -m tests.diffusers_scripts.lr_clock`."""
+    patches = lr_clock.patched_clone(EXAMPLES.parent, tmp_path / "diffusers")
+    assert len([patch for patch in patches if patch.state == "patched"]) >= 20
+    patch = next(patch for patch in patches if patch.made.endswith(name.replace("_", "-")))
+    run = lr_clock.run_test(tmp_path / "diffusers", patch)
+    assert run.passed, run.output[-3000:]
+    assert run.rates[:2] == [0.5, 1.0]
+    assert run.rates[-1] == 0
+
+
+@pytest.mark.parametrize("case", IN_TURN)
+def test_without_options_nothing_changes(tmp_path, inputs, case):
+    bare, _ = trained(case, inputs, tmp_path / "bare", None)
+    ours, stderr = trained(case, inputs, tmp_path / "ours", [])
+    assert differing(bare, ours) == []
+    assert f"LR audit: {UPDATES} updates, every value that follows the clock was as expected." in stderr
+
+
+@pytest.mark.parametrize("case", IN_TURN[:2])
+def test_two_processes(tmp_path, inputs, case):
+    _, stderr = trained(
+        case, inputs, tmp_path / "two", ["--fix_lr_clock", "--timestep_sampler=logit_normal"], 2, batch_size=1
+    )
+    assert "every value that follows the clock was as expected" in stderr
+    assert "draws of timesteps replaced" in stderr
+
+
+@pytest.mark.parametrize("case", [case for case in IN_TURN if case.id in ADAMW])
+def test_the_same_optimizer(tmp_path, inputs, case):
+    """AdamW in place of the script's, which is AdamW too: the same weights but for rounding."""
+    own, _ = trained(case, inputs, tmp_path / "own", ["--fix_lr_clock"])
+    ours, stderr = trained(case, inputs, tmp_path / "ours", ["--fix_lr_clock", "--strict", "--optimizer=adamw"])
+    assert "--optimizer adamw, with the script's learning rate 0.001, beta1 0.9, beta2 0.999, eps 1e-08, weight" in stderr
+    assert all(torch.allclose(value, ours[name], rtol=1e-3, atol=1e-5) for name, value in own.items())
+
+
+@pytest.mark.parametrize("case", IN_TURN)
+def test_a_learning_rate_is_looked_for(tmp_path, inputs, case):
+    """Nothing of the script stays but what was found; --checkpointing_steps would have left checkpoints."""
+    arguments = command(case, EXAMPLES, inputs, tmp_path / "run", UPDATES)
+    done = run([*arguments, "--checkpointing_steps=50"], ["--find_lr"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "1 test from 1e-07 to 0.01 in 200 updates" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["lr_finder.json", "lr_finder.png", "lrlab"]

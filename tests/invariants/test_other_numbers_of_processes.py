@@ -1,0 +1,55 @@
+"""A run that goes on with fewer processes, at the same global batch, ends like one of one process throughout."""
+
+import json
+
+import pytest
+import runs
+import torch
+from safetensors.torch import load_file
+
+ARGUMENTS = """--dataset_name=moons --max_train_steps=12 --checkpointing_steps=4 --checkpoints_total_limit=0
+    --logging_steps=1 --num_validation_images=0 --eval_batch_size=4 --distance_samples=0 --ddpm_num_steps=20
+    --ddpm_num_inference_steps=2 --cpu_threads=1 --no_preflight""".split()
+MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 2, "embedding_size": 8}
+BATCH = 32
+
+
+def in_float64():
+    """Called in each process, first: weights, data and losses are float64, where sums in another order agree."""
+    from diffusers_lrlab.training import trainer
+
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double
+    to_device = trainer.to_device
+    trainer.to_device = lambda images, device: to_device(images, device).double()
+
+
+def weights_of(folder, name):
+    return load_file(folder / "checkpoint-12" / name / "diffusion_pytorch_model.safetensors")
+
+
+@pytest.mark.slow
+def test_four_then_two_then_one_process(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+
+    def train(folder, processes, *more):
+        arguments = [*ARGUMENTS, f"--model_config_name_or_path={tmp_path / 'config.json'}", f"--output_dir={folder}", *more]
+        arguments.append(f"--train_batch_size={BATCH // processes}")
+        runs.run(*arguments, processes=processes, before=in_float64)
+        return folder
+
+    alone, fewer = train(tmp_path / "alone", 1), tmp_path / "fewer"
+    train(fewer, 4)
+    train(fewer, 2, "--resume_from_checkpoint=checkpoint-4")  # drops what came after it
+    train(fewer, 1, "--resume_from_checkpoint=checkpoint-8")
+    assert [len(runs.read_record(fewer)["run"]["starts"]), runs.read_record(fewer)["train"]["num_processes"]] == [3, 1]
+    for name in ("denoiser", "denoiser_ema"):
+        expected, found = weights_of(alone, name), weights_of(fewer, name)
+        start = load_file(alone / "checkpoint-4" / name / "diffusion_pytorch_model.safetensors")
+        assert expected.keys() == found.keys()
+        for key, value in expected.items():
+            assert found[key].dtype == torch.float64
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
+        assert any((value - start[key]).abs().max() > 1e-4 for key, value in expected.items())  # it learned meanwhile
+    losses = [[row["loss"] for row in runs.read_metrics(folder)[0]] for folder in (alone, fewer)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-9)

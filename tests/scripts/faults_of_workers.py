@@ -1,0 +1,42 @@
+"""A plug-in: what goes wrong in a worker, as files in a folder say, and a line there for every update that is computed."""
+
+import os
+import signal
+from pathlib import Path
+
+import diffusers_lrlab.study.executors.jobs as jobs
+import diffusers_lrlab.study.stacked.stacks as stacks
+from diffusers_lrlab.study.stacked.stack import Stack
+from diffusers_lrlab.training.trainer import Trainer
+
+FOLDER = Path(os.environ["LRLAB_FAULTS"])
+jobs._SILENT_SECONDS = 5.0
+stacks._SAVE_SECONDS = 0.0  # after every update
+
+
+def happens_once(name):
+    try:
+        os.rename(FOLDER / name, FOLDER / f"{name}-done")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def disturbed(do_update):
+    def do_update_unless(self, *inputs):
+        size = len(getattr(self, "members", [self]))
+        with open(FOLDER / "updates", "a") as file:
+            file.write(f"{size}\n" * size)
+        if size > 2 and (FOLDER / "small").exists():
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: made up")
+        if self.update == 15 and happens_once("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.update == 15 and happens_once("hang"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return do_update(self, *inputs)
+
+    return do_update_unless
+
+
+for kind in (Stack, Trainer):
+    kind.do_update = disturbed(kind.do_update)

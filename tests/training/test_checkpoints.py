@@ -1,0 +1,169 @@
+"""Checkpoints that a thread writes while training goes on: what they hold, and what becomes of errors there."""
+
+import itertools
+import json
+import threading
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from helpers import load_data_once
+
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.core.errors import DiskFull, Diverged, LabError
+from diffusers_lrlab.forecast.memory import forecast_memory
+from diffusers_lrlab.training import checkpoints
+from diffusers_lrlab.training.host_copies import on_host
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.run_folder import RunFolder, find_damaged_file
+from diffusers_lrlab.training.trainer import Trainer
+
+MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
+SMALL = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
+SMALL |= {"logging_steps": 1, "validation_steps": 100, "log_timestep_bins": 2}
+SMALL |= {"ddpm_num_steps": 4, "ddpm_num_inference_steps": 2, "save_images_epochs": 10**6}
+
+
+def make_trainer(folder, **options):
+    config = resolve_config(TrainingConfig(**SMALL, **{"checkpointing_steps": 3, **options}, output_dir=str(folder)))
+    data = load_data_once(config)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Trainer(make_plan(config, data, MODEL), data, Accelerator(cpu=True), RunFolder(folder))
+
+
+def do_updates(trainer, number):
+    """A run after so many updates; what is being written is so still."""
+    updates = trainer.updates(show_progress=False)
+    for _ in range(number):
+        next(updates)
+    return updates
+
+
+def names(folder):
+    return [path.name for path in RunFolder(folder).checkpoints()]
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Nothing is written before `disk.set()`, unless the test waits for five seconds in vain."""
+    free, write = threading.Event(), checkpoints._Contents.write
+
+    def write_when_free(contents, into, folder):
+        free.wait(5)
+        write(contents, into, folder)
+
+    monkeypatch.setattr(checkpoints._Contents, "write", write_when_free)
+    return free
+
+
+def test_what_is_written_is_the_run_as_it_was(tmp_path, disk):
+    updates = do_updates(trainer := make_trainer(tmp_path / "late"), 5)
+    assert trainer.update == 5
+    assert names(tmp_path / "late") == []  # nothing of it is seen before it is whole
+    disk.set()
+    trainer.checkpoints.finish()
+    assert names(tmp_path / "late") == ["checkpoint-3"]
+    do_updates(at_once := make_trainer(tmp_path / "now", checkpointing_steps=100), 3)
+    late, now = tmp_path / "late" / "checkpoint-3", at_once.save()
+    files = sorted(path.relative_to(now) for path in now.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(late) for path in late.rglob("*") if path.is_file())
+    for file in files:
+        if file.name not in ("trainer.json", "manifest.json"):  # these have seconds in them
+            assert (late / file).read_bytes() == (now / file).read_bytes(), file
+    logs = [json.loads((folder / "trainer.json").read_text())["log"] for folder in (late, now)]
+    assert logs[0] == logs[1]
+    assert find_damaged_file(late) is None
+    updates.close()
+
+
+def test_one_is_written_at_a_time(tmp_path, disk):
+    trainer = make_trainer(tmp_path)
+    updates = do_updates(trainer, 5)
+    threading.Timer(0.2, disk.set).start()
+    next(updates)  # the next one is due, and the one before appears first
+    assert disk.is_set()
+    assert "checkpoint-3" in names(tmp_path)
+    updates.close()
+    assert names(tmp_path) == ["checkpoint-3", "checkpoint-6"]  # whatever ends a run
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_there_ends_the_run(tmp_path, monkeypatch, disk, late):
+    """At the next update, or when the next one is due."""
+    threading.Timer(0.2 * late, disk.set).start()
+    trainer = make_trainer(tmp_path, checkpointing_steps=2)
+    updates = trainer.updates(show_progress=False)
+
+    def write(*_):
+        disk.wait()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints._Contents, "write", write)
+
+    def go_on():
+        for update in updates:
+            assert update < 4
+            while update == 2 and not late and not trainer.checkpoints._pending.done():
+                pass
+
+    with pytest.raises(DiskFull, match=r"No room to write .*checkpoint-2"):
+        go_on()
+    assert trainer.update == (4 if late else 3)
+    assert not list(tmp_path.glob("*checkpoint*"))
+
+
+def test_a_run_that_diverges_meanwhile_keeps_it_and_names_it(tmp_path, disk):
+    trainer = make_trainer(tmp_path)
+    updates = do_updates(trainer, 4)
+    threading.Timer(0.1, disk.set).start()
+    trainer.sums.fill_(torch.nan)
+    with pytest.raises(Diverged, match=f"go on from {tmp_path}/checkpoint-3"):
+        next(updates)
+    assert names(tmp_path) == ["checkpoint-3"]
+
+
+def test_those_that_come_too_soon_are_left_out(tmp_path, monkeypatch):
+    seconds = itertools.count(0, 1.0)  # so many updates and checkpoints
+    trainer = make_trainer(tmp_path, checkpointing_min_seconds=10, checkpoints_total_limit=0)
+    do_update = trainer.do_update
+
+    def timed(images):
+        now = next(seconds)
+        monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 2 * now)
+        return do_update(images)
+
+    monkeypatch.setattr(trainer, "do_update", timed)
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 0.0)
+    assert [*trainer.updates(show_progress=False)] == list(range(1, 13))
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]  # that of 9 is 6 s younger; the last is always there
+
+
+def test_where_a_run_goes_back_to_is_no_matter_of_speed(tmp_path):
+    with pytest.raises(LabError, match="--checkpointing_min_seconds 60 and --on_divergence rollback.* exclude each other"):
+        make_trainer(tmp_path, checkpointing_min_seconds=60, on_divergence="rollback")
+
+
+def test_a_copy_shares_nothing_and_keeps_its_shape():
+    rows = torch.arange(6.0).reshape(2, 3).t()  # not contiguous
+    betas = (0.9, 0.99)
+    state = {"state": {0: {"exp_avg": rows, "step": 1}}, "param_groups": [{"betas": betas}, {"betas": betas}]}
+    copied = on_host(state)
+    assert copied["state"][0]["exp_avg"].stride() == rows.stride()
+    rows.zero_()
+    state["param_groups"][0]["lr"] = 1.0
+    assert copied["state"][0]["exp_avg"].sum() == 15
+    first, second = copied["param_groups"]
+    assert first["betas"] is second["betas"]  # as pickles have it
+    assert "lr" not in first
+
+
+def test_the_forecast_knows_of_the_copy(tmp_path):
+    trainer = make_trainer(tmp_path)
+    do_updates(trainer, 1)
+    held = [trainer.bare_model.state_dict(), trainer.optimizer.state_dict()["state"], trainer.average.ema.shadow_params]
+    tensors = torch.utils._pytree.tree_leaves(on_host(held))
+    forecast = forecast_memory(trainer.plan)
+    assert forecast.checkpoint == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.05)
+    assert forecast_memory(make_trainer(tmp_path, checkpointing_steps=12).plan) == forecast._replace(checkpoint=0)

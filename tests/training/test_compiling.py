@@ -1,0 +1,146 @@
+"""Compiled models: plain keys in checkpoints, resuming to the bit, few graphs, and a run's identity."""
+
+import json
+
+import pytest
+import runs
+import torch
+from accelerate.state import AcceleratorState
+from helpers import load_data_once
+from safetensors.torch import load_file
+from trainer_states import assert_same, state_of
+
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.training.compiling import compile_backend
+from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.prepare import make_accelerator, prepare
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resume import resumed_config
+from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.trainer import Trainer
+
+MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 2, "embedding_size": 4}
+
+
+def make_trainer(folder, backend="eager", model=MODEL, **more):
+    """A trainer of a tiny model, compiled by a backend."""
+    folder.mkdir(exist_ok=True)
+    (folder / "model.json").write_text(json.dumps(model))
+    small = {"dataset_name": "moons", "max_train_steps": 8, "train_batch_size": 32, "num_validation_images": 16}
+    small |= {"logging_steps": 2, "validation_steps": 3, "log_timestep_bins": 2, "checkpointing_steps": 4, "cpu_threads": 1}
+    small |= {"ddpm_num_steps": 8, "ddpm_num_inference_steps": 2, "compile": backend != "no"}
+    options = {**small, "model_config_name_or_path": str(folder / "model.json"), "output_dir": str(folder), **more}
+    config = resolve_config(TrainingConfig(**options))
+    data = load_data_once(config)
+    plan = make_plan(config, data, kind_of(config).load_model_config(config))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
+        accelerator = make_accelerator(config)
+    return Trainer(plan, data, accelerator, RunFolder(folder))
+
+
+def train(trainer, until=8):
+    for update in trainer.updates(show_progress=False):
+        if update == until:
+            break
+    return trainer
+
+
+def test_a_run_that_the_launcher_compiles_can_be_resumed(tmp_path):
+    """It could not: the compiled wrapper was asked for plain keys."""
+    trainer = make_trainer(tmp_path)
+    assert type(trainer.bare_model).__name__ == "MLPDenoiser"
+    checkpoint = trainer.save()
+    saved = load_file(checkpoint / "denoiser" / "diffusion_pytorch_model.safetensors")
+    assert {*saved} == {*type(trainer.bare_model)(**trainer.plan.model_config).state_dict()}
+    again = make_trainer(tmp_path)
+    for parameter in again.bare_model.parameters():
+        parameter.data.zero_()
+    again.resume(checkpoint)
+    assert_same(again.bare_model.state_dict(), saved)
+
+
+def test_compiled_and_plain_runs_do_not_go_on_with_each_other(tmp_path):
+    checkpoint = make_trainer(tmp_path).save()
+    with pytest.raises(LabError, match="compile: 'eager' then, 'no' now"):
+        make_trainer(tmp_path, backend="no").resume(checkpoint)
+    state = json.loads((checkpoint / "trainer.json").read_text())
+    del state["compile"]  # as versions before wrote it
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    make_trainer(tmp_path, backend="no").resume(checkpoint)
+
+
+UNET = {"model": runs.TINY_UNET, "dataset_name": "digits", "train_batch_size": 4, "save_images_epochs": 10**6}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # of what inductor and dynamo do
+@pytest.mark.parametrize(
+    ("backend", "blocks", "options", "most"),
+    [
+        ("eager", [], {}, 2),
+        ("inductor", [], {}, 2),
+        ("eager", ["ResnetBlock2D"], UNET, 16),
+        ("eager", [], {**UNET, "channels_last": True}, 2),
+    ],
+)
+def test_few_graphs_over_a_whole_schedule_and_the_same_bits_after_resuming(
+    tmp_path, monkeypatch, backend, blocks, options, most
+):
+    """Validation, samples, logs and rates that change are between and beside the updates."""
+    monkeypatch.setattr("diffusers.UNet2DModel._repeated_blocks", blocks, raising=False)
+    graphs = torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+    graphs.clear()
+    whole = train(make_trainer(tmp_path / "whole", backend, **options))
+    assert 1 <= graphs["unique_graphs"] <= most, graphs
+    part = train(make_trainer(tmp_path / "part", backend, **options), until=4)
+    again = make_trainer(tmp_path / "part", backend, **options)
+    again.resume(part.save())
+    train(again)
+    expected, found = state_of(whole), state_of(again)
+    for state in (expected, found):
+        state["clock"] = state["clock"][:2]  # without seconds
+    assert_same(found, expected)
+
+
+def test_channels_stay_last_in_a_run_that_goes_on_and_files_are_plain(tmp_path):
+    options = {**UNET, "backend": "no", "channels_last": True, "max_train_steps": 3, "log_timestep_bins": 2}
+    whole = train(make_trainer(tmp_path / "whole", **options), until=3)
+    part = train(make_trainer(tmp_path / "part", **options), until=1)
+    checkpoint = part.save()
+    assert all(value.is_contiguous() for value in part.bare_model.state_dict().values())
+    again = make_trainer(tmp_path / "part", **options)
+    again.resume(checkpoint)
+    train(again, until=3)
+    expected, found = state_of(whole), state_of(again)
+    for state in (expected, found):
+        state["clock"] = state["clock"][:2]  # without seconds
+    assert_same(found, expected)
+    kernel = next(value for value in again.bare_model.parameters() if value.ndim == 4 and value.shape[1] > 1)
+    place = [id(value) for value in again.bare_model.parameters()].index(id(kernel))
+    state = again.optimizer.state[kernel]
+    for value in (kernel, again.average.ema.shadow_params[place], state["exp_avg"], state["exp_avg_sq"]):
+        assert value.is_contiguous(memory_format=torch.channels_last)
+        assert not value.is_contiguous()
+    assert "channels last" in again.plan.describe()
+    with pytest.raises(LabError, match="--channels_last: True then, False now"):
+        resumed_config(make_trainer(tmp_path / "other", **UNET, backend="no").config, checkpoint)
+
+
+def test_channels_of_points_cannot_be_last():
+    with pytest.raises(LabError, match="--channels_last has no effect here; it needs a data set of images"):
+        resolve_config(TrainingConfig(dataset_name="moons", max_train_steps=2, channels_last=True))
+
+
+def test_the_launchers_backend_is_part_of_the_configuration(tmp_path, monkeypatch):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
+    options = {"dataset_name": "moons", "max_train_steps": 2, "num_validation_images": 0, "train_batch_size": 4}
+    plan, _, accelerator = prepare(TrainingConfig(output_dir=str(tmp_path / "run"), cpu_threads=1, **options))
+    assert plan.config.compile
+    assert compile_backend(accelerator) == "eager"
+    assert "compiled for training" in plan.describe()

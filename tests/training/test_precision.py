@@ -1,0 +1,63 @@
+"""Which precision a run computes in if nobody says."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.training.compiling import use_tf32
+from diffusers_lrlab.training.prepare import check_precision, usual_precision
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resume import resumed_config
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that computes in bfloat16, as far as torch says."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+
+
+def test_a_cpu_computes_in_what_the_launcher_says():
+    assert usual_precision() is None
+
+
+@pytest.mark.parametrize(("launched", "expected"), [(None, "bf16"), ("no", "bf16"), ("fp16", None)])
+def test_a_gpu_computes_in_bfloat16_unless_the_launcher_says_otherwise(monkeypatch, gpu, launched, expected):
+    if launched is not None:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    assert usual_precision() == expected
+
+
+def test_one_that_only_emulates_it_does_not(monkeypatch, gpu):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert usual_precision() is None
+
+
+def test_tf32_is_a_matter_of_gpus_that_have_it(monkeypatch, gpu):
+    config = resolve_config(TrainingConfig(dataset_name="digits", max_train_steps=2, allow_tf32=True))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    check_precision(config)
+    for allowed in (True, False):  # the run before says nothing about this one; the latter is torch's default
+        use_tf32(allowed)
+        assert torch.backends.cuda.matmul.allow_tf32 is allowed
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(LabError, match="--allow_tf32 needs an NVIDIA GPU of Ampere or later, and there is none here"):
+        check_precision(config)
+
+
+def test_tf32_without_a_gpu_is_an_error():
+    with pytest.raises(LabError, match="--allow_tf32 needs an NVIDIA GPU"):
+        check_precision(resolve_config(TrainingConfig(dataset_name="digits", max_train_steps=2, allow_tf32=True)))
+
+
+@pytest.mark.parametrize(("then", "asked", "expected"), [("no", None, "no"), ("bf16", None, None), ("no", "bf16", "bf16")])
+def test_a_run_of_float32_stays_one(tmp_path, then, asked, expected):
+    config = resolve_config(TrainingConfig(dataset_name="digits", max_train_steps=2, mixed_precision=asked))
+    saved = dataclasses.replace(config, mixed_precision=then).to_dict()
+    (tmp_path / "trainer.json").write_text(json.dumps({"config": saved, "mixed_precision": then}))
+    assert resumed_config(config, tmp_path).mixed_precision == expected
