@@ -14,6 +14,7 @@ from pathlib import Path
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
+from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.core.registry import markdown_table
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
@@ -56,6 +57,8 @@ TABLES = {
     "schedules": SCHEDULERS.table,
     "momentum": MOMENTUM_SCHEDULERS.table,
     "optimizers": OPTIMIZERS.table,
+    "ema-forms": EMA_FORMS.table,
+    "ema-forms-common": EMA_FORMS.common_table,
     "timesteps": TIMESTEP_SAMPLERS.table,
     "timesteps-common": TIMESTEP_SAMPLERS.common_table,
     "weightings": LOSS_WEIGHTINGS.table,
