@@ -241,29 +241,42 @@ def main():
     meta = describe_environment()
     print(f"{meta['processor']}, {options.threads} threads, torch {meta['versions']['torch']}, {options.precision}\n")
 
-    sizes = [int(size) for size in options.sizes.split(",")]
-    total = (options.rounds + 2) * options.updates + 10
     with tempfile.TemporaryDirectory() as folder:
         study = StudyContext(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
-        trainer = make_point_trainer(Path(folder) / "local", total)
-        loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
-        torch.set_num_threads(options.threads)
-        with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
-            stacks = {f"stacked, R = {size}": make_stacks(study, size, total, threads) for size in sizes}
-            for name, backends in CANDIDATES.items():
-                stacks[f"stacked, R = 20, {name}"] = make_stacks(study, 20, total, threads, backends)
-            loops |= {name: stack.updates() for name, stack in stacks.items()}
-            times, limits = turns(loops, stacks, threads, options)
-            torch.set_num_threads(1)
-            evaluated = stacks["stacked, R = 20, stock"]
-            sampling, same, kl = evaluation_seconds(evaluated, threads, options.samples, options.sampling_rounds)
+        times, limits, evaluated = measure_loops(study, Path(folder), options)
         torch.set_num_threads(1)
         host = host_costs(study, options.rounds, options.updates)
         operators = [sampling_operators(study, size) for size in SMALL_SIZES]
+    print_loops(times, limits)
+    training = statistics.median(times["stacked, R = 20, stock"]) * NUM_UPDATES / 1e3
+    print_sampling(*evaluated, operators, training, options.samples)
+    print(f"\n| an update of small networks | {' | '.join(f'R = {size}' for size in SMALL_SIZES)} | a member more |")
+    print("|---|---|---|---|---|")
+    for name, values in host.items():
+        print(f"| {name} | {' | '.join(values)} |")
+
+
+def measure_loops(study, folder, options):
+    """Times of an update and its products alone, by what trains, and the evaluation of a stack of 20."""
+    sizes = [int(size) for size in options.sizes.split(",")]
+    total = (options.rounds + 2) * options.updates + 10
+    trainer = make_point_trainer(folder / "local", total)
+    loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
+    torch.set_num_threads(options.threads)
+    with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
+        stacks = {f"stacked, R = {size}": make_stacks(study, size, total, threads) for size in sizes}
+        for name, backends in CANDIDATES.items():
+            stacks[f"stacked, R = 20, {name}"] = make_stacks(study, 20, total, threads, backends)
+        loops |= {name: stack.updates() for name, stack in stacks.items()}
+        times, limits = turns(loops, stacks, threads, options)
+        torch.set_num_threads(1)
+        evaluated = evaluation_seconds(stacks["stacked, R = 20, stock"], threads, options.samples, options.sampling_rounds)
     # The plain loop and the trainer have the products of a stack of one.
     single = limits[f"stacked, R = {min(sizes)}"]
-    limits |= {"plain loop": single, "local": single}
+    return times, limits | {"plain loop": single, "local": single}, evaluated
 
+
+def print_loops(times, limits):
     print("| | ms per update of a run | runs an hour | plain loop over this | products alone, ms (GFLOP/s) | their share |")
     print("|---|---|---|---|---|---|")
     for name, values in times.items():
@@ -274,12 +287,13 @@ def main():
         alone = f"{limit:.2f} ({GEMM_FLOP / limit / 1e6:.0f}) | {100 * limit / median:.0f} %"
         an_hour = 3.6e6 / median / NUM_UPDATES
         print(f"| {name} | {median:.2f} | {an_hour:.0f} | {ratio:.2f} ({low:.2f} to {high:.2f}) | {alone} |")
-    training = statistics.median(times["stacked, R = 20, stock"]) * NUM_UPDATES / 1e3
+
+
+def print_sampling(sampling, same, kl, operators, training, num_samples):
+    """`training` is the seconds that a run of the stack is trained for."""
     seconds = {name: statistics.median(values) * FULL_STEPS / SAMPLING_STEPS for name, values in sampling.items()}
     ratios = [alone / together for alone, together in zip(*sampling.values(), strict=True)]
-    print(
-        f"\n| {options.samples:,} samples of 20 runs | s of a run, {FULL_STEPS} steps | operators of a step, R = 2, 8, 32 |"
-    )
+    print(f"\n| {num_samples:,} samples of 20 runs | s of a run, {FULL_STEPS} steps | operators of a step, R = 2, 8, 32 |")
     print("|---|---|---|")
     for place, (name, value) in enumerate(seconds.items()):
         print(f"| {name} | {value:.2f} | {', '.join(str(counts[place]) for counts in operators)} |")
@@ -289,11 +303,6 @@ def main():
         f"and are {bits}. Of a run in a stack of 20: training {training:.1f} s, samples {seconds['together']:.1f} s, KL "
         f"{kl:.2f} s: {100 * (seconds['together'] + kl) / training:.0f} % of training."
     )
-
-    print(f"\n| an update of small networks | {' | '.join(f'R = {size}' for size in SMALL_SIZES)} | a member more |")
-    print("|---|---|---|---|---|")
-    for name, values in host.items():
-        print(f"| {name} | {' | '.join(values)} |")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ import functools
 import math
 from typing import Any, cast
 
-import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..schedules.audit import TOLERANCE
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, resolve_schedule
@@ -257,22 +255,11 @@ class HostClock:
         )
 
     def _compare(self, watched: WatchedSchedule, num_updates: int) -> None:
-        applied, expected = watched.lrs(num_updates)
-        if np.abs(applied - expected).max() <= TOLERANCE * max(watched.base_lrs):
-            return
-        given, name = watched.given, describe_schedule(watched.schedule)
-        steps = "once" if watched.steps_per_update == 1 else f"{watched.steps_per_update} times"
-        end = f"{applied[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for"
-        peaks = applied.argmax(), expected.argmax()
-        text = (
-            f"this script does {num_updates} updates, each of which steps its schedule {steps}, but made {name!r} "
-            f"{given.total_updates} steps long, {given.warmup_updates} of them warm-up. The learning rate will be {end}"
-            + (f", and highest at update {peaks[0]} instead of {peaks[1]}" if peaks[0] != peaks[1] else "")
-            + ". Add --fix_lr_clock before the script's name to make it right."
-        )
-        if self.strict:
+        text = watched.deviation(num_updates)
+        if text and self.strict:
             raise LabError("--strict_lr_audit: " + text)
-        self.run.warn(text)
+        if text:
+            self.run.warn(text)
 
     def report(self) -> str:
         """What the audit found, in a line for each schedule."""

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..schedules.audit import ScheduleAudit
+from ..schedules.audit import TOLERANCE, ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import default_lr, read_momentum, write_lrs
 from ..schedules.resolve import describe_schedule
@@ -46,6 +46,22 @@ class WatchedSchedule:
         else:
             applied = self._at(self.given, counts, group)[0]
         return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates, group)[0]
+
+    def deviation(self, num_updates: int) -> str | None:
+        """In words, if the script's own clock gives its updates other learning rates than were asked for."""
+        applied, expected = self.lrs(num_updates)
+        if np.abs(applied - expected).max() <= TOLERANCE * max(self.base_lrs):
+            return None
+        steps = "once" if self.steps_per_update == 1 else f"{self.steps_per_update} times"
+        end = f"{applied[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for"
+        peaks = applied.argmax(), expected.argmax()
+        return (
+            f"this script does {num_updates} updates, each of which steps its schedule {steps}, but made "
+            f"{describe_schedule(self.schedule)!r} {self.given.total_updates} steps long, {self.given.warmup_updates} of "
+            f"them warm-up. The learning rate will be {end}"
+            + (f", and highest at update {peaks[0]} instead of {peaks[1]}" if peaks[0] != peaks[1] else "")
+            + ". Add --fix_lr_clock before the script's name to make it right."
+        )
 
     def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
         at = replace(clock, update=counts)
