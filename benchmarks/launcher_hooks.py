@@ -2,35 +2,36 @@
 
     python benchmarks/launcher_hooks.py
 
-A script like diffusers' own, with a UNet of 0.7 M parameters for 8x8 images, is run bare, under the launcher, with each of
-its options, and with all of them. They take turns, each in a process of its own, and the CPU time of their updates is
-measured: with one thread that is what an update takes on a machine that does nothing else. The last column is the shortest
-update of which the overhead is 3 %.
+A script like diffusers' own, with a UNet of 0.9 M parameters for 8x8 images, is run bare, under the launcher, with each of
+its options, and with all of them. All run side by side, each in a process of its own, and take turns update by update, so
+that a machine whose speed changes is as fast for each. The CPU time of an update is measured: with one thread that is what
+it takes where nothing else runs. The last column is the shortest update of which the overhead is 3 %.
 """
 
 import json
+import math
 import multiprocessing
+import multiprocessing.connection
 import os
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from common import machine, make_parser, parse
 from diffusers import DDPMScheduler, UNet2DModel
 from diffusers.optimization import get_scheduler
-from tqdm.auto import tqdm
 
 from diffusers_lrlab import launch
 
 SAMPLER, WEIGHTING = ["--timestep_sampler", "clts"], ["--loss_weighting", "min_snr"]
 LOG, EMA, RESUME = ["--log_timesteps"], ["--ema", "warmup_power"], ["--exact_resume"]
 GROUPS = ["--optimizer", "adamw", "--lr_groups", "*.bias=2"]
-WITHOUT_EMA = [*SAMPLER, *WEIGHTING, *LOG, *RESUME, *GROUPS]
+SEEN = [*SAMPLER, *WEIGHTING, *LOG, *RESUME]
 HOOKS = {
     "bare": None,
     "launcher alone: audit, log of gradient norms": [],
@@ -40,14 +41,15 @@ HOOKS = {
     "`--exact_resume`": RESUME,
     "`--optimizer`, `--lr_groups`": GROUPS,
     "`--ema`": EMA,
-    "all of these but `--ema`": WITHOUT_EMA,
-    "all of these": [*WITHOUT_EMA, *EMA],
-    "all, and `--timestep_grad_every 100`": [*WITHOUT_EMA, *EMA, "--timestep_grad_every", "100"],
+    "all but `--optimizer` and `--ema`": SEEN,
+    "all but `--optimizer`": [*SEEN, *EMA],
+    "all": [*SEEN, *EMA, *GROUPS],
+    "all, and `--timestep_grad_every 100`": [*SEEN, *EMA, *GROUPS, "--timestep_grad_every", "100"],
 }
 GOAL = 0.03
 
 
-def train(output_dir, max_train_steps):
+def train(output_dir, max_train_steps, place):
     """The script that is hooked; its updates' seconds go to `output_dir`."""
     accelerator = Accelerator(gradient_accumulation_steps=1)
     torch.manual_seed(0)
@@ -60,7 +62,9 @@ def train(output_dir, max_train_steps):
     model, optimizer, loader, lr_scheduler = accelerator.prepare(model, optimizer, loader, lr_scheduler)
     if os.path.exists(os.path.join(output_dir, "checkpoint")):
         accelerator.load_state(os.path.join(output_dir, "checkpoint"))
-    seconds, begun = [], time.process_time()
+    turns, seconds = multiprocessing.current_process().turns, []
+    turns[place].acquire()
+    begun = time.process_time()
     while len(seconds) < max_train_steps:
         for images in loader:
             with accelerator.accumulate(model):
@@ -77,17 +81,20 @@ def train(output_dir, max_train_steps):
                 lr_scheduler.step()
                 optimizer.zero_grad()
             seconds.append(time.process_time() - begun)
-            begun = time.process_time()
+            turns[(place + 1) % len(turns)].release()
             if len(seconds) == max_train_steps:
                 break
+            turns[place].acquire()
+            begun = time.process_time()
     accelerator.save_state(os.path.join(output_dir, "checkpoint"))
     accelerator.unwrap_model(model).save_pretrained(os.path.join(output_dir, "unet"))
     Path(output_dir, "seconds.json").write_text(json.dumps(seconds))
     accelerator.end_training()
 
 
-def run(options, script):
+def run(options, script, turns):
     """The script as the launcher runs it, or bare; what it says goes to a file."""
+    multiprocessing.current_process().turns = turns  # this file is run once more, as the script
     sys.stdout = sys.stderr = open(Path(script[1].partition("=")[2], "said"), "w")
     torch.set_num_threads(1)
     if options is None:
@@ -97,47 +104,62 @@ def run(options, script):
         launch.main()
 
 
-def measure(options, updates):
-    """The seconds of an update after the first tenth of them, in a process of its own: a fork, which has all imports."""
+def measure(updates):
+    """The seconds of each update after the first tenth of them, by name; the processes are forks, which have all imports."""
+    context = multiprocessing.get_context("fork")
+    turns = [context.Semaphore(place == 0) for place in range(len(HOOKS))]
     with tempfile.TemporaryDirectory() as folder:
-        script = [__file__, f"--output_dir={folder}", f"--max_train_steps={updates}"]
-        process = multiprocessing.get_context("fork").Process(target=run, args=(options, script))
-        process.start()
-        process.join()
-        if process.exitcode:
-            sys.exit(Path(folder, "said").read_text())
-        seconds = json.loads(Path(folder, "seconds.json").read_text())
-    # The mean: some hooks have more to do at some of the updates.
-    return statistics.mean(seconds[len(seconds) // 10 :])
+        running = {}
+        for place, (name, options) in enumerate(HOOKS.items()):
+            Path(folder, str(place)).mkdir()
+            own = [f"--output_dir={folder}/{place}", f"--max_train_steps={updates}", f"--place={place}"]
+            running[name] = context.Process(target=run, args=(options, [__file__, *own], turns))
+            running[name].start()
+        _wait(running, Path(folder))
+        measured = [json.loads(Path(folder, str(place), "seconds.json").read_text()) for place in range(len(running))]
+    return {name: np.array(seconds[updates // 10 :]) for name, seconds in zip(HOOKS, measured, strict=True)}
 
 
-def compare(rounds, updates):
-    """Prints medians of the turns, and what is above the bare script in the same turn; every second turn goes backwards."""
-    measured = {name: [] for name in HOOKS}
-    for turn in tqdm(range(rounds), desc="turns", disable=None):
-        for name in [*HOOKS][:: 1 if turn % 2 == 0 else -1]:
-            measured[name].append(measure(HOOKS[name], updates))
-    print(f"{machine()}; {rounds} turns of {updates} updates\n")
+def _wait(running, folder):
+    """Until all have ended; if one fails, the others wait for their turns in vain."""
+    left = {each.sentinel: each for each in running.values()}
+    while left:
+        for sentinel in multiprocessing.connection.wait([*left]):
+            process = left.pop(sentinel)
+            process.join()
+            if process.exitcode:
+                for other in left.values():
+                    other.kill()
+                place = [*running.values()].index(process)
+                sys.exit((folder / str(place) / "said").read_text())
+
+
+def compare(updates):
+    """Prints what an update takes above the bare one of the same turn: the mean over all turns, and its standard error."""
+    measured = measure(updates)
+    bare = measured["bare"]
+    print(f"{machine()}; {updates} updates\n")
     print("| what | ms an update | over bare | microseconds | 3 % of an update of |\n|---|---|---|---|---|")
-    for name, values in measured.items():
-        extra = [1e6 * (value - bare) for value, bare in zip(values, measured["bare"], strict=True)]
-        ratio = statistics.median(value / bare for value, bare in zip(values, measured["bare"], strict=True))
-        added = max(0.0, statistics.median(extra))
-        row = [f"{1e3 * statistics.median(values):.2f}", f"{100 * (ratio - 1):+.1f} %", f"{added:.0f}"]
-        print(f"| {' | '.join([name, *row, f'{added / GOAL / 1e3:.1f} ms'])} |")
+    for name, seconds in measured.items():
+        # The mean: some hooks have more to do at some of the updates.
+        extra = seconds - bare
+        added, error = extra.mean(), extra.std(ddof=1) / math.sqrt(len(extra))
+        row = [f"{1e3 * seconds.mean():.2f}", f"{100 * added / bare.mean():+.1f} ± {100 * error / bare.mean():.1f} %"]
+        row += [f"{1e6 * added:.0f} ± {1e6 * error:.0f}", f"{1e3 * max(0.0, added) / GOAL:.1f} ms"]
+        print(f"| {' | '.join([name, *row])} |")
 
 
 def main():
     parser = make_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--updates", type=int, default=500)
     parser.add_argument("--output_dir", help="run the script that is hooked, and write its times there")
     parser.add_argument("--max_train_steps", type=int)
-    options = parse(parser, rounds=1, updates=5)
+    parser.add_argument("--place", type=int, help="of the script in a turn")
+    options = parse(parser, updates=5)
     if options.output_dir:
-        train(options.output_dir, options.max_train_steps)
+        train(options.output_dir, options.max_train_steps, options.place)
     else:
-        compare(options.rounds, options.updates)
+        compare(options.updates)
 
 
 if __name__ == "__main__":
