@@ -106,7 +106,8 @@ def _range_test(options: argparse.Namespace) -> Any:
     require_extra("train", "--find_lr", ("matplotlib", "scipy"))
     from .finder.script_test import ScriptTest
 
-    return ScriptTest(options.optimizer, options.num_updates)
+    mode: Any = "classic" if options.validation_fraction is None else "probe"
+    return ScriptTest(options.optimizer, options.num_updates, mode)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -132,7 +133,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add(
         "--find_lr",
         action="store_true",
-        help="Do not train: raise the learning rate over the first updates, and suggest one.",
+        help="Do not train: raise the learning rate over the first updates, and suggest one by the losses of batches; with "
+        "--validation_fraction, by that of what is held back.",
     )
     add("--timestep_sampler", metavar="SPEC", help="Draw timesteps by this sampler, where the script draws them.")
     add("--loss_weighting", metavar="SPEC", help="Weigh the loss of each image by its noise level.")
@@ -146,7 +148,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     swap = "Where the average takes the place of the weights: validation, final (what the script saves at its end), both."
     add("--ema_swap", choices=("validation", "final", "both"), help=swap)
-    held_out = "Hold this part of the script's data back, and never train on it."
+    held_out = "Hold this part of the script's data back, and never train on it. Needs --validation_steps or --find_lr."
     add("--validation_fraction", type=float, metavar="F", help=held_out)
     add("--validation_steps", type=int, metavar="N", help="Compute the loss of what is held back every N updates.")
     resume = "Make its own --resume_from_checkpoint go on to the same bits: data, random states, whole checkpoints."

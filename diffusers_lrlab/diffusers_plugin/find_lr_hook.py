@@ -1,4 +1,6 @@
-"""A range test on the updates of a script that is not ours: the learning rate rises, and the script's losses are read.
+"""A range test on the updates of a script that is not ours: the learning rate rises, and losses are read.
+
+They are those of the script's batches or, with `--validation_fraction`, of rows that are held back.
 
 The test is the first updates of a process that never trains: it ends by an exception, and training is started anew. So
 there is nothing to restore. What the script would write meanwhile goes to a temporary folder, or is not written.
@@ -10,21 +12,24 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch.optim import Optimizer
 
 from ..core.errors import LabError, warn
 from . import optimizer_hook
+from .held_out_loss import HeldOutLoss
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
+from .loss_code import find_loss_code
 
 # Options for the training: they decide no loss of the first updates.
 _IDLE = (
     *("fix_lr_clock", "strict_lr_audit", "log_timesteps", "timestep_grad_every", "ema", "exact_resume"),
-    *("validation_fraction", "validation_steps"),
+    "validation_steps",  # a test looks at each update
 )
+_NUM_DRAWS = 64  # of timesteps and noise for the rows held back: a few say little of all noise levels
 _UNSTABLE = 32  # updates in a row without a finite fp16 gradient: the loss scale has fallen from 65536 to nothing
 
 
@@ -36,6 +41,7 @@ class RangeTest(Protocol):
     @property
     def lr(self) -> float: ...
     def begin(self, optimizer: Optimizer) -> None: ...
+    def start(self, loss: float) -> None: ...
     def add(self, loss: float) -> bool: ...
     def fail(self) -> None: ...
 
@@ -62,14 +68,34 @@ def recognise(script: HostScript) -> str:
     return f"losses are read at accelerator.backward ({called_in(script.calls('backward'))})"
 
 
-class FindLrHook:
-    """Gives the optimizer the rates of a test, and the test the losses of the script."""
+def _refuse_held_out_rows(reason: NotRecognised) -> NoReturn:
+    raise LabError(
+        f"--validation_fraction cannot be used in this script: {reason}. Leave it out: --find_lr works without it, by the "
+        "losses of batches."
+    ) from None
 
-    def __init__(self, script: HostScript, run: HostRun, test: RangeTest):
+
+class FindLrHook:
+    """
+    Gives the optimizer the rates of a test, and the test the losses of the script.
+
+    Args:
+        test ([`RangeTest`]): What decides on rates.
+        validation_fraction (`float`, *optional*): Of the rows, to hold back: the losses are theirs, before the first update
+            and after each.
+    """
+
+    def __init__(self, script: HostScript, run: HostRun, test: RangeTest, validation_fraction: float | None = None):
         try:
             recognise(script)
         except NotRecognised as reason:
             raise LabError(f"--find_lr cannot be used in this script: {reason}.") from None
+        self.held_out: HeldOutLoss | None = None
+        if validation_fraction is not None:
+            try:
+                self.held_out = HeldOutLoss(script, run, validation_fraction, _refuse_held_out_rows, _NUM_DRAWS)
+            except NotRecognised as reason:
+                _refuse_held_out_rows(reason)
         self.script, self.run, self.test = script, run, test
         self.num_seen = 0  # updates
         self._losses: list[torch.Tensor] = []  # of the micro-batches since the last update
@@ -80,6 +106,8 @@ class FindLrHook:
     def install(self) -> None:
         from accelerate import Accelerator
 
+        if self.held_out is not None:
+            self.held_out.install()
         self.run.on_parsed.append(self._change_arguments)
         self.run.on_prepared.append(self._begin)
         self.run.on_update.append(self._after_update)
@@ -93,6 +121,20 @@ class FindLrHook:
     @property
     def folder(self) -> Path:
         return Path(self.run.arguments["output_dir"]) / "lrlab"
+
+    @property
+    def probe(self) -> str | None:
+        """What is read, where it is not the losses of batches."""
+        return None if self.held_out is None else f"the loss of {self.held_out.describe()}"
+
+    @property
+    def can_hold_rows_back(self) -> bool:
+        """Whether the script has the form that `--validation_fraction` needs, which was not asked for."""
+        try:
+            find_loss_code(self.script)
+        except NotRecognised:
+            return False
+        return self.held_out is None
 
     def _change_arguments(self, namespace: argparse.Namespace) -> None:
         """As long as the test needs, and into a folder that is removed."""
@@ -125,9 +167,11 @@ class FindLrHook:
             raise LabError("--find_lr: all learning rates of the script are 0, so none can rise. Give it a --learning_rate.")
         self._ratios = [lr / base for lr in lrs]
         self.lr_per_option = base / (self.run.arguments.get("learning_rate") or base)
-        optimizer.register_step_pre_hook(self._set_rates)
+        optimizer.register_step_pre_hook(self._before_update)
 
-    def _set_rates(self, optimizer: Optimizer, *step: Any) -> None:
+    def _before_update(self, optimizer: Optimizer, *step: Any) -> None:
+        if self.held_out is not None and not self.held_out.num_seen:
+            self.test.start(self.held_out.compute())
         for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = self.test.lr * ratio
 
@@ -147,11 +191,14 @@ class FindLrHook:
         if not self._losses or not self._ratios:
             return
         self.num_seen += 1
-        mean = torch.stack([loss.float().mean() for loss in self._losses]).mean()
-        self._losses = []
+        losses, self._losses = self._losses, []
         # The same in all processes, which so end at the same update.
-        if not self.test.add(self.run.accelerator.gather(mean[None]).double().mean().item()):
+        if not self.test.add(self._mean(losses) if self.held_out is None else self.held_out.compute()):
             raise RangeTestDone
+
+    def _mean(self, losses: list[torch.Tensor]) -> float:
+        mean = torch.stack([loss.float().mean() for loss in losses]).mean()
+        return self.run.accelerator.gather(mean[None]).double().mean().item()
 
     def end(self) -> None:
         """The script was left in the middle, by all processes: what it would have done at its end, unless it got there."""

@@ -14,14 +14,18 @@ from .host_script import HostScript, NotRecognised
 
 class HeldOutRows:
     """
+    Args:
+        fraction (`float`): Of the rows, to hold back.
+        most (`int`, *optional*): Rows to hold back, however many there are.
+
     Attributes:
         loader: Of this process's share of the rows held back: like the script's, but in order and without data workers.
         num_rows: Of the script's data.
         num_held_out: Those that it does not train on.
     """
 
-    def __init__(self, script: HostScript, run: HostRun, fraction: float):
-        self.script, self.run, self.fraction = script, run, fraction
+    def __init__(self, script: HostScript, run: HostRun, fraction: float, most: int | None = None):
+        self.script, self.run, self.fraction, self.most = script, run, fraction, most
         self.loader: torch.utils.data.DataLoader[Any] | None = None
         self.num_rows = self.num_held_out = 0
 
@@ -32,7 +36,8 @@ class HeldOutRows:
         given = inspect.signature(make).bind(None, dataset, *args, **kwargs).arguments
         self._check(dataset, given)
         self.num_rows = len(dataset)
-        held_out, trained = split_rows(self.num_rows, max(1, round(self.fraction * self.num_rows)))
+        num = max(1, round(self.fraction * self.num_rows))
+        held_out, trained = split_rows(self.num_rows, min(num, self.most or num))
         if not held_out:
             raise LabError(
                 f"--validation_fraction {self.fraction} cannot hold back a row of {self.num_rows}. Use 5 rows or more, or "

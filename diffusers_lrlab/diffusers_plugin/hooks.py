@@ -53,7 +53,7 @@ class Hooks:
             self._add("--validation_fraction", lambda: [ValidationHook(self.script, self.clock, *held_out, ema)])
         if options.exact_resume:  # after all whose states it saves
             self._add("--exact_resume", lambda: [ResumeHook(self.script, self.clock, [*self.installed])])
-        self.find_lr = FindLrHook(self.script, self.run, range_test) if range_test else None
+        self.find_lr = FindLrHook(self.script, self.run, range_test, options.validation_fraction) if range_test else None
         for hook in [*self.installed, *filter(None, [self.find_lr])]:
             hook.install()
 
@@ -101,4 +101,4 @@ def _check(options: argparse.Namespace) -> None:
     for name, needed in (("timestep_grad_every", "log_timesteps"), ("ema_swap", "ema")):
         if getattr(options, name) is not None and not getattr(options, needed):
             raise LabError(f"--{name} {getattr(options, name)} has no effect without --{needed}. Add it, or leave it out.")
-    check_options(options.validation_fraction, options.validation_steps)
+    check_options(options.validation_fraction, options.validation_steps, options.find_lr)

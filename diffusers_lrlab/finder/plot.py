@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _LOOKS = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the least"), "valley": (GREEN, "valley")}
 
 
-def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion]) -> Any:
+def finder_figure(
+    settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: dict[str, Suggestion], is_held_out: bool = False
+) -> Any:
     """Every test as a thin line, their median as a thick one, a line and a band for each rule; below, by noise level."""
     by_noise = sweeps[0].bins.shape[1] > 1
     figure = new_figure(7.5, 6.4 if by_noise else 4, dpi=150)
@@ -43,7 +45,8 @@ def finder_figure(settings: FinderConfig, sweeps: Sequence[Sweep], suggestions: 
         upper.axvline(suggestion.lr, color=color, label=f"{label}: {suggestion.lr:.2g}{taken}")
         if suggestion.interval is not None:
             upper.axvspan(*suggestion.interval, color=color, alpha=0.1, linewidth=0)
-    _style(upper, "loss of the probe" if settings.mode == "probe" else "training loss of a batch")
+    probe = "loss of the probe" + ": held-out rows" * is_held_out
+    _style(upper, probe if settings.mode == "probe" else "training loss of a batch")
     upper.set_ylim(*_limits(losses))
     upper.legend(frameon=False, fontsize=8)
     for axes in lower:

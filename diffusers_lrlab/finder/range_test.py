@@ -19,7 +19,7 @@ from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
 from ..training.learning_options import HIGHEST_RATE
 from ..training.stepping import do_one_update
-from .readings import CLASSIC_MEMORY, Readings, Sweep, no_finite_gradient
+from .readings import MEMORY, Readings, Sweep, no_finite_gradient
 from .snapshot import as_it_was
 from .still_objective import StillObjective
 
@@ -137,7 +137,7 @@ def _sweep(
     lrs = settings.lrs()
     readings = Readings(settings.num_updates, settings.stop_factor, reader.memory)
     if reader.before_first:
-        readings.start(lrs[0] ** 2 / lrs[1], *_same_everywhere(reader.read()))
+        readings.start(lrs, *_same_everywhere(reader.read()))
     done = 0
     for update, lr in enumerate(lrs):
         images = next(batches, None)
@@ -170,7 +170,7 @@ def _same_everywhere(reading: tuple[float, np.ndarray]) -> tuple[float, np.ndarr
 class _Probe:
     """Reads the loss of fixed images with fixed timesteps and noise."""
 
-    before_first, memory = True, 0.0
+    before_first, memory = True, MEMORY["probe"]
 
     def __init__(self, trainer: Trainer, size: int | None, every: int):
         self.every = every
@@ -195,7 +195,7 @@ class _Probe:
 class _Classic:
     """Reads the training loss of each batch."""
 
-    every, before_first, memory, num_bins = 1, False, CLASSIC_MEMORY, 0
+    every, before_first, memory, num_bins = 1, False, MEMORY["classic"], 0
 
     def __init__(self, trainer: Trainer):
         self.trainer, self._before = trainer, 0.0

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-CLASSIC_MEMORY = 0.9  # of losses of single batches
+MEMORY = {"classic": 0.9, "probe": 0.0}  # by mode: single batches say little, fixed images and noise all there is
 _RISEN = 0.1  # of the fall: then the minimum has been passed
 _ABOVE_NOISE = 3.0  # standard errors of the smoothed loss, where it is smoothed
 _NEAR = 32  # readings that the noise is that of
@@ -28,7 +28,7 @@ class Readings:
     Args:
         num_updates (`int`): Updates from the lowest rate to the highest.
         stop_factor (`float`): The test ends where the smoothed loss is this many times its minimum so far.
-        memory (`float`): How much of the smoothed loss a reading keeps: single batches say little.
+        memory (`float`): How much of the smoothed loss a reading keeps ([`MEMORY`]).
     """
 
     def __init__(self, num_updates: int, stop_factor: float, memory: float):
@@ -40,15 +40,18 @@ class Readings:
         self._smoothed = self._first = math.nan
         self._best = math.inf
 
-    def start(self, lr: float, loss: float, bins: np.ndarray) -> None:
-        """A reading before the first update, which decides nothing."""
+    def start(self, lrs: np.ndarray, loss: float, bins: np.ndarray) -> None:
+        """A reading before the first update, at the rate that would come before these; it decides nothing."""
+        self._note(lrs[0] ** 2 / lrs[1], loss, bins)
+
+    def _note(self, lr: float, loss: float, bins: np.ndarray) -> None:
         self._lrs.append(lr)
         self._losses.append(loss)
         self._bins.append(bins)
 
     def add(self, done: int, lr: float, loss: float, bins: np.ndarray) -> bool:
         """A reading after so many updates, the last of which had this rate; whether to go on."""
-        self.start(lr, loss, bins)
+        self._note(lr, loss, bins)
         if not math.isfinite(loss):
             self.ended = f"the loss was not finite at a rate of {lr:.3g}"
             return False

@@ -56,6 +56,8 @@ class FinderResult:
             f"{num} test{'s' * (num > 1)} from {settings.start_lr:.3g} to {settings.end_lr:.3g} in {settings.num_updates} "
             f"updates{beyond}, {self.seconds:.1f} s{start}"
         ]
+        if probe := self.about.get("probe"):
+            lines.append(f"Read by the probe: {probe}.")
         for name, suggestion in self.suggestions.items():
             interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
             rate = "none" if suggestion.lr is None else f"{suggestion.lr:.2g}{interval}"
@@ -84,7 +86,10 @@ class FinderResult:
         return {
             "learning_rate": None if self.suggestion.lr is None else self.lr,
             "settings": dataclasses.asdict(self.settings),
-            "suggestions": {name: suggestion._asdict() for name, suggestion in self.suggestions.items()},
+            "suggestions": {
+                name: {"lr": one.lr, "reason": one.reason, "interval": one.interval}
+                for name, one in self.suggestions.items()
+            },
             "disagreement": disagreement(self.suggestions),
             "sweeps": [
                 {
@@ -107,7 +112,7 @@ class FinderResult:
         save_figure(self._figure(), folder / FINDER_FILES[1])
 
     def _figure(self) -> Any:
-        return finder_figure(self.settings, self.sweeps, self.suggestions)
+        return finder_figure(self.settings, self.sweeps, self.suggestions, "probe" in self.about)
 
 
 def _finite(values: np.ndarray) -> list[float | None]:

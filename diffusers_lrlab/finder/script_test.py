@@ -1,11 +1,11 @@
-"""The finder on the updates of a script that is not ours: a classic test, since only losses of batches are seen there."""
+"""The finder on the updates of a script that is not ours: by the losses of its batches, or by those of held-out rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from torch.optim import SGD, Optimizer
@@ -14,7 +14,7 @@ from ..core.environment import describe_environment
 from ..core.errors import LabError, is_first_process
 from .find import resolve_settings
 from .range_test import FinderConfig
-from .readings import CLASSIC_MEMORY, Readings, no_finite_gradient
+from .readings import MEMORY, Readings, no_finite_gradient
 from .result import FinderResult
 from .suggestions import RULES
 
@@ -29,11 +29,18 @@ class ScriptTest:
     Args:
         optimizer (`str`, *optional*): The one that was asked for in place of the script's.
         num_updates (`int`, *optional*): Updates from the lowest rate to the highest.
+        mode (`str`): `"classic"` if losses are those of each update's batch, before it; `"probe"` if they are always of the
+            same rows, timesteps and noise: one before the first update, which `start` takes, and one after each.
     """
 
-    def __init__(self, optimizer: str | None = None, num_updates: int | None = None):
+    def __init__(
+        self,
+        optimizer: str | None = None,
+        num_updates: int | None = None,
+        mode: Literal["classic", "probe"] = "classic",
+    ):
         self.optimizer, self.done = optimizer, 0
-        config = FinderConfig(mode="classic", repeats=1)
+        config = FinderConfig(mode=mode, repeats=1)
         self._config = config if num_updates is None else dataclasses.replace(config, num_updates=num_updates)
         self.started = time.perf_counter()  # until the script has prepared what it trains
         # Of AdamW, until the script's optimizer is known; there are as many rates for each.
@@ -42,7 +49,7 @@ class ScriptTest:
     def _resolve(self, optimizer: str) -> None:
         self.settings = resolve_settings(self._config, optimizer)
         self.lrs = self.settings.lrs()
-        self.readings = Readings(self.settings.num_updates, self.settings.stop_factor, CLASSIC_MEMORY)
+        self.readings = Readings(self.settings.num_updates, self.settings.stop_factor, MEMORY[self.settings.mode])
 
     @property
     def most_updates(self) -> int:
@@ -60,6 +67,9 @@ class ScriptTest:
         if self.optimizer is None and isinstance(optimizer, SGD):
             self._resolve("sgd")
 
+    def start(self, loss: float) -> None:
+        self.readings.start(self.lrs, loss, np.empty(0))
+
     def add(self, loss: float) -> bool:
         """Whether another update follows."""
         self.done += 1
@@ -69,12 +79,14 @@ class ScriptTest:
     def fail(self) -> None:
         self.readings.ended = no_finite_gradient(self.lr)
 
-    def result(self) -> FinderResult:
+    def result(self, probe: str | None = None) -> FinderResult:
+        """`probe` says what was read, where it was not the losses of batches."""
         if self.done < self.settings.num_updates and self.readings.ended is None:
             self.readings.ended = f"the script ended after {self.done} of {self.settings.num_updates} updates"
         sweep = self.readings.sweep(self.done, 0)
         suggestions = {name: rule(sweep.lrs, sweep.losses) for name, rule in RULES.items()}
         about = {"script": sys.argv, "optimizer": self.optimizer, "meta": describe_environment()}
+        about |= {} if probe is None else {"probe": probe}
         return FinderResult(self.settings, (sweep,), suggestions, time.perf_counter() - self.started, about)
 
     def finish(self, hook: FindLrHook) -> None:
@@ -82,18 +94,27 @@ class ScriptTest:
         if not self.done:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
-            result = self.result()
+            result = self.result(hook.probe)
             result.save(hook.folder)
             lines = [result.describe(), f"Wrote {hook.folder}/lr_finder.json and .png; nothing else of the test was kept."]
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"
                 lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
-            elif "by more than its noise" in result.suggestion.reason:
-                more = 4 * self.settings.num_updates
-                lines.append(
-                    f"For half the noise, add --num_updates {more} before the script's name, or give it a batch of four "
-                    "times the size (--train_batch_size, --gradient_accumulation_steps)."
-                )
+            elif result.suggestion.is_noise:
+                lines.append(self._remedy(hook))
             sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
         hook.end()
+
+    def _remedy(self, hook: FindLrHook) -> str:
+        """Against noise, the best one first."""
+        more = (
+            f"add --num_updates {4 * self.settings.num_updates} before the script's name, or give it a batch of four times "
+            "the size (--train_batch_size, --gradient_accumulation_steps)."
+        )
+        if not hook.can_hold_rows_back:
+            return f"For half the noise, {more}"
+        return (
+            "To be rid of the noise of batches, add --validation_fraction 0.1 before the script's name: the test then reads "
+            f"the loss of rows that are held back, with fixed timesteps and noise. Or, for half the noise, {more}"
+        )

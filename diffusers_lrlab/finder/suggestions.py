@@ -27,6 +27,7 @@ class Suggestion(NamedTuple):
     lr: float | None
     reason: str  # why this one, or why none
     interval: tuple[float, float] | None = None  # rates that the rule could have named just as well
+    is_noise: bool = False  # whether there is none because a fall, if any, is lost in the noise of the losses
 
 
 class _Curve(NamedTuple):
@@ -119,8 +120,8 @@ def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
     """
     named = [suggestion for suggestion in suggestions if suggestion.lr is not None]
     if 2 * len(named) <= len(suggestions):
-        reasons = [suggestion.reason for suggestion in suggestions if suggestion.lr is None]
-        return Suggestion(None, max(reasons, key=reasons.count) if reasons else "there is no test")
+        without = [suggestion for suggestion in suggestions if suggestion.lr is None]
+        return max(without, key=without.count) if without else Suggestion(None, "there is no test")
     if len(named) == 1:
         return named[0]
     rates = np.log10([suggestion.lr or math.nan for suggestion in named])
@@ -203,18 +204,24 @@ def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
         return Suggestion(None, f"the loss is {what}; {FEWEST} readings are the fewest that say something")
     x, values = np.log10(rates[:end]), values[:end]
     y, error, widths = smooth_as_needed(values)
-    best, least = int(np.argmin(y)), max(_SMALLEST_FALL * abs(y[0]), _SIGNIFICANT * error)
-    if y[0] - y[best] <= least:
-        return Suggestion(None, _no_fall(rates[:end], y, least))
+    best = int(np.argmin(y))
+    if y[0] - y[best] <= max(_SMALLEST_FALL * abs(y[0]), _SIGNIFICANT * error):
+        return _no_fall(rates[:end], y, _SIGNIFICANT * error)
     return _Curve(x, y, best, end < len(finite), 0.0 if widths == _FINEST else _CHANCE * error)
 
 
-def _no_fall(rates: np.ndarray, y: np.ndarray, least: float) -> str:
-    rises = " and rises" if y[-1] > y[0] + least else ""
+def _no_fall(rates: np.ndarray, y: np.ndarray, noise: float) -> Suggestion:
+    smallest = _SMALLEST_FALL * abs(y[0])
+    rises = " and rises" if y[-1] > y[0] + max(smallest, noise) else ""
+    least = f"by {100 * _SMALLEST_FALL:.0f} %, the least that counts"
+    if noise > smallest:
+        least = f"by more than its noise, which can make {100 * noise / (abs(y[0]) or 1):.0f} % of it"
     remedy = "go lower" if rises else "go higher, use more updates or a larger batch"
-    return (
-        f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[-1]:.3g} by more than its noise, which can make "
-        f"{100 * least / (abs(y[0]) or 1):.0f} % of it; {remedy}, or look at data and model"
+    return Suggestion(
+        None,
+        f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[-1]:.3g} {least}; {remedy}, or look at data and "
+        "model",
+        is_noise=noise > smallest,
     )
 
 

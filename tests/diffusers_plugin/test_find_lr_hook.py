@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import started
 import torch
+from diffusers import DDPMScheduler
 from runs import environment
 from test_launch import launch
+from test_validation_hook import SCRIPTS, loss_by_hand, model_and_data
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.streams import split_rows
 from diffusers_lrlab.diffusers_plugin.find_lr_hook import FindLrHook, recognise
 from diffusers_lrlab.diffusers_plugin.host_run import HostRun
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
@@ -69,10 +72,75 @@ def test_losses_and_rules_are_those_of_the_finder(tmp_path):
     np.testing.assert_allclose(sweep["losses"], losses_by_hand(sweep["lrs"]), rtol=1e-5)
     for name, rule in RULES.items():
         assert found["suggestions"][name]["lr"] == rule(sweep["lrs"], sweep["losses"]).lr
+        assert found["suggestions"][name].keys() == {"lr", "reason", "interval"}  # as in earlier versions
     assert "1 test from 1e-07 to 0.01 in 200 updates" in stdout
     assert f"Wrote {tmp_path / 'run' / 'lrlab'}/lr_finder.json and .png; nothing else" in stdout
     assert "--find_lr does not train: --fix_lr_clock has no effect on the test." in stderr
     assert "LR audit" not in stderr
+
+
+def held_out_losses_by_hand(lrs, num_held_out, draws):
+    """Of `ddpm_script.py`, which trains on the other rows: before its first update, and after one at each of these rates."""
+    model, data = model_and_data()
+    held_out, trained = split_rows(2048, num_held_out)
+    scheduler, optimizer = DDPMScheduler(num_train_timesteps=1000), torch.optim.AdamW(model.parameters())
+    torch.empty((), dtype=torch.int64).random_()  # its loader draws a seed for its workers
+    losses = [loss_by_hand(model, data[held_out], draws=draws)]
+    for lr, images in zip(lrs, data[trained].split(8), strict=False):
+        noise, timesteps = torch.randn_like(images), torch.randint(0, 1000, (len(images),))
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(scheduler.add_noise(images, noise, timesteps)), noise).backward()
+        torch.rand(1)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        losses.append(loss_by_hand(model, data[held_out], draws=draws))
+    return losses
+
+
+def test_losses_of_held_out_rows(tmp_path):
+    """Of one row, with 64 draws of timesteps and noise: they are no chance, and the training does not notice them."""
+    options = ["--validation_fraction=0.0005", "--validation_steps=5", "--num_updates=20"]
+    found, files, stdout, stderr = find(tmp_path / "run", *options, str(SCRIPTS["ddpm"]))
+    assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
+    (sweep,) = found["sweeps"]
+    lrs = FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=20).lrs()
+    assert sweep["lrs"][0] == pytest.approx(lrs[0] ** 2 / lrs[1])
+    np.testing.assert_array_equal(sweep["lrs"][1:], lrs[: sweep["num_updates"]])
+    np.testing.assert_allclose(sweep["losses"], held_out_losses_by_hand(sweep["lrs"][1:], 1, 64), rtol=1e-6)
+    assert found["settings"]["mode"] == "probe"
+    probe = "the loss of 1 of 2048 rows, which are not trained on, with 64 fixed draws of timesteps and noise for each"
+    assert found["about"]["probe"] == probe
+    assert f"Read by the probe: {probe}." in stdout
+    assert "--find_lr does not train: --validation_steps has no effect on the test." in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flow", "resume"])
+def test_losses_of_held_out_rows_are_no_chance(tmp_path, name):
+    """Two tests at batch 1 are equal to the bit; in data with random numbers of their own, too. The curve is smooth."""
+    options = ["--validation_fraction=0.1", str(SCRIPTS[name]), "--train_batch_size=1"]
+    one, files, _, _ = find(tmp_path / "one", *options)
+    other, _, _, _ = find(tmp_path / "other", *options)
+    assert one["sweeps"] == other["sweeps"]
+    assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
+    assert one["suggestions"]["minimum_tenth"]["lr"] is not None
+    losses = np.array(one["sweeps"][0]["losses"][:150])
+    assert np.abs(np.diff(losses)).max() < 0.02 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_held_out", "draws"), [(1, 64), (3, 22)])
+def test_two_processes_read_the_same(tmp_path, num_held_out, draws):
+    """Also where one of them holds no row back; different readings would end the test at different updates."""
+    options = [f"--validation_fraction={num_held_out / 2048}", str(SCRIPTS["ddpm"]), "--train_batch_size=4"]
+    found, files, _, _ = find(tmp_path / "run", *options, processes=2)
+    assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
+    model, data = model_and_data()
+    held_out = split_rows(2048, num_held_out)[0]
+    shares = [data[held_out[rank::2]] for rank in (0, 1)]
+    sums = [len(rows) and len(rows) * loss_by_hand(model, rows, 4, draws, rank) for rank, rows in enumerate(shares)]
+    assert found["sweeps"][0]["losses"][0] == pytest.approx(sum(sums) / num_held_out, rel=1e-6)
+    assert found["sweeps"][0]["num_updates"] >= 200
 
 
 @pytest.mark.slow
@@ -106,6 +174,20 @@ def test_what_is_refused_before_the_script_starts(tmp_path):
         recognise(script)
     with pytest.raises(LabError, match="--find_lr cannot be used in this script: it does not call"):
         FindLrHook(script, HostRun(), ScriptTest())
+    reason = "it takes no batches from a DataLoader|its training loop takes no batches"
+    with pytest.raises(
+        LabError, match=f"--validation_fraction cannot be used in this script: .*({reason}).*: --find_lr works"
+    ):
+        FindLrHook(HostScript(str(SCRIPT)), HostRun(), ScriptTest(mode="probe"), 0.1)
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_held_back_are_refused_before_the_first_update(tmp_path):
+    options = ["--find_lr", "--validation_fraction=0.1"]
+    stderr = launch(SCRIPTS["resume"], f"--output_dir={tmp_path}", "--stream", options=options, expect=2)
+    assert "cannot be used in this script: its data are a stream" in stderr
+    assert "--find_lr works without it, by the losses of batches." in stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_test_that_ends_early():
@@ -114,6 +196,10 @@ def test_a_test_that_ends_early():
     assert all(test.add(1.0) for _ in range(20))
     assert not test.add(float("nan"))
     assert "the loss was not finite at a rate of" in test.result().sweeps[0].ended
+    test = ScriptTest(mode="probe")
+    test.start(1.0)
+    assert not test.add(float("inf"))
+    assert "the loss was not finite at a rate of 1e-07" in test.result("the loss of a row").sweeps[0].ended
     test = ScriptTest()
     test.add(1.0)
     assert test.result().sweeps[0].ended == "the script ended after 1 of 200 updates"
@@ -128,7 +214,8 @@ def test_what_is_said(tmp_path, capsys, monkeypatch):
     while goes_on:
         x = np.log10(test.lr)
         goes_on = test.add(1 - 0.6 / (1 + np.exp(-3 * (x + 4.5))) + 10 ** (2 * (x + 2.2)))
-    hook = SimpleNamespace(folder=tmp_path / "lrlab", lr_per_option=4.0, end=lambda: ended.append(True))
+    hook = SimpleNamespace(folder=tmp_path / "lrlab", lr_per_option=4.0, probe=None, can_hold_rows_back=False)
+    hook.end = lambda: ended.append(True)
     test.finish(hook)
     lr = test.result().lr
     assert 1e-5 < lr < 1e-3
@@ -142,6 +229,11 @@ def test_what_is_said(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "the loss does not fall between 1e-07 and" in said
     assert "For half the noise, add --num_updates 80 before the script's name, or give it a batch of four times" in said
+    hook.can_hold_rows_back = True
+    test.finish(hook)
+    said = capsys.readouterr().out
+    assert "To be rid of the noise of batches, add --validation_fraction 0.1 before the script's name" in said
+    assert "Or, for half the noise, add --num_updates 80" in said
     monkeypatch.setattr("diffusers_lrlab.finder.result.FinderResult.save", lambda *_: None)  # a second each
     for loss in (lambda x: -x, lambda x: float("nan")):  # falls to the end, and is no number: neither is for more updates
         test = ScriptTest(num_updates=20)

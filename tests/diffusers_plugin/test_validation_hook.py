@@ -115,10 +115,10 @@ def test_options_that_are_refused(fraction, steps, message):
         check_options(fraction, steps)
 
 
-def held_out_rows(dataset, fraction=0.2, script="resume", arguments=None, **given):
+def held_out_rows(dataset, fraction=0.2, script="resume", arguments=None, most=None, **given):
     """The rows that are held back, and those to train on."""
     run = SimpleNamespace(arguments=arguments or {})
-    held_out = HeldOutRows(HostScript(str(SCRIPTS.get(script, script))), run, fraction)
+    held_out = HeldOutRows(HostScript(str(SCRIPTS.get(script, script))), run, fraction, most)
     trained = held_out.hold_back(torch.utils.data.DataLoader.__init__, dataset, **given)
     assert held_out.loader.num_workers == 0
     return held_out.loader.dataset.indices, trained.indices
@@ -133,6 +133,8 @@ def test_rows_are_the_same_for_every_seed_and_never_trained_on():
     held_out, trained = found[0]
     assert len(held_out) == 4
     assert sorted([*held_out, *trained]) == list(range(20))
+    assert len(held_out_rows(list(range(20)), most=2)[0]) == 2
+    assert len(held_out_rows(list(range(20)), most=5)[0]) == 4
     with pytest.raises(LabError, match="cannot hold back a row of 3"):
         held_out_rows([1, 2, 3])
 
@@ -155,10 +157,13 @@ def test_rows_of_images_that_are_there_once():
     assert len(held_out_rows(Repeated(20), script=__file__)[0]) == 4
 
 
-def test_a_range_test_has_no_use_for_it(capsys):
+def test_a_range_test_looks_at_each_update(capsys):
+    check_options(0.1, None, tests_rates=True)
+    with pytest.raises(LabError, match=r"0.5 is not allowed"):
+        check_options(0.5, None, tests_rates=True)
     left = options_of_test(argparse.Namespace(validation_fraction=0.1, validation_steps=2))
-    assert (left.validation_fraction, left.validation_steps) == (None, None)
-    assert "--validation_fraction, --validation_steps has no effect on the test" in capsys.readouterr().err
+    assert (left.validation_fraction, left.validation_steps) == (0.1, None)
+    assert "does not train: --validation_steps has no effect on the test" in capsys.readouterr().err
 
 
 # --- launched ------------------------------------------------------------------------------------------------------------
@@ -186,21 +191,24 @@ def changed(name, folder, *replacements):
     return path
 
 
-def loss_by_hand(num_rows=2048, batch_size=8):
-    """Before any update, as the script computes it; what it draws is drawn from the stream of the validations."""
+def model_and_data():
+    """As `ddpm_script.py` makes them."""
     torch.manual_seed(0)
-    model, data = torch.nn.Linear(2, 2), torch.randn(num_rows, 2)
+    return torch.nn.Linear(2, 2), torch.randn(2048, 2)
+
+
+def loss_by_hand(model, data, batch_size=8, draws=1, rank=0):
+    """Of these rows, as `ddpm_script.py` computes it; what it draws is drawn from the stream of the validations."""
     scheduler = DDPMScheduler(num_train_timesteps=1000)
-    held_out = split_rows(num_rows, round(0.1 * num_rows))[0]
-    torch.manual_seed(stream_seed(SPLIT_SEED, "validation", 0) % 2**32)
-    torch.empty((), dtype=torch.int64).random_()  # a loader draws a seed for its workers
     total = 0.0
-    for start in range(0, len(held_out), batch_size):
-        images = data[held_out[start : start + batch_size]]
-        noise, timesteps = torch.randn_like(images), torch.randint(0, 1000, (len(images),))
-        with torch.no_grad():
-            total += F.mse_loss(model(scheduler.add_noise(images, noise, timesteps)), noise).item() * len(images)
-    return total / len(held_out)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(stream_seed(SPLIT_SEED, "validation", rank) % 2**32)
+        torch.empty((), dtype=torch.int64).random_()  # a loader draws a seed for its workers
+        for images in data.split(batch_size):
+            for _ in range(draws):
+                noise, timesteps = torch.randn_like(images), torch.randint(0, 1000, (len(images),))
+                total += F.mse_loss(model(scheduler.add_noise(images, noise, timesteps)), noise).item() * len(images)
+    return total / (len(data) * draws)
 
 
 @pytest.mark.slow
@@ -217,7 +225,8 @@ def test_validations_leave_no_trace(tmp_path, name):
     assert len({*losses.values()}) == 4
     assert "the held-out loss (205 of 2048 rows) was" in stderr
     if name == "ddpm":
-        assert losses[0] == pytest.approx(loss_by_hand(), rel=1e-6)
+        model, data = model_and_data()
+        assert losses[0] == pytest.approx(loss_by_hand(model, data[split_rows(2048, 205)[0]]), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -118,10 +118,13 @@ def test_the_same_optimizer(tmp_path, inputs, case):
 
 
 @pytest.mark.parametrize("case", IN_TURN)
-def test_a_learning_rate_is_looked_for(tmp_path, inputs, case):
+@pytest.mark.parametrize("by", ["batches", "held_out_rows"])
+def test_a_learning_rate_is_looked_for(tmp_path, inputs, case, by):
     """Nothing of the script stays but what was found; --checkpointing_steps would have left checkpoints."""
     arguments = command(case, EXAMPLES, inputs, tmp_path / "run", UPDATES)
-    done = run([*arguments, "--checkpointing_steps=50"], ["--find_lr"])
+    options = ["--num_updates=20", "--validation_fraction=0.2"] if by == "held_out_rows" else []
+    done = run([*arguments, "--checkpointing_steps=5"], ["--find_lr", *options])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "1 test from 1e-07 to 0.01 in 200 updates" in done.stdout
+    assert f"1 test from 1e-07 to 0.01 in {20 if options else 200} updates" in done.stdout
+    assert ("Read by the probe: the loss of 1 of 8 rows" in done.stdout) is bool(options)
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["lr_finder.json", "lr_finder.png", "lrlab"]

@@ -29,7 +29,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder import range_test as range_tests
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
 from diffusers_lrlab.finder.range_test import range_test
-from diffusers_lrlab.finder.readings import CLASSIC_MEMORY, Readings
+from diffusers_lrlab.finder.readings import MEMORY, Readings
 from diffusers_lrlab.finder.saved_result import read_saved_result
 from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, disagreement, minimum_tenth, steepest, valley
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
@@ -137,7 +137,7 @@ def test_falls_are_seen_through_the_noise_of_single_batches(noise, least):
         assert np.median(apart_by) < apart
 
 
-@cases(("memory", "goes_on"), [(CLASSIC_MEMORY, True), (0.0, False)])
+@cases(("memory", "goes_on"), [(MEMORY["classic"], True), (MEMORY["probe"], False)])
 def test_noise_of_batches_is_not_a_rise(memory, goes_on):
     """The loss falls little, and a batch of high losses follows at the highest rate; a probe's losses are no chance."""
     rng, readings = np.random.default_rng(1), Readings(100, 10.0, memory)
@@ -163,6 +163,7 @@ def test_refusals(rule, name):
     suggestion = RULES[rule](LRS, losses)
     assert suggestion.lr is None is suggestion.interval
     assert reason in suggestion.reason
+    assert suggestion.is_noise is (name == "noise") is ("by more than its noise" in suggestion.reason)
 
 
 def test_three_points_are_too_few():
@@ -211,7 +212,7 @@ def test_several_tests_are_combined():
     assert both.lr == pytest.approx(1e-3)
     assert both.interval == pytest.approx((5e-5, 2e-2))
     assert combine(some[:1]) == some[0]
-    assert combine([some[0], Suggestion(None, "why not")]) == Suggestion(None, "why not")
+    assert combine([some[0], Suggestion(None, "why not", is_noise=True)]) == Suggestion(None, "why not", is_noise=True)
     assert combine([]).lr is None
 
 
