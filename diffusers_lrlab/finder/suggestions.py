@@ -213,15 +213,16 @@ def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
 def _no_fall(rates: np.ndarray, y: np.ndarray, noise: float) -> Suggestion:
     smallest = _SMALLEST_FALL * abs(y[0])
     rises = " and rises" if y[-1] > y[0] + max(smallest, noise) else ""
+    is_noise = bool(noise > smallest)
     least = f"by {100 * _SMALLEST_FALL:.0f} %, the least that counts"
-    if noise > smallest:
+    if is_noise:
         least = f"by more than its noise, which can make {100 * noise / (abs(y[0]) or 1):.0f} % of it"
     remedy = "go lower" if rises else "go higher, use more updates or a larger batch"
     return Suggestion(
         None,
         f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[-1]:.3g} {least}; {remedy}, or look at data and "
         "model",
-        is_noise=noise > smallest,
+        is_noise=is_noise,
     )
 
 

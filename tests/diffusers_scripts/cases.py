@@ -57,7 +57,6 @@ RUN_WITH: dict[str, tuple[str, ...]] = {
     "--ema": _MOST,
     "--exact_resume": tuple(name for name in _MOST if name != "text_to_image_lora"),
     "--optimizer, --lr_groups": _MOST,
-    "--find_lr": _OF_EACH_KIND,
     "--validation_steps": _OF_EACH_KIND,
 }
 
