@@ -199,7 +199,10 @@ def test_a_test_that_ends_early():
     test = ScriptTest(mode="probe")
     test.start(1.0)
     assert not test.add(float("inf"))
-    assert "the loss was not finite at a rate of 1e-07" in test.result("the loss of a row").sweeps[0].ended
+    result = test.result("the loss of a row")
+    assert "the loss was not finite at a rate of 1e-07" in result.sweeps[0].ended
+    assert "Read by the probe: the loss of a row." in result.describe()
+    assert result._figure().axes[0].get_ylabel() == "loss of the probe: held-out rows"
     test = ScriptTest()
     test.add(1.0)
     assert test.result().sweeps[0].ended == "the script ended after 1 of 200 updates"
