@@ -4,6 +4,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,7 @@ class HostRun:
         models: What it trains, once prepared: as the script made it, without accelerate's wrappers.
         optimizer: The first one that was prepared, as the script made it. Its steps are the updates.
         num_updates: Steps of the optimizer in this process, without those before a resume.
+        num_skipped: Steps of the script in this process whose update a gradient scaler left out.
         training_loader: The prepared loader that came together with an optimizer.
         on_parsed: Called with the script's arguments, which may be changed, once they are remembered.
         on_prepared: Called after each `accelerator.prepare`.
@@ -41,7 +43,8 @@ class HostRun:
         self.models: list[torch.nn.Module] = []
         self.optimizer: Optimizer | None = None
         self.training_loader: Any = None
-        self.num_updates = 0
+        self.num_updates = self.num_skipped = 0
+        self._first_step: int | None = None  # the script's count when this process began to train
         self.on_parsed: list[Callable[[argparse.Namespace], None]] = []
         self.on_prepared: list[Callable[[], None]] = []
         self.on_update: list[Callable[[], None]] = []
@@ -76,8 +79,11 @@ class HostRun:
 
         @functools.wraps(step)
         def step_and_tell(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._remember_first_step()
+            updates = self.num_updates
             step(optimizer, *args, **kwargs)
             if optimizer.optimizer is self.optimizer and optimizer.gradient_state.sync_gradients:
+                self.num_skipped += self.num_updates == updates
                 for call in self.on_step:
                     call()
 
@@ -110,6 +116,22 @@ class HostRun:
         for call in self.on_update:
             call()
 
+    def _remember_first_step(self) -> None:
+        """Where a script is resumed, it has set its count when it begins to train."""
+        if not self.num_updates and not self.num_skipped:
+            self._first_step = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
+
+    def log(self, values: dict[str, Any], update: int) -> None:
+        """
+        Into the script's trackers, after so many updates.
+
+        A script counts updates that a gradient scaler leaves out, too, and trackers pass over what comes with a smaller
+        number than the last. So the step is the script's own; without a `global_step`, as far as it is known here.
+        """
+        self._remember_first_step()
+        updates = update if self._first_step is None else self._first_step + self.num_updates
+        self.accelerator.log(values, step=updates + self.num_skipped)
+
     def refuse(self, option: str, reason: NotRecognised) -> None:
         """Says that an option of ours leaves this script alone; an error if hooks are strict."""
         text = f"{option} cannot be used in this script: {reason}."
@@ -123,3 +145,13 @@ class HostRun:
 
         if PartialState().is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
+
+
+def _variable_of_script(name: str) -> Any:
+    """Of the innermost of the script's functions that are running and have it; else `None`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals is vars(sys.modules["__main__"]) and name in frame.f_locals:
+            return frame.f_locals[name]
+        frame = frame.f_back
+    return None

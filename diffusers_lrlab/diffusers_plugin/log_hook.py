@@ -229,7 +229,7 @@ class LogHook:
                 self.log.add_gradients(update, gradients[1] / gradients[0])
         self._begin_row(update)
         if accelerator.is_main_process:
-            accelerator.log({f"loss_at_timesteps/{name}": value for name, value in self.log.last_means.items()}, step=update)
+            self.run.log({f"loss_at_timesteps/{name}": value for name, value in self.log.last_means.items()}, update)
 
     def _expected(self, update: int) -> np.ndarray | None:
         """The probabilities of timesteps in the updates since the last row; `None` of a density of the script's own."""

@@ -131,7 +131,7 @@ def _loaded(node: ast.AST) -> set[str]:
 
 
 def _changed(statement: ast.stmt) -> set[str]:
-    """The variables that a statement assigns, or whose items, attributes or (by a name such as `add_`) values it changes."""
+    """The variables that a statement assigns, or whose items, attributes or (`x.add_(1)`, `out=x`) values it changes."""
     found: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
@@ -140,6 +140,7 @@ def _changed(statement: ast.stmt) -> set[str]:
             found |= {node.name} if isinstance(node, ast.FunctionDef) else {name.asname or name.name for name in node.names}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
             found.add(_base(node.func))
+        found |= {_base(part) for part in _outputs(node)}
     return found
 
 
@@ -170,20 +171,26 @@ def _check(statements: list[ast.stmt], batch: str) -> None:
                 raise NotRecognised(f"what its loss follows from does not run straight through ({line})")
             if _has_side_effect(node) and _base(node.func) not in assigned | _changed_before(statement, node):
                 raise NotRecognised(f"what its loss follows from has an effect of its own ({node.func.attr}, {line})")
-            part = _changed_part(node)
-            if part is not None and _base(part) not in assigned | _changed_before(statement, node) | {""}:
-                raise NotRecognised(f"its loss follows from the batch before ({ast.unparse(part)}, {line})")
+            for part in _changed_parts(node):
+                if _base(part) not in assigned | _changed_before(statement, node) | {""}:
+                    raise NotRecognised(f"its loss follows from the batch before ({ast.unparse(part)}, {line})")
         assigned |= _changed(statement)
 
 
-def _changed_part(node: Any) -> ast.expr | None:
-    """What is changed in its place: `x` of `x += 1`, `x.y = 1` itself, or `x.add_` of `x.add_(1)`."""
+def _changed_parts(node: Any) -> list[ast.expr]:
+    """What is changed in its place: `x` of `x += 1`, `x.y = 1` itself, `x.add_` of `x.add_(1)`, or what `out=` names."""
     if isinstance(node, ast.AugAssign):
-        return node.target
+        return [node.target]
     if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
-        return node
+        return [node]
     is_in_place = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
-    return cast(ast.Call, node).func if is_in_place else None
+    return [*([cast(ast.Call, node).func] if is_in_place else []), *_outputs(node)]
+
+
+def _outputs(node: ast.AST) -> list[ast.expr]:
+    """What a call writes its result into: `x` of `torch.mul(a, b, out=x)`."""
+    given = [keyword.value for keyword in node.keywords if keyword.arg == "out"] if isinstance(node, ast.Call) else []
+    return [part for value in given for part in (value.elts if isinstance(value, ast.Tuple | ast.List) else [value])]
 
 
 def _has_side_effect(node: Any) -> bool:

@@ -74,7 +74,7 @@ class UpdateLog:
                 values["grad_norm"] = self._last_mean = sum(norm for norm, _ in finite) / len(finite)
                 self._sum, self._count = self._sum + sum(norm for norm, _ in finite), self._count + len(finite)
         if values and self.run.accelerator.trackers:
-            self.run.accelerator.log(values, step=self._update)
+            self.run.log(values, self._update)
 
     def _effective_lrs(self) -> list[tuple[str, float]]:
         """Of Prodigy, D-adaptation and schedule-free, by the name in the tracker: a group each."""

@@ -129,7 +129,7 @@ class ValidationHook:
 
     def _note(self, update: int, loss: float) -> None:
         accelerator, path = self.run.accelerator, self._path
-        accelerator.log({"validation_loss": loss}, step=update)
+        self.run.log({"validation_loss": loss}, update)
         if not self.rows and path is not None and path.exists():  # of the run that is resumed
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             self.rows = [row for row in rows if row["update"] < update]

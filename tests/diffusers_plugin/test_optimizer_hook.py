@@ -1,14 +1,18 @@
 """Other optimizers and groups of learning rates in scripts that are not ours, against the same ones made by hand."""
 
+import argparse
 import json
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from test_launch import launch
 
 from diffusers_lrlab import get_optimizer
@@ -32,6 +36,29 @@ torch.manual_seed(0)
 text_encoder, unet = torch.nn.Linear(3, 4), torch.nn.Sequential(torch.nn.Linear(4, 3))
 groups = [{"params": unet.parameters(), "lr": 2e-2}, {"params": text_encoder.parameters(), "weight_decay": 0.1}]
 optimizer = make_optimizer(groups)
+"""
+SKIPPING = """
+import math
+import torch
+from accelerate import Accelerator
+
+def main(global_step):
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler, accelerator.trackers = torch.amp.GradScaler("cpu", init_scale=4.0), ["one"]
+    model = torch.nn.Linear(2, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for overflows in (True, False, True, False):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(2)).sum())
+            if overflows:
+                model.weight.grad.fill_(math.inf)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        global_step += 1
+        accelerator.log({"own": 1}, step=global_step)
+
+main(5)
 """
 
 
@@ -242,14 +269,32 @@ def test_effective_rates():
 def test_norms_are_read_once_a_row():
     """Those that overflowed are left out."""
     rows = []
-    accelerator = SimpleNamespace(trackers=["one"], log=lambda values, step: rows.append((step, values)))
-    run = SimpleNamespace(accelerator=accelerator, optimizer=None)
+    accelerator = SimpleNamespace(trackers=["one"])
+    run = SimpleNamespace(accelerator=accelerator, optimizer=None, log=lambda values, update: rows.append((update, values)))
     log = UpdateLog(SimpleNamespace(run=run, counts=False, count_updates=lambda: 300))
     for norm in (1.0, 2.0, 6.0, 4.0, float("inf"), 2.0, 1.0):
         log._norm = torch.tensor(norm)
         log._after_update()
     assert rows == [(3, {"grad_norm": 3.0}), (6, {"grad_norm": 3.0})]
     assert log.report() == "Gradient norm before clipping: 2.67 on average, 1 at the end, and at most 6, at update 3."
+
+
+@pytest.mark.parametrize(("count", "steps"), [("global_step", [7, 9]), ("done", [2, 4])])
+def test_steps_of_the_tracker_are_those_of_the_script(monkeypatch, count, steps):
+    """It counts updates that a gradient scaler left out, and after a resume those before it, if its count can be seen."""
+    patched = {Accelerator: ["prepare", "end_training", "clip_grad_norm_", "log"], AcceleratedOptimizer: ["step"]}
+    for kind, names in (patched | {argparse.ArgumentParser: ["parse_known_args"]}).items():
+        for name in names:  # put back after the test
+            monkeypatch.setattr(kind, name, getattr(kind, name))
+    logged, script = [], ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    Accelerator.log = lambda accelerator, values, step: logged.append((*values, step))
+    clock = HostClock(HostRun(), fix=False, strict=False, num_updates=4)
+    clock.run.install()
+    UpdateLog(clock).install()
+    exec(SKIPPING.replace("global_step", count), vars(script))
+    own = [step for name, step in logged if name == "own"]
+    assert [*own, *(step for name, step in logged if name == "grad_norm")] == [6, 7, 8, 9, *steps]
 
 
 def test_updates_are_those_of_a_schedule_that_follows_a_loss():

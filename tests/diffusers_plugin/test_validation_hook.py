@@ -65,6 +65,8 @@ def code_of(folder, first="pass", before="x = batch * 2", text=LOOP):
         ("def double(of): return factor * of", "x = double(batch); accelerator.log(1)"),
         ("pass", "batch *= 2; x = batch; x.mul_(factor / 2)"),
         ("parts = []", "parts.append(batch); parts.extend([]); x = parts[0] * factor"),
+        ("import torch", "x = torch.empty(2); torch.mul(batch, factor, out=x)"),
+        ("import torch", "x, i = torch.empty(2), torch.empty(2).long(); torch.sort(batch * factor, out=(x, i))"),
     ],
 )
 def test_the_code_of_a_loss(tmp_path, first, before):
@@ -87,6 +89,7 @@ def test_the_code_of_a_loss(tmp_path, first, before):
         ({"before": "x = mean = mean_of(batch); x -= 1; old += x; x = old"}, "follows from the batch before .old, line 6"),
         ({"before": "x = batch.mean(); mean.mul_(0.9).add_(x); x = x - mean"}, "follows from the batch before .mean."),
         ({"before": "x = batch; state.last = x; x = x - state.last"}, "follows from the batch before .state.last, line 6"),
+        ({"before": "x = torch.mul(batch, 2, out=kept)"}, "follows from the batch before .kept, line 6"),
         ({"before": "seen.append(batch); x = sum(seen)"}, "an effect of its own .append, line 6"),
         ({"before": "seen.update(x=batch); x = seen['x']"}, "an effect of its own .update, line 6"),
         ({"before": "x = accelerator.gather(batch)"}, "an effect of its own .gather, line 6"),
