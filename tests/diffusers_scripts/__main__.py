@@ -10,7 +10,7 @@ from pathlib import Path
 from diffusers_lrlab.diffusers_plugin.explain import RECOGNISED, faults
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 
-from .cases import CASES, RUN_WITH
+from .cases import CASES
 
 _LEFT_OUT = ("research_projects", "community")
 
@@ -26,7 +26,7 @@ def scripts_of(examples: Path) -> list[Path]:
 def table(examples: Path) -> list[str]:
     """A row for each script; below, how often each option is recognised, and why it is not."""
     scripts = [HostScript(str(path)) for path in scripts_of(examples)]
-    run = {option: {CASES[name].script for name in RUN_WITH.get(option, CASES)} for option in RECOGNISED}
+    run = {case.script for case in CASES.values()}  # with all options
     reasons: dict[str, str] = {}
     counts = dict.fromkeys(RECOGNISED, 0)
     rows = []
@@ -41,7 +41,7 @@ def table(examples: Path) -> list[str]:
                 cells.append(reasons.setdefault(text, chr(ord("a") + len(reasons))))
             else:
                 counts[option] += 1
-                cells.append("run" if name in run[option] else "yes")
+                cells.append("run" if name in run else "yes")
         rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in faults(script)}))} |")
     head = ["script", *(f"`{option}`" for option in RECOGNISED), "what it does wrong by itself"]
     return [

@@ -50,16 +50,6 @@ CASES = {
     )
 }
 
-# Options that have been run with some of them only, of those that `test_hooks.py` and `test_scripts.py` are for.
-_OF_EACH_KIND = ("unconditional", "text_to_image", "text_to_image_lora", "dreambooth_lora_sd3")
-_MOST = (*_OF_EACH_KIND, "dreambooth_lora_flux", "controlnet", "instruct_pix2pix")
-RUN_WITH: dict[str, tuple[str, ...]] = {
-    "--ema": _MOST,
-    "--exact_resume": tuple(name for name in _MOST if name != "text_to_image_lora"),
-    "--optimizer, --lr_groups": _MOST,
-    "--validation_steps": _OF_EACH_KIND,
-}
-
 _COLUMNS = {
     "controlnet": ("--conditioning_image_column", "other", "--caption_column", "text"),
     "instruct_pix2pix": (

@@ -17,6 +17,10 @@ from .cases import CASES, command, run
 from .test_scripts import CHECKOUT, EXAMPLES, inputs  # noqa: F401
 
 UPDATES, KILLS = 12, int(os.environ.get("RESUME_KILLS", "1"))
+SCRIPTS = (
+    *("text_to_image", "unconditional", "dreambooth_lora_sd3"),
+    *("text_to_image_lora", "text_to_image_lora_sdxl", "dreambooth_lora_lumina2"),
+)
 KILLED = (-14, 1)  # by the alarm; torch.distributed.run says 1
 
 pytestmark = [
@@ -51,7 +55,7 @@ def end_of(folder):
     return found
 
 
-@pytest.mark.parametrize("name", ["text_to_image", "unconditional", "dreambooth_lora_sd3"])
+@pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize(("accumulation", "processes"), [(1, 1), (4, 1), (1, 2)])
 def test_killed_at_random_instants(tmp_path, inputs, name, accumulation, processes):  # noqa: F811
     if "lora" in name and find_spec("peft") is None:

@@ -7,7 +7,7 @@ import pytest
 
 from diffusers_lrlab.core.streams import split_rows
 
-from .cases import RUN_WITH, command, run
+from .cases import command, run
 from .test_scripts import CHECKOUT, EXAMPLES, IN_TURN, UPDATES, differing, inputs, weights  # noqa: F401
 
 pytestmark = [
@@ -24,24 +24,25 @@ def trained(case, inputs, output, launcher, changed=None):  # noqa: F811
 
 
 def without_held_out(images, folder):
-    """A copy without the image that is held back."""
+    """A copy without the row that is held back, of an image or of a pair."""
     ((held_out,), _) = split_rows(8, 1)
     shutil.copytree(images, folder)
-    (folder / f"{held_out}.png").unlink()
+    for path in folder.glob(f"{held_out}[.-]*"):
+        path.unlink()
     rows = (folder / "metadata.jsonl").read_text().splitlines(keepends=True)
     (folder / "metadata.jsonl").write_text("".join(row for number, row in enumerate(rows) if number != held_out))
     return folder
 
 
-@pytest.mark.parametrize("case", [case for case in IN_TURN if case.id in RUN_WITH["--validation_steps"]])
+@pytest.mark.parametrize("case", IN_TURN)
 def test_validations_leave_no_trace(tmp_path, inputs, case):  # noqa: F811
     """The weights are those of the bare script on the images that are left; of DreamBooth, where their order on the disk
     counts, those of a run that measures at its ends only."""
     options = ["--validation_fraction=0.2", "--strict"]
     seen, stderr = trained(case, inputs, tmp_path / "seen", [*options, "--validation_steps=7"])
-    if case.data == "images":
-        left = without_held_out(inputs / "images", tmp_path / "images")
-        unseen, _ = trained(case, inputs, tmp_path / "unseen", None, {str(inputs / "images"): str(left)})
+    if case.data != "folder":
+        left = without_held_out(inputs / case.data, tmp_path / "images")
+        unseen, _ = trained(case, inputs, tmp_path / "unseen", None, {str(inputs / case.data): str(left)})
     else:
         unseen, _ = trained(case, inputs, tmp_path / "unseen", [*options, "--validation_steps=1000"])
     assert differing(unseen, seen) == []
