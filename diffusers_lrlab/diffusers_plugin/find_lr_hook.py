@@ -29,8 +29,7 @@ _IDLE = (
     *("fix_lr_clock", "strict_lr_audit", "log_timesteps", "timestep_grad_every", "ema", "exact_resume"),
     "validation_steps",  # a test looks at each update
 )
-# Of timesteps and noise, for the rows held back. Fine-tuning a small model on few images, rates were off those of a thousand
-# draws by a factor of 1.6 at most; with 16 draws of 2, with 4 of 3.2, with one of 14.
+# Of timesteps and noise, for the rows held back: with a few, the rate that is named depends on which they are.
 _NUM_DRAWS = 64
 _UNSTABLE = 32  # updates in a row without a finite fp16 gradient: the loss scale has fallen from 65536 to nothing
 
