@@ -123,7 +123,7 @@ def test_losses_of_held_out_rows_are_no_chance(tmp_path, name):
     other, _, _, _ = find(tmp_path / "other", *options)
     assert one["sweeps"] == other["sweeps"]
     assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
-    assert one["suggestions"]["minimum_tenth"]["lr"] is not None
+    assert one["suggestions"]["valley"]["lr"] is not None
     losses = np.array(one["sweeps"][0]["losses"][:150])
     assert np.abs(np.diff(losses)).max() < 0.02 * losses[0]
 
