@@ -64,7 +64,7 @@ class TimestepHook:
         self.timesteps: torch.Tensor | None = None
         self.on_draw: list[Callable[[int], None]] = []
         self.num_seen = self._largest_batch = 0
-        self._place = (-1, -1)  # the update and the micro-batch of the last draw
+        self._update = self._skipped = self._micro_batch = -1  # of the last draw
 
     def install(self) -> None:
         if self.form == "density":
@@ -105,7 +105,7 @@ class TimestepHook:
 
     def _tell(self) -> None:
         for call in self.on_draw:
-            call(self._place[0])
+            call(self._update)
 
     def _turned(self, places: torch.Tensor) -> torch.Tensor:
         """Timesteps, which grow with the noise, of places in the script's table, or the other way round."""
@@ -149,9 +149,9 @@ class TimestepHook:
     def _drawn_by_sampler(self, own: torch.Tensor) -> torch.Tensor:
         """Timesteps in place of the script's `own`, which are returned as they are without a sampler or by `uniform`."""
         self.num_seen += 1
-        update = self.clock.update
-        micro_batch = self._place[1] + 1 if self._place[0] == update else 0
-        self._place = update, micro_batch
+        update, skipped = self.clock.update, self.run.num_skipped  # one that was left out is drawn again
+        micro_batch = self._micro_batch + 1 if (update, skipped) == (self._update, self._skipped) else 0
+        self._update, self._skipped, self._micro_batch = update, skipped, micro_batch
         sampler = self.sampler
         if sampler is None or sampler.name == "uniform" and sampler.draw == "independent":
             return own
@@ -175,7 +175,7 @@ class TimestepHook:
         """What makes up for the density at the last draw, if the sampler is `unbiased`."""
         if self.sampler is None or self.timesteps is None:
             return None
-        return self.sampler.loss_weights(self.timesteps, self._place[0])
+        return self.sampler.loss_weights(self.timesteps, self._update)
 
     def state_dict(self, is_at_end: bool) -> dict[str, int]:
         """For a checkpoint from which a resume is exact: what strata are laid out by."""

@@ -12,11 +12,12 @@ from scipy.stats import chisquare
 from test_launch import launch
 
 from diffusers_lrlab import get_loss_weighting, get_timestep_sampler
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diagnostics.gradients import gradient_norms
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 from diffusers_lrlab.diffusers_plugin.log_hook import LogHook
-from diffusers_lrlab.diffusers_plugin.timesteps_hook import flow_levels
+from diffusers_lrlab.diffusers_plugin.timesteps_hook import TimestepHook, flow_levels
 from diffusers_lrlab.timesteps.noise_levels import NoiseLevels
 
 SCRIPTS = {name: Path(__file__).parents[1] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
@@ -138,6 +139,23 @@ def test_the_levels_of_flow_matching():
         flow_levels(FlowMatchEulerDiscreteScheduler()).snr[:-1],
         rtol=1e-3,
     )
+
+
+def test_an_update_that_a_gradient_scaler_left_out_is_drawn_again():
+    """By all its micro-batches, where fp16 overflows: it is no draw too many."""
+    accelerator = SimpleNamespace(gradient_accumulation_steps=2, num_processes=1, process_index=0)
+    run = SimpleNamespace(accelerator=accelerator, arguments={}, num_skipped=0)
+    clock = SimpleNamespace(run=run, update=3)
+    hook = TimestepHook(HostScript(str(SCRIPTS["ddpm"])), clock, "logit_normal", "--timestep_sampler")
+    hook.sampler = get_timestep_sampler("logit_normal", 1000)
+    drawn = []
+    for skipped in (0, 0, 1, 1):
+        run.num_skipped = skipped
+        drawn.append(hook._drawn_by_sampler(torch.zeros(4).long()).tolist())
+    assert drawn[:2] == drawn[2:]
+    assert drawn[0] != drawn[1]
+    with pytest.raises(LabError, match="draws timesteps 3 times in one update, where 2"):
+        hook._drawn_by_sampler(torch.zeros(4).long())
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_with_all_other_hooks_killed_and_resumed(tmp_path):
         ("model = torch.nn.Sequential(", "model = Model("),
         ('F.mse_loss(prediction.float(), noise.float(), reduction="mean")', "loss_of(prediction.float(), noise.float())"),
     )
-    others = ["--timestep_sampler=uniform", "--loss_weighting=min_snr", "--log_timesteps", "--ema=constant:decay=0.5"]
+    others = ["--timestep_sampler=logit_normal", "--loss_weighting=min_snr", "--log_timesteps", "--ema=constant:decay=0.5"]
     own = ["--resume_from_checkpoint=latest", "--dataloader_num_workers=2", "--checkpointing_steps=3", "--skipped_updates"]
     ends, found = [], []
     for name, steps, kills in (("whole", 2, ()), ("killed", 2, (5, 6)), ("seldom", 100, ())):
