@@ -102,15 +102,30 @@ class HostScript:
         return sorted({part.attr for part in parts if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"})
 
     @functools.cached_property
+    def _epoch_loops(self) -> list[ast.For]:
+        """From the epoch on at which a resume begins."""
+        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For))
+        return [loop for loop in loops if "first_epoch" in ast.unparse(loop.iter)]
+
+    @functools.cached_property
     def saves_within_epochs(self) -> bool:
         """Whether it saves its result, by `save_...`, within its loop over epochs, and nothing after it."""
-        loops = [
-            node for node in ast.walk(self.tree) if isinstance(node, ast.For) and "first_epoch" in ast.unparse(node.iter)
-        ]
         names = [name for name in self._calls if name and name.startswith("save_") and name != "save_state"]
         lines = [call.lineno for name in names for call in self.calls(name)]
-        ends = [(loop.lineno, loop.end_lineno or 0) for loop in loops]
+        ends = [(loop.lineno, loop.end_lineno or 0) for loop in self._epoch_loops]
         return any(any(a < line <= b for line in lines) and all(line <= b for line in lines) for a, b in ends)
+
+    @functools.cached_property
+    def epoch_used_later(self) -> str | None:
+        """The variable of its loop over epochs, if it is used after the loop: without an epoch it has no value."""
+        used = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        names = [
+            node.id
+            for loop in self._epoch_loops
+            for node in used
+            if node.id == ast.unparse(loop.target) and node.lineno > (loop.end_lineno or 0)
+        ]
+        return names[0] if names else None
 
     @functools.cached_property
     def index_draws(self) -> list[ast.Call]:

@@ -191,11 +191,17 @@ class ResumeHook:
             name = type(hook).__name__
             if name in mine["hooks"]:  # what is the same in all processes is with the first
                 hook.load_state_dict(saved["processes"][0]["hooks"][name] | mine["hooks"][name])
-        if self.script.saves_within_epochs and self._is_at_end():
-            self.run.warn(
-                f"{folder} was written after the last update, and this script saves its result within its epochs, of which "
-                "none is left. If the result is missing, remove this checkpoint and start again from the one before."
-            )
+        if self._is_at_end():
+            self._warn_of_no_epoch(folder)
+
+    def _warn_of_no_epoch(self, folder: Path) -> None:
+        reason, remedy = None, "remove this checkpoint and start again from the one before."
+        if self.script.saves_within_epochs:
+            reason = "saves its result within its epochs, of which none is left. If the result is missing"
+        elif name := self.script.epoch_used_later:
+            reason = f"uses `{name}` after its epochs, of which none may be left. If it fails by that"
+        if reason:
+            self.run.warn(f"{folder} was written after the last update, and this script {reason}, {remedy}")
 
     def report(self) -> str:
         if not self.is_active:

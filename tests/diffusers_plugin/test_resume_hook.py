@@ -230,10 +230,17 @@ def test_every_hook_gives_its_state_as_it_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("after", "updates", "is_warned"), [("", 5, True), ("", 4, False), ("model.save_pretrained(a)", 5, False)]
+    ("after", "updates", "warning"),
+    [
+        ("", 5, "saves its result within its epochs"),
+        ("", 4, None),
+        ("model.save_pretrained(a)", 5, None),
+        ("model.save_pretrained(a); log_validation(epoch)", 5, "uses `epoch` after its epochs"),
+        ("model.save_pretrained(a); log_validation(epoch)", 4, None),
+    ],
 )
-def test_a_result_that_is_saved_within_epochs(tmp_path, after, updates, is_warned):
-    """A script that is resumed after its last update has no epoch left, and saves nothing."""
+def test_what_is_done_within_epochs_or_needs_one(tmp_path, after, updates, warning):
+    """A script that is resumed after its last update has no epoch left, and saves nothing, or fails."""
     (tmp_path / "script.py").write_text(
         f"a.save_state(p); a.load_state(p)\nfor epoch in range(first_epoch, 3):\n    model.save_pretrained(a)\n{after}\n"
     )
@@ -247,7 +254,7 @@ def test_a_result_that_is_saved_within_epochs(tmp_path, after, updates, is_warne
     saved = {"version": 1, "updates": updates, "facts": {"processes": 1}, "processes": [mine]}
     (tmp_path / resume_hook.FILE).write_text(json.dumps(saved))
     hook._load(tmp_path)
-    assert ["saves its result within its epochs" in text for text in said] == [True] * is_warned
+    assert [warning in text for text in said] == [True] * (warning is not None)
 
 
 # --- launched and killed -------------------------------------------------------------------------------------------------

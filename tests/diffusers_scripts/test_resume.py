@@ -55,6 +55,17 @@ def end_of(folder):
     return found
 
 
+def last_start(start, folder):
+    """To the end; from the checkpoint before, where the script was killed after its last one and has no epoch left."""
+    done = start(folder)
+    if "remove this checkpoint and start again" in done.stderr:
+        last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+        shutil.rmtree(last)
+        done = start(folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "It went on after update" in done.stderr
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize(("accumulation", "processes"), [(1, 1), (4, 1), (1, 2)])
 def test_killed_at_random_instants(tmp_path, inputs, name, accumulation, processes):  # noqa: F811
@@ -77,13 +88,7 @@ def test_killed_at_random_instants(tmp_path, inputs, name, accumulation, process
     for _ in range(KILLS):
         done = start(tmp_path / "killed", KILL_AFTER_SECONDS=str(instants.uniform(0.05, 1.5)))
         assert done.returncode in (0, *KILLED), done.stderr[-3000:]
-    done = start(tmp_path / "killed")
-    if "remove this checkpoint and start again" in done.stderr:  # killed between its last checkpoint and its result
-        last = max((tmp_path / "killed").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-        shutil.rmtree(last)
-        done = start(tmp_path / "killed")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "It went on after update" in done.stderr
+    last_start(start, tmp_path / "killed")
     whole, killed = (end_of(tmp_path / folder) for folder in ("whole", "killed"))
     assert whole.keys() == killed.keys()
     assert [key for key, value in whole.items() if not torch.equal(value, killed[key])] == []
