@@ -119,7 +119,8 @@ class HostRun:
     def _remember_first_step(self) -> None:
         """Where a script is resumed, it has set its count when it begins to train."""
         if not self.num_updates and not self.num_skipped:
-            self._first_step = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
+            count = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
+            self._first_step = count if isinstance(count, int) else None  # a tensor would go on counting by itself
 
     def log(self, values: dict[str, Any], update: int) -> None:
         """

@@ -279,8 +279,11 @@ def test_norms_are_read_once_a_row():
     assert log.report() == "Gradient norm before clipping: 2.67 on average, 1 at the end, and at most 6, at update 3."
 
 
-@pytest.mark.parametrize(("count", "steps"), [("global_step", [7, 9]), ("done", [2, 4])])
-def test_steps_of_the_tracker_are_those_of_the_script(monkeypatch, count, steps):
+@pytest.mark.parametrize(
+    ("count", "first", "steps"),
+    [("global_step", "5", [7, 9]), ("done", "5", [2, 4]), ("global_step", "torch.tensor(5)", [2, 4])],
+)
+def test_steps_of_the_tracker_are_those_of_the_script(monkeypatch, count, first, steps):
     """It counts updates that a gradient scaler left out, and after a resume those before it, if its count can be seen."""
     patched = {Accelerator: ["prepare", "end_training", "clip_grad_norm_", "log"], AcceleratedOptimizer: ["step"]}
     for kind, names in (patched | {argparse.ArgumentParser: ["parse_known_args"]}).items():
@@ -288,11 +291,11 @@ def test_steps_of_the_tracker_are_those_of_the_script(monkeypatch, count, steps)
             monkeypatch.setattr(kind, name, getattr(kind, name))
     logged, script = [], ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", script)
-    Accelerator.log = lambda accelerator, values, step: logged.append((*values, step))
+    Accelerator.log = lambda accelerator, values, step: logged.append((*values, int(step)))
     clock = HostClock(HostRun(), fix=False, strict=False, num_updates=4)
     clock.run.install()
     UpdateLog(clock).install()
-    exec(SKIPPING.replace("global_step", count), vars(script))
+    exec(SKIPPING.replace("global_step", count).replace("main(5)", f"main({first})"), vars(script))
     own = [step for name, step in logged if name == "own"]
     assert [*own, *(step for name, step in logged if name == "grad_norm")] == [6, 7, 8, 9, *steps]
 
