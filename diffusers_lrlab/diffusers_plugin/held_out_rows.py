@@ -43,6 +43,12 @@ class HeldOutRows:
                 f"--validation_fraction {self.fraction} cannot hold back a row of {self.num_rows}. Use 5 rows or more, or "
                 "leave it out."
             )
+        size = given.get("batch_size") or 1
+        if given.get("drop_last") and len(trained) < size <= self.num_rows:
+            raise LabError(
+                f"--validation_fraction {self.fraction} leaves {len(trained)} of {self.num_rows} rows to train on: not one "
+                f"whole batch of {size}, and the script drops others. Use smaller batches, or leave it out."
+            )
         self.num_held_out = len(held_out)
         state = PartialState()
         mine = held_out[state.process_index :: state.num_processes]

@@ -142,6 +142,14 @@ def test_rows_are_the_same_for_every_seed_and_never_trained_on():
         held_out_rows([1, 2, 3])
 
 
+def test_a_whole_batch_is_left_to_train_on():
+    """A script that drops smaller ones would train on nothing, and end as if it had."""
+    with pytest.raises(LabError, match="leaves 7 of 8 rows to train on: not one whole batch of 8"):
+        held_out_rows(list(range(8)), batch_size=8, drop_last=True)
+    assert len(held_out_rows(list(range(8)), batch_size=8)[1]) == 7
+    assert len(held_out_rows(list(range(8)), batch_size=7, drop_last=True)[1]) == 7
+
+
 @pytest.mark.parametrize(
     ("dataset", "how", "reason"),
     [
