@@ -8,6 +8,8 @@ from .host_script import HostScript, NotRecognised, called_in
 
 # Methods that change what they are called on.
 _FILLING = {"append", "extend", "insert", "update", "pop"}
+# Methods of a tensor whose result shares its values.
+_VIEWS = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "narrow", "select", "detach"}
 # What must not happen again for a loss that is only looked at.
 _SIDE_EFFECTS = {
     *_FILLING,
@@ -152,9 +154,14 @@ def _called_on(statement: ast.stmt, of_loop: set[str]) -> set[str]:
 
 
 def _base(node: Any) -> str:
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
+    """The variable that a part or a view belongs to: `x` of `x.y`, `x[0]` and `x.view(-1)`."""
+    while isinstance(node, ast.Attribute | ast.Subscript) or _is_view(node):
+        node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_view(node: Any) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS
 
 
 def _check(statements: list[ast.stmt], batch: str) -> None:

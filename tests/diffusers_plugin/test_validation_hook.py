@@ -65,7 +65,9 @@ def code_of(folder, first="pass", before="x = batch * 2", text=LOOP):
         ("def double(of): return factor * of", "x = double(batch); accelerator.log(1)"),
         ("pass", "batch *= 2; x = batch; x.mul_(factor / 2)"),
         ("parts = []", "parts.append(batch); parts.extend([]); x = parts[0] * factor"),
+        ("pass", "x = batch * 1; x.view(-1).mul_(factor)"),
         ("import torch", "x = torch.empty(2); torch.mul(batch, factor, out=x)"),
+        ("import torch", "x = torch.empty(2); torch.mul(batch, factor, out=x.view(-1))"),
         ("import torch", "x, i = torch.empty(2), torch.empty(2).long(); torch.sort(batch * factor, out=(x, i))"),
     ],
 )
@@ -89,6 +91,7 @@ def test_the_code_of_a_loss(tmp_path, first, before):
         ({"before": "x = mean = mean_of(batch); x -= 1; old += x; x = old"}, "follows from the batch before .old, line 6"),
         ({"before": "x = batch.mean(); mean.mul_(0.9).add_(x); x = x - mean"}, "follows from the batch before .mean."),
         ({"before": "x = batch; state.last = x; x = x - state.last"}, "follows from the batch before .state.last, line 6"),
+        ({"before": "kept.view(-1).mul_(0.9); x = batch + kept"}, "follows from the batch before .kept.view"),
         ({"before": "x = torch.mul(batch, 2, out=kept)"}, "follows from the batch before .kept, line 6"),
         ({"before": "seen.append(batch); x = sum(seen)"}, "an effect of its own .append, line 6"),
         ({"before": "seen.update(x=batch); x = seen['x']"}, "an effect of its own .update, line 6"),
