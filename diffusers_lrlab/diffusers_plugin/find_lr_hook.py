@@ -8,6 +8,7 @@ there is nothing to restore. What the script would write meanwhile goes to a tem
 
 import argparse
 import functools
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -26,8 +27,8 @@ from .loss_code import find_loss_code
 
 # Options for the training: they decide no loss of the first updates.
 _IDLE = (
-    *("fix_lr_clock", "strict_lr_audit", "log_timesteps", "timestep_grad_every", "ema", "exact_resume"),
-    "validation_steps",  # a test looks at each update
+    *("fix_lr_clock", "strict_lr_audit", "log_timesteps", "timestep_grad_every", "ema", "ema_swap"),
+    *("exact_resume", "validation_steps"),  # a test looks at each update
 )
 # Of timesteps and noise, for the rows held back: with a few, the rate that is named depends on which they are.
 _NUM_DRAWS = 64
@@ -172,7 +173,12 @@ class FindLrHook:
 
     def _before_update(self, optimizer: Optimizer, *step: Any) -> None:
         if self.held_out is not None and not self.held_out.num_seen:
-            self.test.start(self.held_out.compute())
+            loss = self.held_out.compute()
+            if not math.isfinite(loss):
+                raise LabError(
+                    f"--find_lr: the loss of held-out rows is {loss} before the first update. Look at data and model."
+                )
+            self.test.start(loss)
         for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = self.test.lr * ratio
 

@@ -127,7 +127,7 @@ class HostRun:
         Into the script's trackers, after so many updates.
 
         A script counts updates that a gradient scaler leaves out, too, and trackers pass over what comes with a smaller
-        number than the last. So the step is the script's own; without a `global_step`, as far as it is known here.
+        number than the last. So the step is that of a `global_step` that counts them, or else as far as it is known here.
         """
         self._remember_first_step()
         updates = update if self._first_step is None else self._first_step + self.num_updates

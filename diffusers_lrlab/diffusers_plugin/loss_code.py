@@ -2,12 +2,14 @@
 
 import ast
 from types import CodeType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from .host_script import HostScript, NotRecognised, called_in
 
 # Methods that change what they are called on.
 _FILLING = {"append", "extend", "insert", "update", "pop"}
+# Of functions that change their first argument, such as `torch.relu_(x)`.
+_MODULES = {"torch", "nn", "F", "functional"}
 # Methods of a tensor whose result shares its values.
 _VIEWS = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "narrow", "select", "detach"}
 # What must not happen again for a loss that is only looked at.
@@ -140,9 +142,7 @@ def _changed(statement: ast.stmt) -> set[str]:
             found.add(_base(node))
         if isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom):
             found |= {node.name} if isinstance(node, ast.FunctionDef) else {name.asname or name.name for name in node.names}
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
-            found.add(_base(node.func))
-        found |= {_base(part) for part in _outputs(node)}
+        found |= {_base(part) for part in _written(node)}
     return found
 
 
@@ -185,19 +185,27 @@ def _check(statements: list[ast.stmt], batch: str) -> None:
 
 
 def _changed_parts(node: Any) -> list[ast.expr]:
-    """What is changed in its place: `x` of `x += 1`, `x.y = 1` itself, `x.add_` of `x.add_(1)`, or what `out=` names."""
+    """What is changed in its place: `x` of `x += 1`, `x.y = 1` itself, or what a call writes into."""
     if isinstance(node, ast.AugAssign):
         return [node.target]
     if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
         return [node]
-    is_in_place = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
-    return [*([cast(ast.Call, node).func] if is_in_place else []), *_outputs(node)]
+    return _written(node)
 
 
-def _outputs(node: ast.AST) -> list[ast.expr]:
-    """What a call writes its result into: `x` of `torch.mul(a, b, out=x)`."""
-    given = [keyword.value for keyword in node.keywords if keyword.arg == "out"] if isinstance(node, ast.Call) else []
-    return [part for value in given for part in (value.elts if isinstance(value, ast.Tuple | ast.List) else [value])]
+def _written(node: ast.AST) -> list[ast.expr]:
+    """What a call writes into: `x.add_` of `x.add_(1)`, and `x` of `torch.relu_(x)`, `inplace=True` and `out=x`."""
+    if not isinstance(node, ast.Call):
+        return []
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    out = given.get("out")
+    found = [] if out is None else [*out.elts] if isinstance(out, ast.Tuple | ast.List) else [out]
+    is_in_place = isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
+    if is_in_place and _base(node.func) not in _MODULES:
+        return [*found, node.func]
+    if is_in_place or isinstance(flag := given.get("inplace"), ast.Constant) and flag.value is True:
+        found += node.args[:1]
+    return found
 
 
 def _has_side_effect(node: Any) -> bool:

@@ -31,7 +31,8 @@ def check_options(fraction: float | None, steps: int | None, tests_rates: bool =
     """Before the script starts: both are given, and can be. A test of learning rates needs no steps: it looks each time."""
     if (fraction is None) != (steps is None) and not (tests_rates and steps is None):
         given, missing = ("fraction", "steps") if steps is None else ("steps", "fraction")
-        raise LabError(f"--validation_{given} has no effect without --validation_{missing}. Give both, or neither.")
+        others = f"--validation_{missing}" + (" or --find_lr" if steps is None else "")
+        raise LabError(f"--validation_{given} has no effect without {others}. Add that, or leave it out.")
     if fraction is not None and not 0 < fraction <= _LARGEST_FRACTION:
         raise LabError(
             f"--validation_fraction {fraction} is not allowed; use a number above 0, and at most {_LARGEST_FRACTION}."

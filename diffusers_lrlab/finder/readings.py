@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MEMORY = {"classic": 0.9, "probe": 0.0}  # by mode: single batches say little, fixed images and noise all there is
+MEMORY = {"classic": 0.9, "probe": 0.0}  # by mode: losses of batches are noisy
 _RISEN = 0.1  # of the fall: then the minimum has been passed
 _ABOVE_NOISE = 3.0  # standard errors of the smoothed loss, where it is smoothed
 _NEAR = 32  # readings that the noise is that of

@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from ..core.environment import describe_environment
 from ..core.errors import LabError, is_first_process
+from ..core.options import MOST_UPDATES
 from .find import resolve_settings
 from .range_test import FinderConfig
 from .readings import MEMORY, Readings, no_finite_gradient
@@ -108,10 +109,10 @@ class ScriptTest:
 
     def _remedy(self, hook: FindLrHook) -> str:
         """Against noise, the best one first."""
-        more = (
-            f"add --num_updates {4 * self.settings.num_updates} before the script's name, or give it a batch of four times "
-            "the size (--train_batch_size, --gradient_accumulation_steps)."
-        )
+        larger = "give it a batch of four times the size (--train_batch_size, --gradient_accumulation_steps)."
+        if hook.probe is not None:
+            return f"The updates themselves are too noisy: {larger}"
+        more = f"add --num_updates {min(4 * self.settings.num_updates, MOST_UPDATES)} before the script's name, or {larger}"
         if not hook.can_hold_rows_back:
             return f"For half the noise, {more}"
         return (

@@ -1,6 +1,7 @@
 """The finder on the updates of a script that is not ours."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,8 +99,14 @@ def held_out_losses_by_hand(lrs, num_held_out, draws):
 
 
 def test_losses_of_held_out_rows(tmp_path):
-    """Of one row, with 64 draws of timesteps and noise: they are no chance, and the training does not notice them."""
-    options = ["--validation_fraction=0.0005", "--validation_steps=5", "--num_updates=20"]
+    """Of one row, with 64 draws of timesteps and noise that are always the same; the training does not notice them."""
+    options = [
+        "--validation_fraction=0.0005",
+        "--validation_steps=5",
+        "--num_updates=20",
+        "--ema=constant",
+        "--ema_swap=final",
+    ]
     found, files, stdout, stderr = find(tmp_path / "run", *options, str(SCRIPTS["ddpm"]))
     assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
     (sweep,) = found["sweeps"]
@@ -111,12 +118,12 @@ def test_losses_of_held_out_rows(tmp_path):
     probe = "the loss of 1 of 2048 rows, which are not trained on, with 64 fixed draws of timesteps and noise for each"
     assert found["about"]["probe"] == probe
     assert f"Read by the probe: {probe}." in stdout
-    assert "--find_lr does not train: --validation_steps has no effect on the test." in stderr
+    assert "--find_lr does not train: --ema, --ema_swap, --validation_steps has no effect on the test." in stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flow", "resume"])
-def test_losses_of_held_out_rows_are_no_chance(tmp_path, name):
+def test_losses_of_held_out_rows_repeat(tmp_path, name):
     """Two tests at batch 1 are equal to the bit; in data with random numbers of their own, too. The curve is smooth."""
     options = ["--validation_fraction=0.1", str(SCRIPTS[name]), "--train_batch_size=1"]
     one, files, _, _ = find(tmp_path / "one", *options)
@@ -210,6 +217,14 @@ def test_a_test_that_ends_early():
     assert "no fp16 gradient was finite" in test.result().sweeps[0].ended
 
 
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_held_out_rows_without_a_finite_loss_end_the_test_before_its_first_update(loss):
+    hook = FindLrHook(HostScript(str(SCRIPT)), HostRun(), ScriptTest(mode="probe"))
+    hook.held_out = SimpleNamespace(num_seen=0, compute=lambda: loss)
+    with pytest.raises(LabError, match=f"the loss of held-out rows is {loss} before the first update"):
+        hook._before_update(SimpleNamespace(param_groups=[]))
+
+
 def test_what_is_said(tmp_path, capsys, monkeypatch):
     """In terms of the script's option, where the optimizer's rate is a multiple of it (--scale_lr)."""
     test, ended = ScriptTest(), []
@@ -237,6 +252,12 @@ def test_what_is_said(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "To be rid of the noise of batches, add --validation_fraction 0.1 before the script's name" in said
     assert "Or, for half the noise, add --num_updates 80" in said
+    hook.probe = "the loss of 1 of 8 rows"
+    test.finish(hook)
+    said = capsys.readouterr().out
+    assert "The updates themselves are too noisy: give it a batch of four times the size" in said
+    assert "--num_updates" not in said
+    hook.probe = None
     monkeypatch.setattr("diffusers_lrlab.finder.result.FinderResult.save", lambda *_: None)  # a second each
     for loss in (lambda x: -x, lambda x: float("nan")):  # falls to the end, and is no number: neither is for more updates
         test = ScriptTest(num_updates=20)

@@ -68,6 +68,8 @@ def code_of(folder, first="pass", before="x = batch * 2", text=LOOP):
         ("pass", "x = batch * 1; x.view(-1).mul_(factor)"),
         ("import torch", "x = torch.empty(2); torch.mul(batch, factor, out=x)"),
         ("import torch", "x = torch.empty(2); torch.mul(batch, factor, out=x.view(-1))"),
+        ("from torch.nn import functional as F", "x = batch * factor - 1; F.relu(x, inplace=True); x.add_(1)"),
+        ("import torch", "x = batch - 4; torch.nn.init.zeros_(x); torch.relu_(x); x += batch * factor"),
         ("import torch", "x, i = torch.empty(2), torch.empty(2).long(); torch.sort(batch * factor, out=(x, i))"),
     ],
 )
@@ -93,6 +95,7 @@ def test_the_code_of_a_loss(tmp_path, first, before):
         ({"before": "x = batch; state.last = x; x = x - state.last"}, "follows from the batch before .state.last, line 6"),
         ({"before": "kept.view(-1).mul_(0.9); x = batch + kept"}, "follows from the batch before .kept.view"),
         ({"before": "x = torch.mul(batch, 2, out=kept)"}, "follows from the batch before .kept, line 6"),
+        ({"before": "torch.relu_(kept); x = batch + kept"}, "follows from the batch before .kept, line 6"),
         ({"before": "seen.append(batch); x = sum(seen)"}, "an effect of its own .append, line 6"),
         ({"before": "seen.update(x=batch); x = seen['x']"}, "an effect of its own .update, line 6"),
         ({"before": "x = accelerator.gather(batch)"}, "an effect of its own .gather, line 6"),
