@@ -504,9 +504,8 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, mebibytes):
     assert not list(folder.rglob(".tmp*"))
     assert json.loads((folder / "lrlab" / "run.json").read_text())["run"]["status"] == "failed"
     rows = [json.loads(line) for line in (folder / "lrlab" / "metrics.jsonl").read_text().splitlines()]
-    updates = [row["update"] for row in rows]  # a thread writes the checkpoint, and training goes on until it has failed
-    assert updates[:2] == [1, 2]
-    assert len(updates) < 4
+    # A thread writes the checkpoint, and training goes on until it has failed: to the end of the third update at most.
+    assert [row["update"] for row in rows] in ([1, 2], [1, 2, 2], [1, 2, 2, 3])
 
 
 def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
