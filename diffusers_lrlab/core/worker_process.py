@@ -1,4 +1,4 @@
-"""What is done first of all in a worker process, before anything is imported that prints."""
+"""What worker processes do first of all; nothing is imported here that prints."""
 
 import faulthandler
 import multiprocessing
@@ -18,7 +18,7 @@ def begin(to_parent: Connection, log: str) -> None:
     """
     global connection
     connection = to_parent
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     if hasattr(os, "setsid"):  # not on every system
         os.setsid()
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
@@ -28,8 +28,15 @@ def begin(to_parent: Connection, log: str) -> None:
     tqdm.set_lock(RLock())  # its own is the system's, which a killed process would leave behind
 
 
-def _end_with_parent() -> None:
-    """Without it, a process whose parent was killed before it handed out any work would wait for ever."""
+def end_with_parent(worker: int = 0) -> None:
+    """
+    Ends this process as soon as the one that started it has ended, even if it was killed; can be the `worker_init_fn` of a
+    `DataLoader`. Without it, one that waits for work, for its source, or to hand over what it has would wait for ever.
+    """
+    Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

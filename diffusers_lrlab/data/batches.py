@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..core.environment import available_cores
 from ..core.errors import LabError
 from ..core.streams import stream_generator
+from ..core.worker_process import end_with_parent
 from .images import normalise
 from .layout import BatchLayout
 from .loading import TrainingData
@@ -90,6 +91,7 @@ def iterate_batches(
         batch_size=None,  # an item is a micro-batch, or what a worker reads of it
         sampler=(item for update in updates for item in source.items(update)),
         num_workers=num_workers,
+        worker_init_fn=end_with_parent,
         generator=torch.Generator(),  # otherwise it draws from, and so disturbs, the global one
     )
     yield from _assemble(data, loader, layout.micro_batch * layout.accumulation)

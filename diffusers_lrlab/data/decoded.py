@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..core.environment import available_cores
 from ..core.errors import LabError, warn
 from ..core.files import TEMPORARY, atomic_folder, remove_leftovers
+from ..core.worker_process import end_with_parent
 from .images import ImageTransform
 from .options import DataConfig
 
@@ -143,8 +144,16 @@ def _decoded(decoder: _Decoder) -> Iterator[torch.Tensor | str]:
     from tqdm.auto import tqdm
 
     workers = 0 if len(decoder) < 10 * _SAMPLE else available_cores() - 1
-    loader: Iterable[Any] = DataLoader(
-        decoder, batch_size=_SAMPLE, collate_fn=list, num_workers=workers, generator=torch.Generator()
+    loader: DataLoader[Any] = DataLoader(
+        decoder,
+        batch_size=_SAMPLE,
+        collate_fn=list,
+        num_workers=workers,
+        worker_init_fn=end_with_parent,
+        generator=torch.Generator(),
     )
-    for batch in tqdm(loader, desc="decode images", unit=f" x {_SAMPLE}", disable=None, leave=False, delay=2):
+    batches = iter(loader)  # of a loader itself, tqdm.auto would begin an iteration more, with workers of its own
+    for batch in tqdm(
+        batches, desc="decode images", total=len(loader), unit=f" x {_SAMPLE}", disable=None, leave=False, delay=2
+    ):
         yield from batch

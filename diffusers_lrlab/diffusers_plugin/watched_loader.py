@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from ..core.errors import LabError
 from ..core.random_states import as_plain_data
+from ..core.worker_process import end_with_parent
 from .generators import find_generators, get_states, raw_states, set_states, variables_of_data
 from .host_script import HostScript, NotRecognised
 
@@ -279,6 +280,7 @@ class _WorkerStart:
         self.own, self.of_workers = own, of_workers
 
     def __call__(self, worker: int) -> None:
+        end_with_parent()
         if self.own is not None:
             self.own(worker)
         if self.of_workers:

@@ -1,0 +1,55 @@
+"""Waits for data workers that are held up for good, as by a source that hangs; the argument says whose loader it is."""
+
+import multiprocessing
+import sys
+import time
+from types import SimpleNamespace
+
+from torch.utils.data import DataLoader
+
+WORKERS = 2
+
+
+class HeldUp:
+    """Rows that say that they are read, and never come."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, row):
+        print("reads", flush=True)
+        time.sleep(1000)
+
+
+def of_a_run():
+    from diffusers_lrlab.data.batches import BatchLayout, iterate_batches
+    from diffusers_lrlab.data.loading import TrainingData
+
+    class Train(HeldUp):
+        def __getitem__(self, column):
+            return HeldUp()
+
+    data = TrainingData("held up", Train(), None, "image", "", SimpleNamespace(augment=None))
+    return iterate_batches(data, BatchLayout(4), 0, range(2), num_workers=WORKERS, compact=True)
+
+
+def of_the_decoder():
+    from diffusers_lrlab.data import decoded
+
+    decoded.available_cores = lambda: WORKERS + 1
+    return decoded._decoded(decoded._Decoder(HeldUp(), SimpleNamespace(read_compact=None)))
+
+
+def of_another_script():
+    from accelerate import Accelerator
+
+    from diffusers_lrlab.diffusers_plugin.host_script import HostScript
+    from diffusers_lrlab.diffusers_plugin.watched_loader import WatchedLoader
+
+    loader = Accelerator(cpu=True).prepare(DataLoader(HeldUp(), batch_size=4, num_workers=WORKERS))
+    WatchedLoader(HostScript(__file__), loader, lambda: False)
+    return loader
+
+
+multiprocessing.set_start_method("fork", force=True)  # as on Linux, which a process of the tests' server does not say
+next(iter({"run": of_a_run, "decoder": of_the_decoder, "another script": of_another_script}[sys.argv[1]]()))
