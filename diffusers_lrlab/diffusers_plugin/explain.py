@@ -54,9 +54,10 @@ class Fault(NamedTuple):
 
 
 def faults(script: HostScript) -> list[Fault]:
-    """What a script does to its learning rate, at a resume, and to its weights, where that is not what it says."""
+    """What a script does to its learning rate, at a resume, to its weights and gradients, where that is not what it says."""
     found = [_clock_fault(script, call) for call in script.schedule_calls]
-    return [fault for fault in [*found, _resume_fault(script), _weight_fault(script)] if fault is not None]
+    found += [_resume_fault(script), _weight_fault(script), _clip_fault(script)]
+    return [fault for fault in found if fault is not None]
 
 
 def _clock_fault(script: HostScript, call: ast.Call) -> Fault | None:
@@ -99,3 +100,18 @@ def _weight_fault(script: HostScript) -> Fault | None:
         f"weighs by min(SNR, gamma) / SNR + 1 (line {sums[0].lineno}), with --snr_gamma and a model that predicts velocity, "
         "where min(SNR, gamma) / (SNR + 1) is meant. Use --loss_weighting min_snr in place of --snr_gamma.",
     )
+
+
+def _clip_fault(script: HostScript) -> Fault | None:
+    """What `filter` and `map` return can be read once, and the optimizer comes first."""
+    calls = [call for call in script.calls("clip_grad_norm_") if call.args]
+    names = {ast.unparse(call.args[0]) for call in calls}
+    names |= {value for name in names for value in script.values(name)}  # params_to_clip = lora_layers
+    for name in sorted(names):
+        kinds = {value.split("(")[0] for value in script.values(name)}
+        if kinds and kinds <= {"filter", "map"}:
+            text = (
+                f"{name} is a {min(kinds)}(), which its optimizer has read to the end, so that --max_grad_norm does nothing"
+            )
+            return Fault("clipping", f"clips no gradient ({called_in(calls)}): {text}. Make it a list.")
+    return None

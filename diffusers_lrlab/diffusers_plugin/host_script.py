@@ -78,6 +78,11 @@ class HostScript:
         names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
         return any(node.id == name for node in names)
 
+    def values(self, name: str) -> list[str]:
+        """What a variable of this name is ever assigned, as text."""
+        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Assign))
+        return [ast.unparse(node.value) for node in found if name in map(ast.unparse, node.targets)]
+
     def mentions(self, name: str) -> bool:
         """Whether something has an attribute of this name."""
         return any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(self.tree))

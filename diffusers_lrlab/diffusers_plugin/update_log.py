@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,7 @@ class UpdateLog:
         self._updates: list[int] = []
         self._groups: list[dict[str, Any]] = []  # what effective rates are made of, at the last update
         self._num_updates = self._num_closed = 0
+        self._has_warned = False
         self._last_mean, self._largest, self._sum, self._count = math.nan, (-math.inf, 0), 0.0, 0
 
     def install(self) -> None:
@@ -34,8 +36,13 @@ class UpdateLog:
         clip = Accelerator.clip_grad_norm_
 
         @functools.wraps(clip)
-        def clip_and_remember(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
-            norm = clip(accelerator, *args, **kwargs)
+        def clip_and_remember(accelerator: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(parameters, Iterator):
+                parameters = list(parameters)
+                if not parameters:
+                    self._warn()
+                    return clip(accelerator, parameters, *args, **kwargs)
+            norm = clip(accelerator, parameters, *args, **kwargs)
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of FSDP 2
             self._norm = whole.detach() if isinstance(whole, torch.Tensor) else None
             return norm
@@ -43,6 +50,14 @@ class UpdateLog:
         cast(Any, Accelerator).clip_grad_norm_ = clip_and_remember
         self.run.on_update.append(self._after_update)
         self.run.on_end.append(self._close_row)
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self.run.warn(
+                "No gradient is clipped: the script hands accelerator.clip_grad_norm_ a filter() or another iterator, which "
+                "something else, such as its optimizer, has read to the end. Make it a list in the script."
+            )
+        self._has_warned = True
 
     @property
     def _update(self) -> int:

@@ -23,6 +23,7 @@ def made(warmup, length, more=""):
 
 
 BY_PROCESSES = ("args.lr_warmup_steps * accelerator.num_processes", "args.max_train_steps * accelerator.num_processes")
+FILTER = "layers = filter(lambda p: p.requires_grad, unet.parameters())"
 LENGTH = "num_training_steps_for_scheduler"
 
 
@@ -41,6 +42,11 @@ LENGTH = "num_training_steps_for_scheduler"
         (made("args.lr_warmup_steps", "args.max_train_steps", "Accelerator(split_batches=True)"), []),
         ("from transformers import get_scheduler\n" + made(*BY_PROCESSES), []),
         ("mse_loss_weights = base_weight + 1", ["weights"]),
+        (f"{FILTER}\nclip_grad_norm_(layers, 1.0)", ["clipping"]),
+        (f"{FILTER}\nparams_to_clip = layers\naccelerator.clip_grad_norm_(params_to_clip, 1.0)", ["clipping"]),
+        (f"layers = list({FILTER.split(' = ')[1]})\nclip_grad_norm_(layers, 1.0)", []),
+        (f"{FILTER}\nlayers = list(layers)\nclip_grad_norm_(layers, 1.0)", []),
+        ("clip_grad_norm_(unet.parameters(), 1.0)\nclip_grad_norm_()", []),
     ],
 )
 def test_faults(tmp_path, text, names):

@@ -279,6 +279,23 @@ def test_norms_are_read_once_a_row():
     assert log.report() == "Gradient norm before clipping: 2.67 on average, 1 at the end, and at most 6, at update 3."
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_a_script_that_clips_nothing_is_told_once(monkeypatch, capsys, used):
+    """An iterator that its optimizer has read to the end; one that nobody has read yet is clipped as without the hook."""
+    monkeypatch.setattr(Accelerator, "clip_grad_norm_", Accelerator.clip_grad_norm_)  # put back after the test
+    clock = HostClock(HostRun(), fix=False, strict=False)
+    log = UpdateLog(clock)
+    log.install()
+    accelerator, parameter = Accelerator(cpu=True), torch.nn.Parameter(torch.ones(4))
+    for _ in range(2):
+        parameter.grad = torch.ones(4)
+        parameters = iter([] if used else [parameter])
+        accelerator.clip_grad_norm_(parameters, 1.0)
+        assert parameter.grad[0] == (1.0 if used else pytest.approx(0.5))
+        assert log._norm == (None if used else 2.0)
+    assert capsys.readouterr().err.count("No gradient is clipped") == used
+
+
 @pytest.mark.parametrize(
     ("count", "first", "steps"),
     [("global_step", "5", [7, 9]), ("done", "5", [2, 4]), ("global_step", "torch.tensor(5)", [2, 4])],
