@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from diffusers_lrlab.diffusers_plugin import timesteps_hook
+from diffusers_lrlab.diffusers_plugin.explain import faults
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 
 from . import lr_clock
@@ -97,6 +98,8 @@ def test_without_options_nothing_changes(tmp_path, inputs, case):
     ours, stderr = trained(case, inputs, tmp_path / "ours", [])
     assert differing(bare, ours) == []
     assert f"LR audit: {UPDATES} updates, every value that follows the clock was as expected." in stderr
+    wrong = {fault.name for fault in faults(HostScript(str(EXAMPLES / case.script)))}
+    assert ("No gradient is clipped" in stderr) == ("clipping" in wrong)
 
 
 @pytest.mark.parametrize("case", IN_TURN[:2])
