@@ -8,7 +8,6 @@ made again from the states before it, and only then do the states of the checkpo
 
 import copy
 import hashlib
-import itertools
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -17,13 +16,13 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
-from torch.utils.data import IterableDataset, Sampler, get_worker_info
+from torch.utils.data import IterableDataset, Sampler
 
 from ..core.errors import LabError
 from ..core.random_states import as_plain_data
-from ..core.worker_process import end_with_parent
 from .generators import find_generators, get_states, raw_states, set_states, variables_of_data
 from .host_script import HostScript, NotRecognised
+from .loader_parts import BatchIndices, CollateWithStates, WorkerStart
 
 
 class WatchedLoader:
@@ -160,11 +159,11 @@ class WatchedLoader:
     def _iterator(self, num_skipped: int, of_workers: list[dict[str, Any]]) -> Iterator[Any]:
         """The loader's own iterator, from a batch on."""
         base = self.base
-        indices = _Indices(base.batch_sampler, num_skipped)
+        indices = BatchIndices(base.batch_sampler, num_skipped)
         changed: dict[str, Any] = {"batch_sampler": indices}
         if base.num_workers:
-            changed |= {"collate_fn": _WithStates(base.collate_fn)}
-            changed |= {"worker_init_fn": _WorkerStart(base.worker_init_fn, of_workers)}
+            changed |= {"collate_fn": CollateWithStates(base.collate_fn)}
+            changed |= {"worker_init_fn": WorkerStart(base.worker_init_fn, of_workers)}
         own = {name: vars(base)[name] for name in changed}
         vars(base).update(changed)  # its own __setattr__ lets nobody replace a batch sampler
         try:
@@ -238,58 +237,6 @@ def check_loader(loader: Any) -> None:
                 raise NotRecognised(reason)
         return
     raise NotRecognised("its data are a stream, whose order only its source knows")
-
-
-class _Indices(Sampler[list[int]]):
-    """The batches of indices of a sampler from the n-th on; earlier ones are drawn, and nothing is read for them."""
-
-    def __init__(self, batch_sampler: Any, num_skipped: int):
-        self.batch_sampler, self.num_skipped = batch_sampler, num_skipped
-        self._first: list[Any] = []
-        self._rest: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        self._rest = itertools.islice(iter(self.batch_sampler), self.num_skipped, None)
-        return self
-
-    def __next__(self) -> Any:
-        assert self._rest is not None
-        return self._first.pop() if self._first else next(self._rest)
-
-    def begin(self) -> None:
-        """Makes the sampler draw its order now."""
-        assert self._rest is not None
-        self._first = list(itertools.islice(self._rest, 1))
-
-
-class _WithStates:
-    """Collates in a worker, and adds the states of its generators after that."""
-
-    def __init__(self, collate: Callable[[Any], Any]):
-        self.collate = collate
-
-    def __call__(self, samples: Any) -> tuple[Any, bytes]:
-        batch = self.collate(samples)
-        return batch, pickle.dumps(get_states(_generators_of_worker(), with_devices=False))
-
-
-class _WorkerStart:
-    """Begins a worker where the one of the same number was."""
-
-    def __init__(self, own: Callable[[int], None] | None, of_workers: list[dict[str, Any]]):
-        self.own, self.of_workers = own, of_workers
-
-    def __call__(self, worker: int) -> None:
-        end_with_parent()
-        if self.own is not None:
-            self.own(worker)
-        if self.of_workers:
-            set_states(self.of_workers[worker], _generators_of_worker())
-
-
-def _generators_of_worker() -> dict[str, Any]:
-    worker: Any = get_worker_info()
-    return find_generators({"data": variables_of_data(worker.dataset)})
 
 
 def _digest(batch: Any) -> str:
