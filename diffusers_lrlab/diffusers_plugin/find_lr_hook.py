@@ -42,9 +42,11 @@ class RangeTest(Protocol):
     def most_updates(self) -> int: ...
     @property
     def lr(self) -> float: ...
+    @property
+    def is_read_next(self) -> bool: ...
     def begin(self, optimizer: Optimizer) -> None: ...
     def start(self, loss: float) -> None: ...
-    def add(self, loss: float) -> bool: ...
+    def add(self, loss: float | None) -> bool: ...
     def fail(self) -> None: ...
 
 
@@ -84,7 +86,7 @@ class FindLrHook:
     Args:
         test ([`RangeTest`]): What decides on rates.
         validation_fraction (`float`, *optional*): Of the rows, to hold back: the losses are theirs, before the first update
-            and after each.
+            and after every fourth.
     """
 
     def __init__(self, script: HostScript, run: HostRun, test: RangeTest, validation_fraction: float | None = None):
@@ -200,10 +202,12 @@ class FindLrHook:
         self.num_seen += 1
         losses, self._losses = self._losses, []
         # The same in all processes, which so end at the same update.
-        if not self.test.add(self._mean(losses) if self.held_out is None else self.held_out.compute()):
+        if not self.test.add(self._loss_of(losses) if self.test.is_read_next else None):
             raise RangeTestDone
 
-    def _mean(self, losses: list[torch.Tensor]) -> float:
+    def _loss_of(self, losses: list[torch.Tensor]) -> float:
+        if self.held_out is not None:
+            return self.held_out.compute()
         mean = torch.stack([loss.float().mean() for loss in losses]).mean()
         return self.run.accelerator.gather(mean[None]).double().mean().item()
 

@@ -103,6 +103,12 @@ class FinderConfig:
         most = self.num_updates + (min(math.floor(_EXTENSION / decades), self.num_updates) if self.extend else 0)
         return self.start_lr * 10 ** (decades * np.arange(most))
 
+    def is_read_after(self, done: int) -> bool:
+        """Whether a loss is read when so many updates are done: the classic test's after each, the probe's after every fourth."""
+        # More often in a short test: rules need some readings.
+        every = 1 if self.mode == "classic" else min(_UPDATES_PER_READING, max(1, self.num_updates // 8))
+        return done % every == 0 or done in (self.num_updates, len(self.lrs()))
+
 
 def range_test(
     trainer: Trainer, settings: FinderConfig, repeat: int = 0, batches: Iterable[torch.Tensor] | None = None
@@ -121,9 +127,7 @@ def range_test(
         seed = stream_seed(trainer.config.seed, "finder", repeat)
         batches = trainer.batches(seed, range(first, first + len(settings.lrs())))
     with as_it_was(trainer):
-        # More often in a short test: rules need some readings.
-        every = min(_UPDATES_PER_READING, max(1, settings.num_updates // 8))
-        reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size, every)
+        reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size)
         objective = StillObjective.now(trainer, repeat, settings.mode == "probe")
         trainer.objective = objective
         trainer.observer = None  # its log is the run's
@@ -154,9 +158,7 @@ def _sweep(
                 readings.ended = no_finite_gradient(lr)
                 break
         done = update + 1
-        if done % reader.every and done not in (settings.num_updates, len(lrs)):
-            continue
-        if not readings.add(done, float(lr), *_same_everywhere(reader.read())):
+        if settings.is_read_after(done) and not readings.add(done, float(lr), *_same_everywhere(reader.read())):
             break
     return readings.sweep(done, reader.num_bins)
 
@@ -172,8 +174,7 @@ class _Probe:
 
     before_first, memory = True, MEMORY["probe"]
 
-    def __init__(self, trainer: Trainer, size: int | None, every: int):
-        self.every = every
+    def __init__(self, trainer: Trainer, size: int | None):
         data, layout = trainer.data, trainer.plan.layout
         size = size or _PROBE_BATCHES * layout.global_batch
         images = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
@@ -195,7 +196,7 @@ class _Probe:
 class _Classic:
     """Reads the training loss of each batch."""
 
-    every, before_first, memory, num_bins = 1, False, MEMORY["classic"], 0
+    before_first, memory, num_bins = False, MEMORY["classic"], 0
 
     def __init__(self, trainer: Trainer):
         self.trainer, self._before = trainer, 0.0

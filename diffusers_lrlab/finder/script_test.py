@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 class ScriptTest:
     """
-    One test: `lr` is the rate of the next update, `add` takes its loss.
+    One test: `lr` is the rate of the next update. After it, `add` takes a loss if `is_read_next`, otherwise `None`.
 
     Args:
         optimizer (`str`, *optional*): The one that was asked for in place of the script's.
         num_updates (`int`, *optional*): Updates from the lowest rate to the highest.
         mode (`str`): `"classic"` if losses are those of each update's batch, before it; `"probe"` if they are always of the
-            same rows, timesteps and noise: one before the first update, which `start` takes, and one after each.
+            same rows, timesteps and noise: one before the first update, which `start` takes, and one after every fourth.
     """
 
     def __init__(
@@ -71,10 +71,14 @@ class ScriptTest:
     def start(self, loss: float) -> None:
         self.readings.start(self.lrs, loss, np.empty(0))
 
-    def add(self, loss: float) -> bool:
+    @property
+    def is_read_next(self) -> bool:
+        return self.settings.is_read_after(self.done + 1)
+
+    def add(self, loss: float | None) -> bool:
         """Whether another update follows."""
-        self.done += 1
-        goes_on = self.readings.add(self.done, float(self.lrs[self.done - 1]), loss, np.empty(0))
+        lr, self.done = self.lr, self.done + 1
+        goes_on = loss is None or self.readings.add(self.done, lr, loss, np.empty(0))
         return goes_on and self.done < len(self.lrs)
 
     def fail(self) -> None:

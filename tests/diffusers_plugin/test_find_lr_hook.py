@@ -99,7 +99,10 @@ def held_out_losses_by_hand(lrs, num_held_out, draws):
 
 
 def test_losses_of_held_out_rows(tmp_path):
-    """Of one row, with 64 draws of timesteps and noise that are always the same; the training does not notice them."""
+    """
+    Of one row, with 64 draws of timesteps and noise that are always the same; the training does not notice them. A test of
+    20 updates reads after every second one, and after the last.
+    """
     options = [
         "--validation_fraction=0.0005",
         "--validation_steps=5",
@@ -112,8 +115,10 @@ def test_losses_of_held_out_rows(tmp_path):
     (sweep,) = found["sweeps"]
     lrs = FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=20).lrs()
     assert sweep["lrs"][0] == pytest.approx(lrs[0] ** 2 / lrs[1])
-    np.testing.assert_array_equal(sweep["lrs"][1:], lrs[: sweep["num_updates"]])
-    np.testing.assert_allclose(sweep["losses"], held_out_losses_by_hand(sweep["lrs"][1:], 1, 64), rtol=1e-6)
+    done = sorted({*range(2, sweep["num_updates"] + 1, 2), sweep["num_updates"]})
+    np.testing.assert_array_equal(sweep["lrs"][1:], lrs[np.array(done) - 1])
+    by_hand = np.array(held_out_losses_by_hand(lrs[: sweep["num_updates"]], 1, 64))
+    np.testing.assert_allclose(sweep["losses"], by_hand[[0, *done]], rtol=1e-6)
     assert found["settings"]["mode"] == "probe"
     probe = "the loss of 1 of 2048 rows, which are not trained on, with 64 fixed draws of timesteps and noise for each"
     assert found["about"]["probe"] == probe
@@ -131,8 +136,8 @@ def test_losses_of_held_out_rows_repeat(tmp_path, name):
     assert one["sweeps"] == other["sweeps"]
     assert files == ["lr_finder.json", "lr_finder.png", "lrlab"]
     assert one["suggestions"]["valley"]["lr"] is not None
-    losses = np.array(one["sweeps"][0]["losses"][:150])
-    assert np.abs(np.diff(losses)).max() < 0.02 * losses[0]
+    losses = np.array(one["sweeps"][0]["losses"][:37])  # of 148 updates
+    assert np.abs(np.diff(losses)).max() < 0.03 * losses[0]
 
 
 @pytest.mark.slow
