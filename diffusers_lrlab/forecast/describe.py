@@ -88,6 +88,8 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
         f"{'time':>13}  {_duration(seconds.total)} ({low} to {high}): training {_duration(seconds.training)}, {rest}",
         f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {things} a second, as measured now{threads}",
     ]
+    if seconds.compiling:
+        lines.append(f"{'':>13}  {_duration(seconds.compiling)} of it to compile the model, once at each start")
     if seconds.slowest:
         most = ", ".join(f"{name} {_duration(took)}" for name, took in seconds.slowest)
         lines.append(f"{'':>13}  of the evaluation: {most}")

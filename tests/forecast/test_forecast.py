@@ -13,7 +13,7 @@ from helpers import load_data_once
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.evaluation import metrics
-from diffusers_lrlab.forecast import describe, memory, probes
+from diffusers_lrlab.forecast import describe, memory, probes, timing
 from diffusers_lrlab.forecast.describe import describe_forecast
 from diffusers_lrlab.forecast.evaluation import forecast_evaluation
 from diffusers_lrlab.forecast.memory import batch_that_fits, container_room, forecast_memory, optimizer_bytes
@@ -220,6 +220,24 @@ def test_time(tmp_path, data, monkeypatch):
     assert seconds.training == pytest.approx(100 * seconds.update)
     assert seconds.total > seconds.training
     assert min(seconds.validation, seconds.sampling, seconds.evaluation) > 0
+
+
+def test_compiling_is_no_update(tmp_path, monkeypatch):
+    """It takes longer than all that there is time for, and the updates after it are measured."""
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    trainer = make_trainer(tmp_path, dataset_name="moons", num_validation_images=100, distance_samples=50, compile=True)
+    take_step = trainer.do_update
+
+    def do_update(*given, **named):
+        now[0] += 1000.0 if trainer.update == 0 else 2.0
+        return take_step(*given, **named)
+
+    monkeypatch.setattr(trainer, "do_update", do_update)
+    seconds = forecast_time(trainer, Budget(5))
+    assert (seconds.update, seconds.compiling, seconds.training) == (2.0, 998.0, 200.0)
+    assert seconds.total >= 1198.0
+    assert "16.6 min of it to compile the model" in "\n".join(describe._time_lines(trainer.plan, seconds, "cpu"))
 
 
 def test_a_late_probe_has_what_is_left(monkeypatch):

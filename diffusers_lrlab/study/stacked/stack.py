@@ -194,11 +194,10 @@ class Stack:
         points, timesteps, noise, weights, rates = inputs
         process, flat = self.members[0].process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
-        prediction = self.mlp.forward(noisy, timesteps).requires_grad_()
+        prediction = self.mlp.forward(noisy, timesteps).detach().requires_grad_()
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
         (gradient,) = torch.autograd.grad(means.sum(), prediction)
-        prediction.requires_grad_(False)
         with torch.no_grad():
             self.mlp.backward(gradient)
             norms = self.mlp.clip(self.max_norms)
