@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,11 +21,13 @@ from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.prefetch import prefetched
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.training import base_run
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -98,6 +101,22 @@ def test_an_optimizer_with_two_modes_is_put_into_the_one_for_updates(tmp_path, m
         list(trainer.updates())
         ends.append(trainer.bare_model.state_dict())
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
+def test_a_gpu_does_not_wait_for_what_is_in_memory(tmp_path, model, monkeypatch):
+    """A thread takes and pins its rows; a CPU takes them itself. They are the same."""
+    trainer, ahead = make_trainer(tmp_path, model), []
+    own = list(trainer.batches(0, range(5)))
+
+    def noted(batches):
+        ahead.append(batches)
+        return prefetched(batches)
+
+    monkeypatch.setattr(base_run, "prefetched", noted)
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(trainer, "accelerator", SimpleNamespace(device=torch.device(device)))
+        assert torch.stack(list(trainer.batches(0, range(5)))).equal(torch.stack(own))
+        assert len(ahead) == (device == "cuda")
 
 
 def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
