@@ -4,6 +4,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -121,6 +122,11 @@ class HostRun:
         if not self.num_updates and not self.num_skipped:
             count = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
             self._first_step = count if isinstance(count, int) else None  # a tensor would go on counting by itself
+
+    @property
+    def lab_folder(self) -> Path:
+        """Where results of ours are: in the script's `--output_dir`, which it must have."""
+        return Path(self.arguments["output_dir"]) / "lrlab"
 
     def log(self, values: dict[str, Any], update: int) -> None:
         """
