@@ -161,15 +161,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("num_updates", "timestep_grad_every"):
+        number = getattr(options, name)
+        if number is not None and not 1 <= number <= MOST_UPDATES:
+            given = shown_number(number)
+            raise LabError(f"--{name} {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+
+
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = _parse(sys.argv[1:])
     try:
-        for name in ("num_updates", "timestep_grad_every"):
-            number = getattr(options, name)
-            if number is not None and not 1 <= number <= MOST_UPDATES:
-                given = shown_number(number)
-                raise LabError(f"--{name} {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+        _check_numbers(options)
         if options.explain:
             explain_script(options.script)
             return

@@ -35,11 +35,9 @@ class TimeForecast(NamedTuple):
     """Seconds."""
 
     update: float  # the median, with logging, EMA and diagnostics
-    update_low: float  # a tenth of the updates was faster
-    update_high: float  # a tenth was slower
-    training: float  # all updates, by each of these
-    low: float
-    high: float
+    training: float  # all updates
+    low: float  # all updates, if each took what a tenth of those measured took at most
+    high: float  # likewise what a tenth took at least
     validation: float  # all of them
     sampling: float  # all pictures during training, and the samples at the end
     evaluation: float  # of the results computed from these samples
@@ -68,7 +66,7 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     low, update, high = np.quantile(_warm(times), [0.1, 0.5, 0.9]).tolist()
     compiling = max(0.0, times[0] - update) if config.compile else 0.0
     item, guessed = update / (plan.layout.micro_batch * plan.layout.accumulation), []
-    validation, sampling, evaluation = 0.0, 0.0, {}
+    validation, evaluation = 0.0, {}
     if trainer.validation is not None:
         validation, is_guess = _seconds_of_validation(trainer, trainer.validation, item, budget)
         validation *= plan.num_validations
@@ -82,10 +80,20 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     known = {name: seconds for name, seconds in evaluation.items() if seconds is not None}
     num, of_evaluation = plan.num_updates, sum(known.values())
     slowest = sorted(((name, took) for name, took in known.items() if took > of_evaluation / 5), key=lambda one: -one[1])
-    unknown = tuple(name for name in evaluation if name not in known)
-    of_updates = update, low, high, update * num, low * num, high * num
-    beside = validation, sampling, of_evaluation, budget.spent - started
-    return TimeForecast(*of_updates, *beside, tuple(slowest), tuple(guessed), unknown, compiling)
+    return TimeForecast(
+        update=update,
+        training=update * num,
+        low=low * num,
+        high=high * num,
+        validation=validation,
+        sampling=sampling,
+        evaluation=of_evaluation,
+        measured=budget.spent - started,
+        slowest=tuple(slowest),
+        guessed=tuple(guessed),
+        unknown=tuple(name for name in evaluation if name not in known),
+        compiling=compiling,
+    )
 
 
 def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:

@@ -29,7 +29,7 @@ class _Parser(HfArgumentParser):
         raise LabError(f"{shortened_message(message)}. See --help.")
 
 
-def _make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
+def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
     load_installed_plugins()  # whose names the help shows
     parser = _Parser(
         [*CONFIG_GROUPS, *more_groups],
@@ -106,7 +106,7 @@ def _as_arguments(options: dict[str, Any], source: str) -> list[str]:
 
 def parse_options(options: dict[str, Any], source: str) -> TrainingConfig:
     """A configuration from options as data, such as those of a study; errors name their source."""
-    return TrainingConfig(**_parse(_make_parser(""), [(source, _as_arguments(options, source))]))
+    return TrainingConfig(**_parse(make_parser(""), [(source, _as_arguments(options, source))]))
 
 
 def parse_arguments(arguments: Sequence[str], description: str, prog: str | None = None) -> TrainingConfig:
@@ -116,7 +116,7 @@ def parse_arguments(arguments: Sequence[str], description: str, prog: str | None
 
 def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, prog: str | None = None) -> tuple[Any, ...]:
     """The same with dataclasses of further options: the training configuration, and one of each of these."""
-    parser = _make_parser(description, more_groups, prog)
+    parser = make_parser(description, more_groups, prog)
     sources = [("the command line", list(arguments))]
     if path := parser.parse_known_args(arguments)[0].config:
         sources.insert(0, (f"--config {path}", _as_arguments(read_yaml(path, "--config"), f"--config {path!r}")))

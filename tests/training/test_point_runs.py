@@ -28,6 +28,7 @@ from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPL
 from diffusers_lrlab.training import base_run
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.results.base import results_of
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -328,7 +329,7 @@ def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_le
         config = resolve_config(TrainingConfig(in_memory_limit_mb=limit, **options))
         plan = make_plan(config, load_data_once(config), kind_of(config).load_model_config(config))
         assert plan.num_workers == (0 if limit else expected)
-        assert (f"read by {expected} worker processes" in plan.describe()) == (plan.num_workers > 0)
+        assert (f"read by {expected} worker processes" in describe_plan(plan)) == (plan.num_workers > 0)
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------
@@ -362,6 +363,6 @@ def test_points_on_another_scale_than_the_noise_are_told(tmp_path, scale):
     folder = write_points(tmp_path / "data", {"x": points.tolist()})
     config = resolve_config(TrainingConfig(dataset_name=str(folder), point_column="x", cache_dir=str(tmp_path / "cache")))
     data = kind_of(config).load_data(config, 1)
-    assert "rescale the points" in make_plan(config, data, None).describe()
+    assert "rescale the points" in describe_plan(make_plan(config, data, None))
     config = resolve_config(TrainingConfig(dataset_name="dino"))
-    assert "rescale" not in make_plan(config, kind_of(config).load_data(config, 1), None).describe()
+    assert "rescale" not in describe_plan(make_plan(config, kind_of(config).load_data(config, 1), None))
