@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import diffusers_lrlab
 
-from .core.errors import LabError, is_first_process, report_error
+from .core.errors import LabError, did_you_mean, is_first_process, report_error
 from .core.options import MOST_UPDATES, shown_number
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
@@ -158,7 +158,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
     add("script", metavar="SCRIPT.py", help="The script, as it is.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
-    return parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        hint = did_you_mean(unknown[0].split("=")[0], parser._option_string_actions)
+        parser.error(f"unknown option {unknown[0]!r} before the script's name, where the launcher's own stand.{hint}")
+    return options
 
 
 def main() -> None:
@@ -173,6 +177,7 @@ def main() -> None:
         if options.explain:
             explain_script(options.script)
             return
+        _read(options.script)
         load_plugins(options.plugins)
     except LabError as error:
         sys.exit(report_error(error))
