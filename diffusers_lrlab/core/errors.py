@@ -58,7 +58,7 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
     """Whatever a plug-in raises in this block is a [`LabError`] that names `what` failed, and its file and line."""
     try:
         yield
-    except LabError:
+    except (LabError, Interrupted):
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
