@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 import types
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import diffusers_lrlab
 
@@ -110,8 +110,17 @@ def _range_test(options: argparse.Namespace) -> Any:
     return ScriptTest(options.optimizer, options.num_updates, mode)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(start := "unrecognized arguments: "):
+            unknown = message.removeprefix(start).split()[0]
+            hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
+            message = f"unknown option {unknown!r} before the script's name, where the launcher's own stand.{hint}"
+        super().error(message)
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="diffusers_lrlab.launch",
         usage="accelerate launch -m diffusers_lrlab.launch [options] SCRIPT.py [SCRIPT's own arguments]",
         description="Runs an unmodified script with the schedules of diffusers_lrlab, and audits its learning rate.",
@@ -158,11 +167,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
     add("script", metavar="SCRIPT.py", help="The script, as it is.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        hint = did_you_mean(unknown[0].split("=")[0], parser._option_string_actions)
-        parser.error(f"unknown option {unknown[0]!r} before the script's name, where the launcher's own stand.{hint}")
-    return options
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
