@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from ..core.errors import LabError, did_you_mean, shortened, shortened_message
+from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
 from ..core.options import options_of
 from ..core.plugins import load_installed_plugins, load_plugins
 from ..core.spec import check_nesting
@@ -25,6 +25,10 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class _Parser(HfArgumentParser):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = NEGATIVE_NUMBER
+
     def error(self, message: str) -> NoReturn:
         raise LabError(f"{shortened_message(message)}. See --help.")
 
@@ -45,7 +49,8 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         if action.dest == "learning_rate":
             action.type = number_or_auto
         if action.dest in options and "{names}" in (action.help or ""):
-            action.help = str(action.help).replace("{names}", ", ".join(options[action.dest].entries))
+            entries = options[action.dest].entries
+            action.help = str(action.help).replace("{names}", ", ".join([*entries, *entries.aliases]))
     return parser
 
 

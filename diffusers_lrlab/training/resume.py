@@ -169,9 +169,7 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
         remedy = "Resume with the arguments of that run, or start a new one in another --output_dir."
         if "order" in _stream_of(now) and "order" not in _stream_of(saved):
             remedy = "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
-        raise LabError(
-            f"{str(checkpoint)!r} belongs to another run; these differ:\n  " + "\n  ".join(differing) + f"\n{remedy}"
-        )
+        raise LabError(f"{str(checkpoint)!r} was written with other settings:\n  " + "\n  ".join(differing) + f"\n{remedy}")
 
 
 def _stream_of(facts: dict[str, Any]) -> dict[str, Any]:

@@ -102,10 +102,10 @@ OPTIONS = {
     ),
     "kwarg of the wrong type": (["--lr_scheduler=step:step_size=2.5"], ["'step'", "step_size=2.5", "int in [1, inf)"]),
     "kwarg out of range": (["--lr_scheduler=step:gamma=2"], ["'step'", "gamma=2", "float in (0, 1]", "factor at each drop"]),
-    "kwarg without meaning": (["--lr_scheduler=cosine", "--lr_power=2"], ["'cosine' does not take 'power'", "num_cycles"]),
+    "kwarg without meaning": (["--lr_scheduler=cosine", "--lr_power=2"], ["--lr_power 2", "'cosine'", "for polynomial."]),
     "kwarg of a schedule without any": (
         ["--lr_scheduler=constant", "--lr_num_cycles=2"],
-        ["'constant' does not take 'num_cycles'", "no arguments"],
+        ["--lr_num_cycles 2", "'constant'", "it is for cosine,"],
     ),
     "bad JSON": (
         ["--lr_scheduler_kwargs={gamma: 1}"],
@@ -176,6 +176,7 @@ OPTIONS = {
     "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
     "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder that holds images"]),
+    "file for a folder": ([f"--train_data_dir={__file__}"], ["test_errors.py", "is a file", "path of a folder"]),
     "stream without a length": (
         ["--dataset_name=user/name", "--streaming"],
         ["--max_train_steps", "instead of --num_epochs"],
@@ -190,6 +191,7 @@ OPTIONS = {
     "abbreviated flag": (["--overwrite"], ["'--overwrite'", "Did you mean '--overwrite_output_dir'?"]),
     "unlike any flag": (["--zzz"], ["'--zzz'", "--help"]),
     "flag without a value": (["--learning_rate"], ["--learning_rate", "expected one argument", "--help"]),
+    "negative rate": (["--learning_rate", "-1e-4"], ["--learning_rate -0.0001", "a number above 0"]),
     "not one of the choices": (["--mixed_precision=fp8"], ["--mixed_precision", "'fp8'", "fp16", "bf16"]),
     "missing model": (["--model_config_name_or_path=TMP/none"], ["TMP/none", "cannot be read", "config.json"]),
     "missing YAML": (["--config=TMP/none.yaml"], ["TMP/none.yaml", "Give the path of a YAML file"]),
