@@ -162,11 +162,13 @@ def _rule_but_limit(on_divergence: str) -> tuple[str, dict[str, Any]]:
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
     """Raises a `LabError` that lists what is not the same now as it was in the run that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
-    differing = [
-        f"{name}: {saved.get(name)!r} then, {value!r} now" for name, value in now.items() if saved.get(name) != value
-    ]
+    names = [name for name, value in now.items() if saved.get(name) != value]
+    names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]
+    differing = [f"{name}: {saved.get(name)!r} then, {now[name]!r} now" for name in names]
     if differing:
         remedy = "Resume with the arguments of that run, or start a new one in another --output_dir."
+        if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
+            remedy += " The learning rates of a run follow from its length, so a longer one is another run."
         if "order" in _stream_of(now) and "order" not in _stream_of(saved):
             remedy = "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
         raise LabError(f"{str(checkpoint)!r} was written with other settings:\n  " + "\n  ".join(differing) + f"\n{remedy}")

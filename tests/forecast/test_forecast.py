@@ -12,6 +12,7 @@ from helpers import load_data_once
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import Diverged
 from diffusers_lrlab.evaluation import metrics
 from diffusers_lrlab.forecast import describe, memory, probes, timing
 from diffusers_lrlab.forecast.describe import describe_forecast
@@ -240,6 +241,17 @@ def test_compiling_is_no_update(tmp_path, monkeypatch):
     assert "16.6 min of it to compile the model" in "\n".join(describe._time_lines(trainer.plan, seconds, "cpu"))
 
 
+def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypatch):
+    def diverge(*_):
+        raise Diverged("The loss is not finite.")
+
+    monkeypatch.setattr(describe, "forecast_time", diverge)
+    trainer = make_trainer(tmp_path, dataset_name="moons")
+    shown = "\n".join(describe_forecast(trainer.plan, trainer.data, trainer.accelerator))
+    assert "No time can be told, as the updates to measure diverged: The loss is not finite." in shown
+    assert "memory with" in shown
+
+
 def test_a_late_probe_has_what_is_left(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(probes.time, "perf_counter", lambda: now[0])
@@ -307,7 +319,7 @@ def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
     plan = make_trainer(tmp_path, dataset_name="moons").plan
     lines = describe._alternatives(plan, forecast_memory(plan), "cpu", Budget(0))
     assert len(lines) == 3
-    assert "no time for  --no_use_ema, --optimizer sgd" in lines[2]
+    assert lines[2].startswith("There was no time for --no_use_ema, --optimizer sgd")
 
 
 @pytest.mark.parametrize("epochs", [None, 1, 2, 100])

@@ -111,6 +111,7 @@ OPTIONS = {
         ["--lr_scheduler_kwargs={gamma: 1}"],
         ["--lr_scheduler_kwargs", "{gamma: 1}", "not valid JSON", "character 1", """'{"gamma": 0.5}'"""],
     ),
+    "no whole number": (["--max_train_steps=1e4"], ["--max_train_steps", "use a whole number, such as 10000, not '1e4'"]),
     "JSON, but no object": (["--lr_scheduler_kwargs=[1, 2]"], ["--lr_scheduler_kwargs", "[1, 2]", "must be a JSON object"]),
     "kwarg twice in a spec": (["--lr_scheduler=step:gamma=0.5,gamma=0.1"], ["'gamma' is given twice", "NAME:key=value"]),
     "kwarg in spec and JSON": (
@@ -466,7 +467,7 @@ def test_a_checkpoint_of_another_folder(call, finished_run, tmp_path):
 CHANGES = {
     "schedule": (["--lr_scheduler=linear"], ["--lr_scheduler: 'cosine' then, 'linear' now"]),
     "learning rate": (["--learning_rate=0.5"], ["--learning_rate: 0.001 then, 0.5 now"]),
-    "length": (["--max_train_steps=9"], ["--max_train_steps: 3 then, 9 now"]),
+    "length": (["--max_train_steps=9"], ["--max_train_steps: 3 then, 9 now", "so a longer one is another run."]),
     "batch": (["--train_batch_size=8"], ["global_batch: 4 then, 8 now"]),
     "data set": (
         ["--train_data_dir=TMP/images", "--resolution=8", "--image_channels=1"],
@@ -484,6 +485,7 @@ def test_resuming_another_run_says_what_differs_and_changes_nothing(call, finish
         *SMALL, *change, f"--cache_dir={tmp_path}", "--resume_from_checkpoint=latest", f"--output_dir={finished_run}"
     )
     assert_told(outcome, str(finished_run / "checkpoint-3"), *parts, "Resume with the arguments of that run")
+    assert "--lr_scheduler_kwargs" not in outcome.stderr  # follows from the schedule
     assert contents(finished_run) == before
 
 
