@@ -27,7 +27,7 @@ from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.spec.presets_table import presets_table
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import make_parser
-from diffusers_lrlab.training.divergence import ON_DIVERGENCE
+from diffusers_lrlab.training.divergence_rules import ON_DIVERGENCE
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"

@@ -544,7 +544,9 @@ def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts
     assert outcome.stdout == ""
 
 
-@pytest.mark.parametrize(("arguments", "status"), [(["--lr_scheduler=cosin"], 2), (["--zzz"], 2), (["--help"], 0)])
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["--lr_scheduler=cosin"], 2), (["--ema=constnt"], 2), (["--zzz"], 2), (["--help"], 0)]
+)
 def test_a_typing_error_does_not_wait_for_torch(arguments, status):
     code = f"""
 import runpy, sys
