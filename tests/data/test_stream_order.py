@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data import streams
+from diffusers_lrlab.data import retries, streams
 from diffusers_lrlab.data.batches import _Stream, iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_a_stream_of_earlier_versions_says_why_it_cannot_be_resu
 
 
 def test_a_source_that_fails_is_tried_again(capsys, monkeypatch):
-    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
     source, lengths = Shards([30, 20]), [30, 20]
     source.failures = [OSError("connection reset"), TimeoutError("too slow")]
     assert torch.equal(seen(source, range(1)), seen(Shards(lengths), range(1)))
@@ -198,7 +198,7 @@ def test_a_source_that_fails_is_tried_again(capsys, monkeypatch):
 
 
 def test_a_source_that_always_fails_is_an_error_that_can_be_resumed_from(monkeypatch):
-    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
     source = Shards([30, 20])
     source.failures = [OSError("gone")] * 9
     with pytest.raises(
@@ -208,8 +208,8 @@ def test_a_source_that_always_fails_is_an_error_that_can_be_resumed_from(monkeyp
 
 
 def test_a_source_that_stalls_is_tried_again(capsys, monkeypatch):
-    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(streams, "_PATIENCE", 0.05)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_PATIENCE", 0.05)
     source = Shards([30, 20])
     source.fetch = lambda cell, waits=[0.2]: waits and time.sleep(waits.pop()) or cell
     assert torch.equal(seen(source, range(1)), seen(Shards([30, 20]), range(1)))
@@ -217,7 +217,7 @@ def test_a_source_that_stalls_is_tried_again(capsys, monkeypatch):
 
 
 def test_a_slow_source_is_not_taken_for_a_silent_one(monkeypatch, capsys):
-    monkeypatch.setattr(streams, "_PATIENCE", 0.15)
+    monkeypatch.setattr(retries, "_PATIENCE", 0.15)
     source = Shards([30])
     source.fetch = lambda cell: time.sleep(0.008) or cell
     assert torch.equal(seen(source, range(1), BatchLayout(30)), seen(Shards([30]), range(1), BatchLayout(30)))
@@ -343,7 +343,7 @@ def test_a_row_of_a_tar_file_is_read_without_those_before_it(tar_folder, tmp_pat
 
 
 def test_tar_files_that_changed_or_are_damaged_are_errors(tar_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(retries, "_FIRST_WAIT", 0.001)
     path = tar_folder / "train-00000.tar"
     whole = path.read_bytes()
     source = TarShards("tar", [str(path)], "png", tmp_path / "places.json")
