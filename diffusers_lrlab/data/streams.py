@@ -30,6 +30,7 @@ class Source(Protocol):
 
     name: str  # for messages
     lengths: np.ndarray  # rows of each shard, int64
+    fingerprint: str  # changes when the rows do, as far as that is known without reading them; not when files are copied
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
         """The rows of a shard with their cells, from `row` or before it on, which another read need not end."""
