@@ -141,10 +141,11 @@ def test_two_processes_may_write_at_once(folder):
     assert torch.equal(batches(load(folder, **CACHED)), batches(load(folder, in_memory_limit_mb=0, **FAST)))
 
 
-@pytest.mark.parametrize("options", [{"cache_decoded": True}, {**CACHED, "streaming": True, "max_train_steps": 1}])
-def test_what_cannot_be_kept_is_refused(folder, options):
-    with pytest.raises(LabError, match="--cache_decoded has no effect here; it needs"):
-        load(folder, **options)
+def test_what_cannot_be_kept_is_refused(folder):
+    with pytest.raises(LabError, match="--cache_decoded has no effect here; it needs --decoding uint8 or draft. Add that"):
+        load(folder, cache_decoded=True)
+    with pytest.raises(LabError, match="--cache_decoded has no effect with --streaming. Leave one of them out."):
+        load(folder, streaming=True, max_train_steps=1, **CACHED)
 
 
 # --- batches ahead ---------------------------------------------------------------------------------------------------
