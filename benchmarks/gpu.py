@@ -44,6 +44,7 @@ UNET |= {"block_out_channels": (128, 256, 256, 256), "norm_num_groups": 32, "dro
 UNET |= {"down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D")}
 UNET |= {"up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D")}
 TINY_UNET = {**UNET, "sample_size": 8, "block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
+SEEDS = 4
 POINTS = {"dimension": 2, "hidden_size": 256, "num_layers": 3, "embedding_size": 128}
 # Precision, allowed TF32, channels last, compiled.
 VARIANTS = {
@@ -167,26 +168,27 @@ def updates_of(trainer):
 
 
 def flops_of(trainer, batch):
-    """Of a forward and a backward pass of a batch, counted by torch on the meta device."""
+    """Of a forward and a backward pass of a batch, counted by torch on the meta device for one image."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
         model = trainer.kind.model_class()(**trainer.plan.model_config)
-        images = torch.empty(batch, *trainer.plan.item_shape)
+        images = torch.empty(1, *trainer.plan.item_shape)
         with FlopCounterMode(display=False) as counter:
-            model(images, torch.zeros(batch, dtype=torch.long)).sample.sum().backward()
-    return counter.get_total_flops()
+            model(images, torch.zeros(1, dtype=torch.long)).sample.sum().backward()
+    return batch * counter.get_total_flops()
 
 
 def unet(options, roof):
     """Milliseconds, images a second, share of the roof, memory against forecast; and what compiling took."""
-    model, batches = (TINY_UNET, (2,)) if options.tiny else (UNET, (64, 128, 512))
+    model, batches = (TINY_UNET, (2,)) if options.tiny else (UNET, (512, 128, 64))  # the one that a goal is for comes first
     for (name, variant), batch in itertools.product(VARIANTS.items(), batches):
         if not (variant[-1] and options.tiny):
-            yield f"UNet {name}, batch {batch}", partial(unet_rows, options, roof, name, model, batch)
+            is_largest = batch == batches[0]
+            yield f"UNet {name}, batch {batch}", partial(unet_rows, options, roof, name, model, batch, is_largest)
 
 
-def unet_rows(options, roof, name, model, batch):
+def unet_rows(options, roof, name, model, batch, with_forecast):
     """Of one variant and batch."""
     from diffusers_lrlab.forecast.memory import forecast_memory
 
@@ -218,8 +220,9 @@ def unet_rows(options, roof, name, model, batch):
             "peak_mib": peak,
             "first_update_seconds": first,
         }
-        forecast = forecast_memory(trainer.plan, device=DEVICE.type).total / 2**20
-        yield {"what": f"memory of {what}", "forecast_mib": forecast, "peak_mib": peak}
+        if with_forecast:
+            forecast = forecast_memory(trainer.plan, device=DEVICE.type).total / 2**20
+            yield {"what": f"memory of {what}", "forecast_mib": forecast, "peak_mib": peak}
 
 
 def split(options, _roof):
@@ -274,7 +277,7 @@ def loss_rows(options):
 
 
 def make_points(tiny, number, updates=10_000, first_updates=None):
-    """Members of a stack on made-up points, of several seeds; the first may be shorter."""
+    """Members of a stack on made-up points, SEEDS for each learning rate, as in a study; the first may be shorter."""
     from diffusers_lrlab import TrainingConfig
     from diffusers_lrlab.data.loading import TrainingData
     from diffusers_lrlab.data.points import PointTransform
@@ -288,9 +291,11 @@ def make_points(tiny, number, updates=10_000, first_updates=None):
     points = torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0))
     data = TrainingData("random", None, points[:0], "x", "random", PointTransform(2, "x"), in_memory=points)
     members = []
-    for seed in range(number):
+    for place in range(number):
+        arm, seed = divmod(place, SEEDS)
+        length = first_updates if first_updates and not place else updates
         own = dataclasses.replace(
-            config, seed=seed, max_train_steps=first_updates if first_updates and not seed else updates
+            config, seed=seed, learning_rate=(1 + arm / 10) * config.learning_rate, max_train_steps=length
         )
         members.append(Member(make_plan(own, data, dict(model)), data, DEVICE))
     return members
@@ -331,7 +336,7 @@ def stacks(options, _roof):
             check_captured(stack)
         took, host = seconds(stack.do_update, 2 if options.tiny else 50)
         yield {
-            "what": f"stack of {number}, {how}, batch {BATCH}",
+            "what": f"stack of {number} on {min(number, SEEDS)} seeds, {how}, batch {BATCH}",
             "ms": 1e3 * took,
             "microseconds_per_member": 1e6 * took / number,
             "host_microseconds_per_member": 1e6 * host / number,

@@ -10,11 +10,11 @@ import os
 import sys
 import traceback
 import types
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import diffusers_lrlab
 
-from .core.errors import LabError, is_first_process, report_error
+from .core.errors import LabError, did_you_mean, is_first_process, report_error
 from .core.options import MOST_UPDATES, shown_number
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
@@ -110,8 +110,17 @@ def _range_test(options: argparse.Namespace) -> Any:
     return ScriptTest(options.optimizer, options.num_updates, mode)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(start := "unrecognized arguments: "):
+            unknown = message.removeprefix(start).split()[0]
+            hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
+            message = f"unknown option {unknown!r} before the script's name, where the launcher's own stand.{hint}"
+        super().error(message)
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="diffusers_lrlab.launch",
         usage="accelerate launch -m diffusers_lrlab.launch [options] SCRIPT.py [SCRIPT's own arguments]",
         description="Runs an unmodified script with the schedules of diffusers_lrlab, and audits its learning rate.",
@@ -161,18 +170,23 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name in ("num_updates", "timestep_grad_every"):
+        number = getattr(options, name)
+        if number is not None and not 1 <= number <= MOST_UPDATES:
+            given = shown_number(number)
+            raise LabError(f"--{name} {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+
+
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = _parse(sys.argv[1:])
     try:
-        for name in ("num_updates", "timestep_grad_every"):
-            number = getattr(options, name)
-            if number is not None and not 1 <= number <= MOST_UPDATES:
-                given = shown_number(number)
-                raise LabError(f"--{name} {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+        _check_numbers(options)
         if options.explain:
             explain_script(options.script)
             return
+        _read(options.script)
         load_plugins(options.plugins)
     except LabError as error:
         sys.exit(report_error(error))

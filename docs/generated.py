@@ -26,8 +26,8 @@ from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.spec.presets_table import presets_table
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
-from diffusers_lrlab.training.arguments import _make_parser
-from diffusers_lrlab.training.divergence import ON_DIVERGENCE
+from diffusers_lrlab.training.arguments import make_parser
+from diffusers_lrlab.training.divergence_rules import ON_DIVERGENCE
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -112,7 +112,7 @@ def options_table(actions: Iterable[argparse.Action], parser: argparse.ArgumentP
 
 def command_options() -> str:
     """Every command with its options, from the real parsers."""
-    training = _make_parser("", [FinderConfig])
+    training = make_parser("", [FinderConfig])
     groups = {str(group.title): group for group in training._action_groups if group._group_actions}
     finder = groups.pop(FinderConfig._argument_group_name)
     of_groups = [f"#### {_title(name)}\n\n{options_table(group._group_actions, training)}" for name, group in groups.items()]

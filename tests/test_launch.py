@@ -201,7 +201,14 @@ def test_wrong_requests(tmp_path, arguments, options, message):
 
 
 def test_a_script_that_is_not_there():
-    assert "error: Cannot read the script 'nowhere.py'" in launch("nowhere.py", expect=2)
+    stderr = launch("nowhere.py", expect=2)
+    assert "error: Cannot read the script 'nowhere.py'" in stderr
+    assert "LR audit" not in stderr
+
+
+def test_a_misspelt_option():
+    assert "'--fix_clock' before the script's name" in (stderr := launch("--fix_clock", "script.py", expect=2))
+    assert "Did you mean '--fix_lr_clock'?" in stderr
 
 
 def test_the_traceback_is_the_scripts_own(tmp_path):

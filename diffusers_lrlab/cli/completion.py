@@ -40,13 +40,13 @@ def _options_of_training(file: Any) -> dict[str, list[argparse.Action]]:
     """The flags of the training scripts by the command that takes them all, with the names or the `file` that they take."""
     from ..core.options import options_of
     from ..finder.range_test import FinderConfig
-    from ..training.arguments import _make_parser
+    from ..training.arguments import make_parser
     from ..training.config import TrainingConfig
 
     known = options_of(TrainingConfig)
     found = {}
     for command, more in {"train": [], "find-lr": [FinderConfig], "plan": [], "rerun": []}.items():
-        found[command] = [action for action in _make_parser("", more)._actions if "--help" not in action.option_strings]
+        found[command] = [action for action in make_parser("", more)._actions if "--help" not in action.option_strings]
         for action in found[command]:
             # Each is also there with hyphens.
             action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]

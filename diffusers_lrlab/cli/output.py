@@ -5,11 +5,15 @@ import json
 import sys
 from typing import Any, NoReturn
 
-from ..core.errors import LabError, shortened_message
+from ..core.errors import NEGATIVE_NUMBER, LabError, shortened_message
 
 
 class LabParser(argparse.ArgumentParser):
     """A parser whose errors are [`LabError`]s."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
         raise LabError(f"{shortened_message(message)}. See {self.prog} --help.")

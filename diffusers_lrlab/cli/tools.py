@@ -39,11 +39,10 @@ def scale(options: argparse.Namespace) -> None:
     from ..optimizers.scaling import scaling_table
 
     batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
-    for size in (batch, options.gradient_accumulation_steps, options.num_processes, options.base_batch_size):
+    for name in ("train_batch_size", "gradient_accumulation_steps", "num_processes", "base_batch_size"):
+        size = getattr(options, name)
         if size is not None and not 1 <= size <= _LARGEST:
-            raise LabError(
-                f"A batch cannot have {shown_number(size)} parts or images. Give whole numbers from 1 to {_LARGEST:,}."
-            )
+            raise LabError(f"--{name} {shown_number(size)} is not allowed. Use a whole number from 1 to {_LARGEST:,}.")
     if batch is None and num_parts > 1:
         raise LabError(
             "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."

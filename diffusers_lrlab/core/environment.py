@@ -7,12 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from .plugins import loaded_plugins, plugin_packages
 
 PACKAGE = Path(__file__).resolve().parents[1]
+OTHERS_WAIT = timedelta(hours=2)  # while one process samples, evaluates or uploads
 _OF_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"}
 _VERSIONS = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
 

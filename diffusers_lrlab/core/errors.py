@@ -18,6 +18,9 @@ from .signals import interrupts_as_usual
 # All but the ends of lines and tabs; and what turns the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+# What argparse takes for a value and not for a flag, as in Python 3.14: before that, -1e-4 was a flag.
+NEGATIVE_NUMBER = re.compile(r"-\.?\d")
+
 
 class LabError(ValueError):
     """Something was asked for that cannot be done as asked. Scripts print it without a traceback and exit with 2."""
@@ -55,7 +58,7 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
     """Whatever a plug-in raises in this block is a [`LabError`] that names `what` failed, and its file and line."""
     try:
         yield
-    except LabError:
+    except (LabError, Interrupted):
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -101,14 +104,17 @@ def shortened(text: str) -> str:
 
 
 def shortened_message(message: str) -> str:
-    """A message of a parser, which may repeat what it was given."""
+    """A message of a parser, which may repeat what it was given; what is no number is told of an example."""
+    for kind, number in (("int", "a whole number, such as 10000"), ("float", "a number, such as 0.001")):
+        message = message.replace(f"invalid {kind} value:", f"use {number}, not")
     return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The hint " Did you mean 'cosine'?" for a close match among `known`, an empty string without one."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    spelt = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), list(spelt), n=1, cutoff=0.65)
+    return f" Did you mean {spelt[close[0]]!r}?" if close else ""
 
 
 def printable(text: str) -> str:

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 
 
-def random_states(with_devices: bool = True) -> dict[str, Any]:
-    """
-    Of Python's, numpy's and torch's global generators, and those of the accelerators; JSON keeps them exactly.
-
-    A forked process cannot use its parent's devices, and leaves them out.
-    """
-    return as_plain_data(raw_random_states(with_devices))
+def random_states() -> dict[str, Any]:
+    """Of Python's, numpy's and torch's global generators, and those of the accelerators; JSON keeps them exactly."""
+    return as_plain_data(raw_random_states())
 
 
 def raw_random_states(with_devices: bool = True) -> dict[str, Any]:
-    """The same as copies in memory, which take a hundredth of the time."""
+    """
+    The same as copies in memory, which take a hundredth of the time.
+
+    A forked process cannot use its parent's devices, and leaves them out.
+    """
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

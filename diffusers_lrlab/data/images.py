@@ -121,12 +121,11 @@ class ImageTransform:
                 f"The image {name!r} cannot be read: {error} Replace or remove it, or pass --skip_corrupt_images."
             ) from None
 
-    def resize(self, image: Image) -> torch.Tensor:
-        """The deterministic part: float32 `(channels, height, width)` in [-1, 1], the shorter side at `resolution`."""
-        return normalise(self.resize_compact(image))
-
     def resize_compact(self, image: Image) -> torch.Tensor:
-        """The same for [`normalise`]."""
+        """
+        The deterministic part, of which [`normalise`] makes float32 `(channels, height, width)` in [-1, 1]: the shorter side
+        at `resolution`.
+        """
         size = self._size(image)
         is_resized = image.size != (size[1], size[0])
         if not is_deep(image) and (self.decoding != "float" or not is_resized):

@@ -19,7 +19,7 @@ from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, resolve_schedule
 from ..schedules.schedule import ENDLESS
 from ..schedules.scheduler import CurveLR, build
-from . import schedules as diffusers_plugin
+from . import schedules
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
 from .watched import WatchedFeedback, WatchedSchedule
@@ -57,7 +57,7 @@ class HostClock:
         from diffusers import optimization
 
         functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
-        diffusers_plugin.schedule_function = self._recorded
+        schedules.schedule_function = self._recorded
         for member, function in functions.items():
             functions[member] = self._recorded(member.value, function)
         self._follow_preparation(Accelerator)

@@ -227,7 +227,7 @@ class EMAHook:
 
     @property
     def folder(self) -> Path:
-        return Path(self.run.arguments["output_dir"]) / "lrlab" / "ema"
+        return self.run.lab_folder / "ema"
 
     def _finish(self) -> None:
         """After the last update, in all processes, before the script saves its result."""

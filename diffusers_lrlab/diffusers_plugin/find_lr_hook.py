@@ -12,7 +12,6 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
@@ -121,10 +120,6 @@ class FindLrHook:
         for name in ("init_trackers", "log", "save_state", "save_model"):
             setattr(accelerator_class, name, _nothing)
         accelerator_class.get_tracker = _Silent()
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.run.arguments["output_dir"]) / "lrlab"
 
     @property
     def probe(self) -> str | None:

@@ -4,6 +4,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -78,7 +79,7 @@ class HostRun:
             return prepared
 
         @functools.wraps(step)
-        def step_and_tell(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def step_and_notify(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self._remember_first_step()
             updates = self.num_updates
             step(optimizer, *args, **kwargs)
@@ -88,15 +89,15 @@ class HostRun:
                     call()
 
         @functools.wraps(end_training)
-        def tell_and_end(accelerator: Any) -> None:
+        def notify_and_end(accelerator: Any) -> None:
             for call in self.on_end:
                 call()
             end_training(accelerator)
 
         cast(Any, argparse.ArgumentParser).parse_known_args = parse_and_remember
         cast(Any, Accelerator).prepare = prepare_and_remember
-        cast(Any, Accelerator).end_training = tell_and_end
-        cast(Any, AcceleratedOptimizer).step = step_and_tell
+        cast(Any, Accelerator).end_training = notify_and_end
+        cast(Any, AcceleratedOptimizer).step = step_and_notify
 
     def _remember(self, given: Any, prepared: Any) -> None:
         known = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
@@ -106,12 +107,12 @@ class HostRun:
             return
         if self.optimizer is None:
             self.optimizer = optimizers[0]
-            self.optimizer.register_step_post_hook(self._tell_of_update)
+            self.optimizer.register_step_post_hook(self._notify_of_update)
         # Scripts that make images of a class first prepare a loader for these too, without an optimizer.
         loaders = {id(loader) for loader in self.accelerator._dataloaders}
         self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
 
-    def _tell_of_update(self, *step: Any) -> None:
+    def _notify_of_update(self, *step: Any) -> None:
         self.num_updates += 1
         for call in self.on_update:
             call()
@@ -121,6 +122,11 @@ class HostRun:
         if not self.num_updates and not self.num_skipped:
             count = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
             self._first_step = count if isinstance(count, int) else None  # a tensor would go on counting by itself
+
+    @property
+    def lab_folder(self) -> Path:
+        """Where results of ours are: in the script's `--output_dir`, which it must have."""
+        return Path(self.arguments["output_dir"]) / "lrlab"
 
     def log(self, values: dict[str, Any], update: int) -> None:
         """

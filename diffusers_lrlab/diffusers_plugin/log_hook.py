@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -70,10 +69,6 @@ class LogHook:
             cast(Any, Accelerator).backward = self._backward_hook(Accelerator.backward)
         self.run.on_end.append(self._write)
 
-    @property
-    def folder(self) -> Path:
-        return Path(self.run.arguments["output_dir"]) / "lrlab"
-
     def _at_draw(self, update: int) -> None:
         if self.is_active and self.log is None:
             self._begin(update)
@@ -92,7 +87,7 @@ class LogHook:
         assert self.timesteps.timesteps is not None
         self.log = TimestepLog(_NUM_BINS, self.timesteps.levels.num_train_timesteps)
         if update and self._resumed is None:
-            self.log.restore(read_timesteps(self.folder / "timesteps.parquet"), update)
+            self.log.restore(read_timesteps(self.run.lab_folder / "timesteps.parquet"), update)
         accelerator = self.run.accelerator
         losses = accelerator.num_processes * accelerator.gradient_accumulation_steps
         losses *= len(self.timesteps.timesteps) if self.is_per_image else 1
@@ -255,11 +250,11 @@ class LogHook:
         if self.clock.update > self._first:
             self._close_row(self.clock.update)
         if self.run.accelerator.is_main_process and len(self.log.table):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_timesteps(self.log.table, self.folder / "timesteps.parquet")
+            self.run.lab_folder.mkdir(parents=True, exist_ok=True)
+            write_timesteps(self.log.table, self.run.lab_folder / "timesteps.parquet")
             weights = "before weights" if self.is_per_image else "weighted as in the script"
             titles = {"loss_mean": f"training loss, {weights}", "grad_norm": "gradient norm of single images"}
-            plot_timesteps(self.log.table, self.folder / "timesteps.png", titles)
+            plot_timesteps(self.log.table, self.run.lab_folder / "timesteps.png", titles)
         # With gloo, a process that ends at once after a gather may wait forever: the thread that frees the gathered tensors
         # waits for Python's lock, and whoever frees the process group with that lock held waits for the thread.
         self.run.accelerator.wait_for_everyone()
@@ -273,5 +268,5 @@ class LogHook:
         how = "losses of images" if self.is_per_image else "least squares from the losses of micro-batches"
         return (
             f"--log_timesteps: by {how}, the loss is highest at timesteps {high} ({means[high]:.3g}) and lowest at {low} "
-            f"({means[low]:.3g}) at the end; {self.log.num_spikes} spikes. See {self.folder / 'timesteps.png'}."
+            f"({means[low]:.3g}) at the end; {self.log.num_spikes} spikes. See {self.run.lab_folder / 'timesteps.png'}."
         )

@@ -7,12 +7,9 @@ optimizer, of whatever package, and answers calls from the script's own file.
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Any, cast
 
-import torch
 from torch.optim import Optimizer
 
 from ..core.errors import LabError
@@ -20,10 +17,9 @@ from ..core.spec import format_spec, merge_spec
 from ..optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
+from .lr_groups import LR_FACTOR, as_groups, parameter_names, parse_lr_groups, split_groups
 
-# What both are kept in, in the groups of parameters: so they are saved with the optimizer's state.
-_NAME, _FACTOR = "lab_optimizer", "lab_lr_factor"
-_HIGHEST_FACTOR = 1e6
+_NAME = "lab_optimizer"  # a key of groups of parameters, which are saved with the optimizer's state
 
 
 def recognise(script: HostScript) -> str:
@@ -41,26 +37,6 @@ def recognise(script: HostScript) -> str:
     if len(made) > 1:
         raise NotRecognised(f"it makes {len(made)} optimizers, {' and '.join(made)} ({called_in(calls)})")
     return f"the optimizer is replaced where it is made ({called_in(calls)})"
-
-
-def parse_lr_groups(text: str) -> dict[str, float]:
-    """`"text_encoder*=0.1,*.bias=2"` as patterns and factors."""
-    factors: dict[str, float] = {}
-    for part in text.split(","):
-        pattern, _, number = part.strip().rpartition("=")
-        try:
-            factor = float(number)
-        except ValueError:
-            factor = -1.0
-        if not pattern or not 0 <= factor <= _HIGHEST_FACTOR:
-            raise LabError(
-                f"--lr_groups {text!r}: {part!r} is not PATTERN=FACTOR, with a factor on the learning rate from 0 to "
-                f"{_HIGHEST_FACTOR:g}. Write it as in 'text_encoder*=0.1,*.bias=2'."
-            )
-        if pattern in factors:
-            raise LabError(f"--lr_groups {text!r} has the pattern {pattern!r} twice. Drop one.")
-        factors[pattern] = factor
-    return factors
 
 
 class OptimizerHook:
@@ -121,8 +97,9 @@ class OptimizerHook:
         _, params, *_ = bound.arguments.values()
         given = dict([*bound.arguments.items()][2:])
         given |= given.pop("kwargs", {})
-        own_groups = _as_groups(params)
-        groups = self._split(own_groups, given, frame)
+        own_groups = groups = as_groups(params)
+        if self.factors:
+            groups = split_groups(own_groups, given.get("lr"), self.factors, parameter_names(frame, self.script.path))
         optimizer = self._replaced(groups, given) if self.name else cls(groups, **given)
         if len(optimizer.param_groups) != len(own_groups) and (written := self._writes_of_groups()):
             raise LabError(
@@ -137,7 +114,7 @@ class OptimizerHook:
             )
         for group in optimizer.param_groups:
             group[_NAME] = self.name or cls.__name__
-            group.setdefault(_FACTOR, 1.0)
+            group.setdefault(LR_FACTOR, 1.0)
         self.optimizer, self.num_seen = optimizer, self.num_seen + 1
         return optimizer
 
@@ -172,44 +149,6 @@ class OptimizerHook:
         assigned = [node for node in ast.walk(self.script.tree) if isinstance(node, ast.Assign)]
         return [node for node in assigned if any("param_groups[" in ast.unparse(target) for target in node.targets)]
 
-    # --- groups ------------------------------------------------------------------------------------------------------
-
-    def _split(self, groups: list[dict[str, Any]], given: dict[str, Any], frame: FrameType) -> list[dict[str, Any]]:
-        """Each group once for each factor that some of its parameters have."""
-        if not self.factors:
-            return groups
-        names = _parameter_names(frame, self.script.path)
-        ours = [names.get(id(parameter), []) for group in groups for parameter in group["params"]]
-        for pattern in self.factors:
-            if not any(fnmatchcase(name, pattern) for each in ours for name in each):
-                known = [each[0] for each in ours if each]
-                raise LabError(
-                    f"--lr_groups: no parameter that is trained matches {pattern!r}. Known: {', '.join(known[:8])}"
-                    + (f" and {len(known) - 8} others." if len(known) > 8 else ".")
-                )
-        used = {self._pattern_of(each) for each in ours}
-        if hidden := [pattern for pattern in self.factors if pattern not in used]:
-            raise LabError(
-                f"--lr_groups: whatever {hidden[0]!r} matches, a pattern before it matches, too, and the first one counts. "
-                "Put it further to the front, or leave it out."
-            )
-        split = []
-        for group in groups:
-            lr = group.get("lr", given.get("lr"))
-            if lr is None:
-                raise LabError("--lr_groups: the script gives its optimizer no learning rate to multiply. Leave it out.")
-            parts: dict[str | None, list[torch.nn.Parameter]] = {}
-            for parameter in group["params"]:
-                parts.setdefault(self._pattern_of(names.get(id(parameter), [])), []).append(parameter)
-            for found, parameters in parts.items():
-                factor = 1.0 if found is None else self.factors[found]
-                split.append({**group, "params": parameters, "lr": lr * factor, _FACTOR: factor})
-        return split
-
-    def _pattern_of(self, names: list[str]) -> str | None:
-        """The first pattern that matches."""
-        return next((pattern for pattern in self.factors if any(fnmatchcase(name, pattern) for name in names)), None)
-
     # --- what can go wrong -------------------------------------------------------------------------------------------
 
     def _check_prepared(self) -> None:
@@ -224,7 +163,7 @@ class OptimizerHook:
         assert self.optimizer is not None
 
         def described(groups: list[dict[str, Any]]) -> list[tuple[Any, float]]:
-            return [(group.get(_NAME, "the script's own"), group.get(_FACTOR, 1.0)) for group in groups]
+            return [(group.get(_NAME, "the script's own"), group.get(LR_FACTOR, 1.0)) for group in groups]
 
         saved, now = described(groups), described(self.optimizer.param_groups)
         if saved != now:
@@ -239,7 +178,7 @@ class OptimizerHook:
         sizes: dict[float, int] = {}
         for group in self.optimizer.param_groups:
             size = sum(parameter.numel() for parameter in group["params"])
-            sizes[group[_FACTOR]] = sizes.get(group[_FACTOR], 0) + size
+            sizes[group[LR_FACTOR]] = sizes.get(group[LR_FACTOR], 0) + size
         shown = f"{self.optimizer.param_groups[0][_NAME]} trained {sum(sizes.values()):,} parameters"
         if self.factors:
             shown += f", with factors on the learning rate: {', '.join(f'{f:g} for {n:,}' for f, n in sizes.items())}"
@@ -260,35 +199,3 @@ def _as_made_by(cls: type, optimizer: Optimizer) -> Optimizer:
 
         cast(Any, optimizer).__class__ = type(made.__name__, (made,), {"__init__": put_back})
     return optimizer
-
-
-def _as_groups(params: Any) -> list[dict[str, Any]]:
-    groups = list(params)
-    if not groups or not isinstance(groups[0], dict):
-        groups = [{"params": groups}]
-    as_lists = []
-    for group in groups:
-        held = group["params"]
-        as_lists.append({**group, "params": [held] if isinstance(held, torch.Tensor) else list(held)})
-    return as_lists
-
-
-def _parameter_names(frame: FrameType | None, path: str) -> dict[int, list[str]]:
-    """By parameter, its names: those in each model among the script's variables, after the variable's own."""
-    names: dict[int, list[str]] = {}
-    seen = set()
-    for variable, model in _models(frame, path):
-        if variable in seen:
-            continue
-        seen.add(variable)
-        for name, parameter in model.named_parameters():
-            names.setdefault(id(parameter), []).append(f"{variable}.{name}")
-    return names
-
-
-def _models(frame: FrameType | None, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The models that the script has variables for, where it makes its optimizer and in what called that."""
-    while frame is not None and frame.f_code.co_filename == path:
-        for variables in (frame.f_locals, frame.f_globals):
-            yield from ((name, value) for name, value in variables.items() if isinstance(value, torch.nn.Module))
-        frame = frame.f_back

@@ -83,7 +83,7 @@ class TimestepHook:
             if frame is None or not self._begun(frame, functools.partial(_is_of_indices, num=args[1])):
                 return drawn
             self.timesteps = self._drawn_by_sampler(drawn)
-            self._tell()
+            self._notify()
             return self.timesteps
 
         return draw
@@ -98,12 +98,12 @@ class TimestepHook:
             num = self.scheduler.config.num_train_timesteps
             own = self._turned((drawn * num).long().clamp(max=num - 1))
             self.timesteps = self._drawn_by_sampler(own)
-            self._tell()
+            self._notify()
             return drawn if self.timesteps is own else ((self._turned(self.timesteps) + 0.5) / num).to(drawn.dtype)
 
         return draw
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for call in self.on_draw:
             call(self._update)
 

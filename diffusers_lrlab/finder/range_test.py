@@ -104,7 +104,7 @@ class FinderConfig:
         return self.start_lr * 10 ** (decades * np.arange(most))
 
     def is_read_after(self, done: int) -> bool:
-        """Whether a loss is read when so many updates are done: the classic test's after each, the probe's after every fourth."""
+        """Whether a loss is read after so many updates: the classic test's after each, a probe's after every fourth."""
         # More often in a short test: rules need some readings.
         every = 1 if self.mode == "classic" else min(_UPDATES_PER_READING, max(1, self.num_updates // 8))
         return done % every == 0 or done in (self.num_updates, len(self.lrs()))

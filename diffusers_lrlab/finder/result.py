@@ -61,7 +61,8 @@ class FinderResult:
         for name, suggestion in self.suggestions.items():
             interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
             rate = "none" if suggestion.lr is None else f"{suggestion.lr:.2g}{interval}"
-            lines.append(f"{name:>13}  {rate}: {suggestion.reason}")
+            taken = " (taken)" if name == settings.rule and suggestion.lr is not None else ""
+            lines.append(f"{name:>13}  {rate}{taken}: {suggestion.reason}")
         lines += sorted({sweep.ended[0].upper() + sweep.ended[1:] + "." for sweep in self.sweeps if sweep.ended})
         if apart := disagreement(self.suggestions):
             lines.append(apart)

@@ -100,8 +100,8 @@ class ScriptTest:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
             result = self.result(hook.probe)
-            result.save(hook.folder)
-            lines = [result.describe(), f"Wrote {hook.folder}/lr_finder.json and .png; nothing else of the test was kept."]
+            result.save(folder := hook.run.lab_folder)
+            lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; nothing else of the test was kept."]
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"
                 lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..core.errors import Diverged
 from ..finder.range_test import FinderConfig
 from ..optimizers.entries import optimizer_state_bytes
 from ..preflight.run import run_checks
@@ -57,10 +58,14 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
                 found = run_checks(trainer)
             for name, text in found.items():
                 yield f"{'warning':>13}  {text} [{name}]"
-        seconds = forecast_time(trainer, Budget(max(_LEAST_FOR_TIME, budget.share(_FOR_TIME))))
+        try:
+            seconds = forecast_time(trainer, Budget(max(_LEAST_FOR_TIME, budget.share(_FOR_TIME))))
+            times = _time_lines(plan, seconds, device.type)
+        except Diverged as error:
+            times = [f"{'warning':>13}  No time can be told, as the updates to measure diverged: {error}"]
         state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
         trainer.release()
-    yield "\n".join(_time_lines(plan, seconds, device.type))
+    yield "\n".join(times)
     yield "\n".join(_disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state))
     yield "\n".join(["", *_alternatives(plan, memory, device.type, budget)])
 
@@ -80,7 +85,8 @@ def _memory_lines(plan: Plan, memory: MemoryForecast, available: float, device: 
 
 
 def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
-    threads = f" on {torch.get_num_threads()} threads" if device == "cpu" else ""
+    num = torch.get_num_threads()
+    threads = f" on {num} thread{'s' * (num > 1)}" if device == "cpu" else ""
     things, rate = plan.kind.name, plan.layout.global_batch / seconds.update
     rest = ", ".join(f"{part} {_duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
     low, high = (_duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
@@ -88,6 +94,8 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
         f"{'time':>13}  {_duration(seconds.total)} ({low} to {high}): training {_duration(seconds.training)}, {rest}",
         f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {things} a second, as measured now{threads}",
     ]
+    if seconds.compiling:
+        lines.append(f"{'':>13}  {_duration(seconds.compiling)} of it to compile the model, once at each start")
     if seconds.slowest:
         most = ", ".join(f"{name} {_duration(took)}" for name, took in seconds.slowest)
         lines.append(f"{'':>13}  of the evaluation: {most}")
@@ -148,7 +156,7 @@ def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budge
     lines = [f"{'memory with':>{width}}  {'total':>10}  {'share':>6}"]
     for done, (name, forecast) in enumerate(rows.items()):
         if done and not budget.share(1.0):
-            return [*lines, f"{'no time for':>{width}}  {', '.join([*rows][done:])}: give one to see it"]
+            return [*lines, f"There was no time for {', '.join([*rows][done:])}. Give one of them to see its memory."]
         with budget.shown(f"memory with {name}"):
             row = forecast()
         lines.append(f"{name:>{width}}  {_size(row.total):>10}  {row.total / memory.total:>6.0%}")

@@ -35,11 +35,9 @@ class TimeForecast(NamedTuple):
     """Seconds."""
 
     update: float  # the median, with logging, EMA and diagnostics
-    update_low: float  # a tenth of the updates was faster
-    update_high: float  # a tenth was slower
-    training: float  # all updates, by each of these
-    low: float
-    high: float
+    training: float  # all updates
+    low: float  # all updates, if each took what a tenth of those measured took at most
+    high: float  # likewise what a tenth took at least
     validation: float  # all of them
     sampling: float  # all pictures during training, and the samples at the end
     evaluation: float  # of the results computed from these samples
@@ -47,11 +45,12 @@ class TimeForecast(NamedTuple):
     slowest: tuple[tuple[str, float], ...] = ()  # the metrics of the evaluation that take long
     guessed: tuple[str, ...] = ()  # what there was no time to measure, and follows from the updates
     unknown: tuple[str, ...] = ()  # metrics that are not counted
+    compiling: float = 0.0  # what the first update takes longer than others, if the model is compiled
 
     @property
     def total(self) -> float:
         """Without the time to plot and write the results."""
-        return self.training + self.validation + self.sampling + self.evaluation
+        return self.compiling + self.training + self.validation + self.sampling + self.evaluation
 
 
 def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecast:
@@ -63,9 +62,11 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     """
     budget = budget or Budget(SECONDS)
     config, plan, started = trainer.config, trainer.plan, budget.spent
-    low, update, high = np.quantile(_times_of_updates(trainer, budget), [0.1, 0.5, 0.9]).tolist()
+    times = _times_of_updates(trainer, budget)
+    low, update, high = np.quantile(_warm(times), [0.1, 0.5, 0.9]).tolist()
+    compiling = max(0.0, times[0] - update) if config.compile else 0.0
     item, guessed = update / (plan.layout.micro_batch * plan.layout.accumulation), []
-    validation, sampling, evaluation = 0.0, 0.0, {}
+    validation, evaluation = 0.0, {}
     if trainer.validation is not None:
         validation, is_guess = _seconds_of_validation(trainer, trainer.validation, item, budget)
         validation *= plan.num_validations
@@ -79,19 +80,28 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     known = {name: seconds for name, seconds in evaluation.items() if seconds is not None}
     num, of_evaluation = plan.num_updates, sum(known.values())
     slowest = sorted(((name, took) for name, took in known.items() if took > of_evaluation / 5), key=lambda one: -one[1])
-    unknown = tuple(name for name in evaluation if name not in known)
-    of_updates = update, low, high, update * num, low * num, high * num
     return TimeForecast(
-        *of_updates, validation, sampling, of_evaluation, budget.spent - started, tuple(slowest), tuple(guessed), unknown
+        update=update,
+        training=update * num,
+        low=low * num,
+        high=high * num,
+        validation=validation,
+        sampling=sampling,
+        evaluation=of_evaluation,
+        measured=budget.spent - started,
+        slowest=tuple(slowest),
+        guessed=tuple(guessed),
+        unknown=tuple(name for name in evaluation if name not in known),
+        compiling=compiling,
     )
 
 
 def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
-    """Seconds of each update without validations and pictures, and without the first ones if there are more."""
+    """Seconds of each update without validations and pictures. After one that compiles come others, whatever it takes."""
     validation, config, times = trainer.validation, trainer.config, []
     trainer.validation, trainer.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
-    seconds = budget.share(_FOR_UPDATES)
-    with budget.shown("updates"):
+    seconds, compiles = budget.share(_FOR_UPDATES), trainer.config.compile
+    with budget.shown("updates, the first of which compiles" if compiles else "updates"):
         begun = started = time.perf_counter()
         for _ in trainer.updates(show_progress=False):
             trainer.sums.sum().item()  # waits for the device
@@ -99,11 +109,18 @@ def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
             times.append(now - started)
             # The main process's clock decides: all must stop at the same update. The first one is slow: it needs a second.
             enough = now - begun > (seconds if len(times) > 1 else budget.seconds)
+            if compiles and len(times) <= 2:
+                begun, enough = now, False
             broadcast_object_list(ends := [len(times) >= _UPDATES or enough])
             if ends[0]:
                 break
             started = time.perf_counter()
     trainer.validation, trainer.config = validation, config
+    return times
+
+
+def _warm(times: list[float]) -> list[float]:
+    """Without the first ones, if there are more."""
     return times[min(_WARM, max(1, len(times) // 4)) :] or times
 
 

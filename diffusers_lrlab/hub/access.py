@@ -72,10 +72,7 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
     from huggingface_hub import get_token
 
     if not (target.token or get_token()):
-        raise LabError(
-            f"{target.asked_by} needs a token with the right to write. Run `hf auth login`, set HF_TOKEN, or pass "
-            "--hub_token to the training script."
-        )
+        raise LabError(f"{target.asked_by} needs a token with the right to write. Run `hf auth login`, or set HF_TOKEN.")
     check_repo_id(target.repo_id, f"{target.id_option} ")
     with hub_errors(target):
         who = patiently(target.api.whoami, "Asking whose token it is", attempts=2)

@@ -26,14 +26,14 @@ _LABELS = {
 }
 
 
-def write_model_card(folder: Path, record: dict[str, Any], location: str | None = None) -> None:
+def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     """
-    Writes `README.md` into the folder of a finished run, from its record. The loading example names `location`: by default
-    the repository of a run that is pushed, the folder of others.
+    Writes `README.md` into the folder of a finished run, from its record. The loading example names the repository of a run
+    that is pushed, the folder of others.
     """
     config, train = record["config"], record["train"]
     kind = kind_of(config)
-    location = location or (config["hub_model_id"] if config["push_to_hub"] else str(folder))
+    location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     card = fill(
         "model_card.md",

@@ -232,8 +232,8 @@ def check_can_push(config: ResolvedConfig) -> str:
     return target.repo_id
 
 
-def push_run(folder: Path, config: ResolvedConfig, message: str | None = None) -> Published:
+def push_run(folder: Path, config: ResolvedConfig) -> Published:
     """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
     target = training_target(config)
     contents = contents_of(folder, target.repo_id)
-    return publish(contents, target, message or contents.message, _push_command(folder, target, {}))
+    return publish(contents, target, contents.message, _push_command(folder, target, {}))

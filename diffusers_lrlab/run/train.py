@@ -68,7 +68,9 @@ def run_training(config: TrainingConfig) -> Path | None:
             from ..finder.find import plan_with_found_rate
 
             plan, found = plan_with_found_rate(plan, data, accelerator)
-        accelerator.print(printable(plan.describe()))
+        from ..training.plan_text import describe_plan
+
+        accelerator.print(printable(describe_plan(plan)))
         if resolved.dry_run:
             from ..forecast.describe import describe_forecast
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from ..core.errors import LabError, did_you_mean, shortened, shortened_message
+from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
 from ..core.options import options_of
 from ..core.plugins import load_installed_plugins, load_plugins
 from ..core.spec import check_nesting
@@ -25,11 +25,15 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class _Parser(HfArgumentParser):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = NEGATIVE_NUMBER
+
     def error(self, message: str) -> NoReturn:
         raise LabError(f"{shortened_message(message)}. See --help.")
 
 
-def _make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
+def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
     load_installed_plugins()  # whose names the help shows
     parser = _Parser(
         [*CONFIG_GROUPS, *more_groups],
@@ -45,7 +49,8 @@ def _make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | 
         if action.dest == "learning_rate":
             action.type = number_or_auto
         if action.dest in options and "{names}" in (action.help or ""):
-            action.help = str(action.help).replace("{names}", ", ".join(options[action.dest].entries))
+            entries = options[action.dest].entries
+            action.help = str(action.help).replace("{names}", ", ".join([*entries, *entries.aliases]))
     return parser
 
 
@@ -106,7 +111,7 @@ def _as_arguments(options: dict[str, Any], source: str) -> list[str]:
 
 def parse_options(options: dict[str, Any], source: str) -> TrainingConfig:
     """A configuration from options as data, such as those of a study; errors name their source."""
-    return TrainingConfig(**_parse(_make_parser(""), [(source, _as_arguments(options, source))]))
+    return TrainingConfig(**_parse(make_parser(""), [(source, _as_arguments(options, source))]))
 
 
 def parse_arguments(arguments: Sequence[str], description: str, prog: str | None = None) -> TrainingConfig:
@@ -116,7 +121,7 @@ def parse_arguments(arguments: Sequence[str], description: str, prog: str | None
 
 def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, prog: str | None = None) -> tuple[Any, ...]:
     """The same with dataclasses of further options: the training configuration, and one of each of these."""
-    parser = _make_parser(description, more_groups, prog)
+    parser = make_parser(description, more_groups, prog)
     sources = [("the command line", list(arguments))]
     if path := parser.parse_known_args(arguments)[0].config:
         sources.insert(0, (f"--config {path}", _as_arguments(read_yaml(path, "--config"), f"--config {path!r}")))

@@ -72,7 +72,9 @@ class BaseRun:
         """The data of these updates, in the order that belongs to a seed: the share of this process."""
         plan, skip_corrupt = self.plan, self.config.skip_corrupt_images
         batches = iterate_batches(self.data, plan.layout, seed, updates, plan.num_workers, skip_corrupt, compact=True)
-        return batches if self.data.in_memory is not None else prefetched(batches)
+        # Rows of what is in memory are there at once, but for a GPU they are pinned, which takes the host longer.
+        is_at_hand = self.data.in_memory is not None and not torch.cuda.is_available()
+        return batches if is_at_hand else prefetched(batches)
 
     def set_training(self) -> None:
         """Model and optimizer as they are for updates."""

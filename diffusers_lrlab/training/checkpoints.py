@@ -1,4 +1,4 @@
-"""Checkpoints: everything an exact continuation needs, in diffusers' and accelerate's own formats.
+"""What a checkpoint holds, which is all that an exact continuation needs, in diffusers' and accelerate's own formats.
 
     checkpoint-500/unet/             raw weights, for from_pretrained of the model's class (denoiser/ for points)
     checkpoint-500/unet_ema/         their moving average and its state
@@ -11,29 +11,23 @@
 
 Noise, timesteps and data order need no state: they follow from seed and update (see `streams.py`), but for samplers that
 follow the losses.
-
-All of it is copied to the host between two updates. A thread writes the copy while training goes on; shards of FSDP, which
-all processes write, are written at once.
 """
 
 import json
 import os
 import shutil
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import OPTIMIZER_NAME, SCALER_NAME, broadcast_object_list, gather_object, set_seed
+from accelerate.utils import OPTIMIZER_NAME, SCALER_NAME, gather_object, set_seed
 from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import without_config_warnings
 from ..core.errors import LabError
-from ..core.files import SHARED, atomic_file, atomic_folder, full_disk_explained, remove, temporary_beside, write_text
+from ..core.files import atomic_file, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
 from ..core.streams import stream_seed
@@ -41,8 +35,7 @@ from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
 from .base_run import BaseRun
 from .compiling import compile_backend
-from .config import ResolvedConfig
-from .divergence import find_nonfinite, kept_checkpoints
+from .divergence import find_nonfinite
 from .host_copies import on_host, with_weights
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
@@ -52,7 +45,7 @@ _TENSORS = "timesteps.safetensors"
 _OWNERS = ("objective", "observer")  # of what is in there
 
 
-def register_model_format(accelerator: Accelerator, component: str) -> list[Any]:
+def register_model_format(accelerator: Accelerator, component: str) -> Any:
     """
     Makes `accelerator.load_state` read the model from a diffusers folder `component` instead of a bare state dict, until
     `remove()` of what is returned.
@@ -66,7 +59,7 @@ def register_model_format(accelerator: Accelerator, component: str) -> list[Any]
             saved = type(model).from_pretrained(folder, subfolder=component)
         model.load_state_dict(saved.state_dict())
 
-    return [accelerator.register_load_state_pre_hook(load)]
+    return accelerator.register_load_state_pre_hook(load)
 
 
 def _facts(accelerator: Accelerator, run: BaseRun) -> dict[str, Any]:
@@ -85,7 +78,7 @@ def _facts(accelerator: Accelerator, run: BaseRun) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Contents:
+class Contents:
     """What is going to be in a checkpoint, as it is between two updates, on the host."""
 
     models: dict[str, Any]  # by folder; none of a model that is sharded
@@ -112,7 +105,7 @@ class _Contents:
         write_manifest(into)
 
 
-def _contents(accelerator: Accelerator, run: BaseRun, folder: RunFolder, rows: Any) -> _Contents:
+def contents_of(accelerator: Accelerator, run: BaseRun, folder: RunFolder, rows: Any) -> Contents:
     """A copy of a run; all processes call this."""
     state = run.state_dict()
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
@@ -125,7 +118,7 @@ def _contents(accelerator: Accelerator, run: BaseRun, folder: RunFolder, rows: A
         states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
         if accelerator.scaler is not None:
             states[SCALER_NAME] = on_host(accelerator.scaler.state_dict())
-    return _Contents(
+    return Contents(
         models,
         states,
         on_host({f"{owner}.{key}": value for owner, part in parts.items() for key, value in part.items()}),
@@ -145,103 +138,7 @@ def _average_model(model: Any, state: dict[str, Any]) -> Any:
     return held
 
 
-class CheckpointWriter:
-    """
-    Writes checkpoints, one at a time, in a thread of the main process; all processes call the same methods.
-
-    What goes wrong in the thread is raised by the next call. Inside a `with` block a run may end as it likes: what is being
-    written then is finished first.
-    """
-
-    _pending: Future[None] | None = None
-
-    def __init__(self, accelerator: Accelerator, config: ResolvedConfig, folder: RunFolder):
-        self.accelerator, self.config, self.folder = accelerator, config, folder
-        self._begun_at = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self._begun_at = time.monotonic()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        with suppress(*(() if kind is None else (Exception,))):  # it must not hide why the run ended
-            self._wait()
-
-    def is_due(self) -> bool:
-        """Whether the last one, or the start, is as old as it has to be for another one."""
-        if not self.config.checkpointing_min_seconds:
-            return True
-        values = [time.monotonic() - self._begun_at >= self.config.checkpointing_min_seconds]
-        broadcast_object_list(values)
-        return values[0]
-
-    def begin(self, run: BaseRun, rows: Any = None) -> Path:
-        """
-        Begins `checkpoint-<update>`, once the one before is whole, between two updates; it appears atomically, and then the
-        oldest ones are removed.
-        """
-        self._wait()
-        path = self.folder.path / f"checkpoint-{run.update}"
-        contents = _contents(self.accelerator, run, self.folder, rows)
-        self._begun_at = time.monotonic()
-        if is_sharded(self.accelerator):
-            self._write_sharded(run, path, contents)
-        elif self.accelerator.is_main_process:
-            executor = ThreadPoolExecutor(1, "write checkpoint")
-            self._pending = executor.submit(self._write, path, contents)
-            executor.shutdown(wait=False)
-        return path
-
-    def finish(self) -> None:
-        """Waits, with all processes, until the last one is whole."""
-        self._wait()
-        self.accelerator.wait_for_everyone()
-
-    def check(self) -> None:
-        """Raises what went wrong, if that is known by now."""
-        if self._pending is not None and self._pending.done():
-            self._wait()
-
-    def _wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            try:
-                pending.result()
-            except Exception:
-                self.folder.check_log()  # the folder may have been removed, which says more
-                raise
-
-    def _write(self, path: Path, contents: _Contents) -> None:
-        with atomic_folder(path, shared=True) as temporary:
-            contents.write(temporary, self.folder)
-        remove_old_checkpoints(self.folder, self.config)
-
-    def _write_sharded(self, run: BaseRun, path: Path, contents: _Contents) -> None:
-        accelerator = self.accelerator
-        if accelerator.is_main_process:
-            with atomic_folder(path, shared=True) as temporary:
-                accelerator.wait_for_everyone()
-                _save_shards(accelerator, run, temporary)
-                accelerator.wait_for_everyone()
-                contents.write(temporary, self.folder)
-            remove_old_checkpoints(self.folder, self.config)
-        else:
-            accelerator.wait_for_everyone()
-            with full_disk_explained(path):
-                _save_shards(accelerator, run, temporary_beside(path, SHARED))
-            accelerator.wait_for_everyone()
-        accelerator.wait_for_everyone()
-
-
-def remove_old_checkpoints(folder: RunFolder, config: ResolvedConfig) -> None:
-    """Removes what `checkpoints_total_limit` does not leave; at a resume what a killed run did not come to remove."""
-    kept = kept_checkpoints(folder, config)
-    for old in folder.checkpoints():
-        if old not in kept:
-            remove(old)
-
-
-def _save_shards(accelerator: Accelerator, run: BaseRun, folder: Path) -> None:
+def save_shards(accelerator: Accelerator, run: BaseRun, folder: Path) -> None:
     """The shards of this process: by accelerate, but for its pickle of random states; and those of the average."""
     accelerator.save_state(str(folder))
     if run.average is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..core.environment import OTHERS_WAIT
 from ..core.errors import Interrupted
 from ..core.signals import SIGNALS
 
@@ -32,7 +33,7 @@ class InterruptGuard:
         self._received, self._received_at = 0, 0.0
         self._group = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=OTHERS_WAIT)
 
     def __enter__(self) -> InterruptGuard:
         # Python lets only the main thread handle signals; a run in another one is stopped by its own program.

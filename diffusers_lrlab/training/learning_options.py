@@ -166,7 +166,7 @@ class ScheduleConfig:
         may_change_on_resume=True,  # until the run has gone back once
         study="no",
         omit_default=True,
-        registry="training.divergence:ON_DIVERGENCE",
+        registry="training.divergence_rules:ON_DIVERGENCE",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a run is going to do, known before it does it; `--dry_run` prints this and stops."""
+"""What a run is going to do, known before it does it."""
 
 import dataclasses
 import math
@@ -10,30 +10,17 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
-from ..core.spec import format_spec
 from ..data.batches import num_workers
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
-from ..diagnostics.gradients import NUM_PROBES
-from ..optimizers.scaling import scaling_warning
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import describe_schedule, double_decay
+from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
-from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
-from ..timesteps.sampling import contradiction
-from .choices import describe_choices
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
 from .resolve_schedules import check_floor
-
-_TIMESTEP_WORDS = {
-    "timestep_sampler": "drawn",
-    "loss_weighting": "weighting",
-    "timestep_lr": "learning rate",
-    "noise": "noise",
-}
 
 # Shares of the time of training that previews and validations may take, and that of an item's pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
@@ -136,119 +123,6 @@ class Plan:
 
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in self.kind.model_class()(**self.model_config).parameters())
-
-    def describe(self) -> str:
-        config, layout = self.config, self.layout
-        last = self.num_updates - 1
-        marks = [(share, min(round(share / 100 * self.num_updates), last)) for share in range(0, 101, 25)]
-        lrs = ", ".join(f"{self.lrs[update]:.3g} ({share} %)" for share, update in marks)
-        things = self.kind.name
-        lines = {
-            "data": f"{config.dataset_name or config.train_data_dir}: {self.num_images or 'a stream of'} training {things}, "
-            f"{self.num_held_out} held out, {self.data_shape}" + self._workers_in_words(),
-            "model": f"{self.kind.describe_model(self.model_config)}, {self.num_parameters:,} parameters, predicts "
-            f"{config.prediction_type}"
-            + (", compiled for training" if config.compile else "")
-            + (", channels last" if config.channels_last else ""),
-            "precision": self._precision_in_words(),
-            "batch": f"{layout.global_batch} {things} an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
-            f" x {layout.num_processes} processes",
-            "length": f"{self.num_updates} updates"
-            + (f", {self.num_epochs:.4g} epochs" if self.num_epochs else "")
-            + f", {self.num_updates * layout.global_batch:,} {things} seen",
-            "schedule": f"{self.schedule_spec}, {self.warmup_updates} updates of warm-up"
-            + (", then as the validation loss says" if self.follows_metric else ""),
-            "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
-            + lrs
-            + self._scaling_in_words(),
-            "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
-            "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + self._momentum_in_words(marks),
-            "validation": self._validation_in_words(),
-            "samples": self._samples_in_words(),
-            "warning": "\n               ".join(self._warnings()),
-            "output": f"{config.output_dir}/: model_index.json, {self.kind.component}/, scheduler/, README.md, "
-            f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
-            f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
-        }
-        return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
-
-    def _precision_in_words(self) -> str:
-        tf32 = "TF32" if self.config.allow_tf32 else ""
-        if self.config.mixed_precision in (None, "no"):
-            return tf32
-        return f"{self.config.mixed_precision}; --mixed_precision no for {tf32 or 'float32'}"
-
-    def _workers_in_words(self) -> str:
-        if not self.num_workers:
-            return ""
-        return f", read by {self.num_workers} worker {'process' if self.num_workers == 1 else 'processes'}"
-
-    def _validation_in_words(self) -> str:
-        if not self.num_validations:
-            return ""
-        times = f"{self.num_validations} times" if self.num_validations > 1 else "once, at the end"
-        return f"loss of {self.num_held_out} held-out {self.kind.name}, {times}"
-
-    def _samples_in_words(self) -> str:
-        config = self.config
-        times = "at the end"
-        if config.save_images_epochs is not None:
-            times = f"every {config.save_images_epochs} epochs, and {times}"
-        elif self.num_previews:
-            times = f"{self.num_previews} times during the run, and {times}"
-        frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
-        return f"{config.eval_batch_size} {self.kind.name} in {config.ddpm_num_inference_steps} steps {times}{frechet}"
-
-    def _warnings(self) -> list[str]:
-        config = self.config
-        warnings = [*self.data_warnings, *_timestep_warnings(self), scaling_warning(config.scale_lr, config.optimizer)]
-        if not self.follows_metric:
-            start = config.start_momentum
-            warnings.append(double_decay(self.schedule, self.learning_rate, start, self.warmup_updates, self.num_updates))
-        return [warning for warning in warnings if warning]
-
-    def _scaling_in_words(self) -> str:
-        config = self.config
-        if config.scale_lr == "none":
-            return ""
-        return (
-            f"; the peak is {self.learning_rate:.3g}: {config.learning_rate:g} for {config.base_batch_size}, scaled by "
-            f"{config.scale_lr} to {self.layout.global_batch}"
-        )
-
-    def _momentum_in_words(self, marks: list[tuple[int, int]]) -> str:
-        if not self.schedule.sets_momentum:
-            return ""
-        return ", momentum " + ", ".join(f"{self.momenta[update]:.3g} ({share} %)" for share, update in marks)
-
-
-def _timestep_warnings(plan: Plan) -> list[str | None]:
-    """What can be done as asked, and is likely not what is wanted."""
-    config = plan.config
-    sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
-    warnings: list[str | None] = [contradiction(sampler, config.prediction_type)]
-    if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
-        warnings.append(
-            f"{sampler!r} draws more of the middle of the noise levels and {weighting!r} weighs it more: both at once leave "
-            "little of the rest. Use one of them."
-        )
-    needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, plan.num_updates * plan.layout.global_batch
-    if seen < needed:
-        warnings.append(
-            f"{sampler!r} stays uniform until all {config.ddpm_num_steps} timesteps were drawn {kwargs['history']} times. "
-            f"That takes more than {needed} images, and this run sees {seen}. Lower history, or train for longer."
-        )
-    if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
-        chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
-        warnings.append(f"{chosen!r} relates the images of an update to each other, and there is one. Use a larger batch.")
-    if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
-        warnings.append(f"--timestep_grad_every {config.timestep_grad_every} never comes in {plan.num_updates} updates.")
-    if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
-        warnings.append(
-            f"Gradients are measured at {NUM_PROBES} images, and {plan.num_held_out} are held out: there will be norms, "
-            "but no noise scales. Raise --num_validation_images."
-        )
-    return warnings
 
 
 def make_plan(

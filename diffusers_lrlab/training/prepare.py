@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
-from ..core.environment import allowed_threads, asked_threads
+from ..core.environment import OTHERS_WAIT, allowed_threads, asked_threads
 from ..core.errors import LabError
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import kind_of
@@ -151,7 +150,7 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.cpu_threads or allowed_threads(processes))
         keep_freed_memory()
-    folder = config.output_dir
+    folder, tf32 = config.output_dir, torch.backends.cuda.matmul.allow_tf32
     accelerator = Accelerator(
         # Without this, accelerate takes several processes on a CPU for so many lonely ones.
         cpu=on_cpu,
@@ -159,15 +158,16 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.gradient_accumulation_steps),
         mixed_precision=config.mixed_precision,
         project_config=ProjectConfiguration(project_dir=folder, logging_dir=os.path.join(folder, config.logging_dir)),
-        # Other processes wait while one of them samples.
         kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=timedelta(hours=2)),
+            InitProcessGroupKwargs(timeout=OTHERS_WAIT),
             # No copy of the gradients. No static graph: preflight and probes do backward passes that DDP does not see.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
         ],
     )
     if on_cpu:
         shard_on_cpu(accelerator)
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = tf32  # accelerate allows it to what is compiled
     accelerator.state.dynamo_plugin = make_dynamo_plugin(config)  # of this run, where a process has several
     if on_cpu and config.cpu_threads and (asked := asked_threads()) not in (None, config.cpu_threads):
         accelerator.print(f"Threads: {config.cpu_threads}, by --cpu_threads, though OMP_NUM_THREADS is {asked}.")

@@ -77,7 +77,8 @@ def _check_streaming(config: TrainingConfig) -> None:
 def _check_folder(folder: str) -> None:
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise LabError(f"The data folder {folder!r} does not exist. Give the path of a folder that holds images.")
+        fault = "is a file" if path.exists() else "does not exist"
+        raise LabError(f"The data folder {folder!r} {fault}. Give the path of a folder that holds images.")
     if next(path.iterdir(), None) is None:
         raise LabError(f"The data folder {folder!r} is empty. It should hold images, also in subfolders, or parquet.")
 

@@ -26,6 +26,9 @@ def resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
             raise LabError("--lr_num_cycles and --lr_power would make another schedule of a published one. Leave them out.")
         if key in kwargs:
             raise LabError(f"{key!r} is given twice: as --lr_{key} and as {key}={kwargs[key]!r} of {name!r}. Drop one.")
+        takers = [other for other, entry in SCHEDULERS.items() if key in {parameter.name for parameter in entry.parameters}]
+        if SCHEDULERS[name].name not in takers:
+            raise LabError(f"--lr_{key} {value:g} has no effect on {name!r}. Leave it out; it is for {', '.join(takers)}.")
         kwargs[key] = value
     resolved = resolve_kwargs(SCHEDULERS[name], kwargs)
     if config.scale_lr == "none" and not config.auto_learning_rate:  # else the peak is known later

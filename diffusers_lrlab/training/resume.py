@@ -165,16 +165,16 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
     if _stream_of(saved) and saved["data"]["fingerprint"] == saved["data"]["name"]:
         # Earlier versions knew no more of a stream than its name, its shards and the number of its rows.
         saved = {**saved, "data": {**saved["data"], "fingerprint": now["data"]["fingerprint"]}}
-    differing = [
-        f"{name}: {saved.get(name)!r} then, {value!r} now" for name, value in now.items() if saved.get(name) != value
-    ]
+    names = [name for name, value in now.items() if saved.get(name) != value]
+    names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]
+    differing = [f"{name}: {saved.get(name)!r} then, {now[name]!r} now" for name in names]
     if differing:
         remedy = "Resume with the arguments of that run, or start a new one in another --output_dir."
+        if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
+            remedy += " The learning rates of a run follow from its length, so a longer one is another run."
         if "order" in _stream_of(now) and "order" not in _stream_of(saved):
             remedy = "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
-        raise LabError(
-            f"{str(checkpoint)!r} belongs to another run; these differ:\n  " + "\n  ".join(differing) + f"\n{remedy}"
-        )
+        raise LabError(f"{str(checkpoint)!r} was written with other settings:\n  " + "\n  ".join(differing) + f"\n{remedy}")
 
 
 def _stream_of(facts: dict[str, Any]) -> dict[str, Any]:

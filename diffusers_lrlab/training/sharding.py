@@ -63,8 +63,6 @@ def check_sharding(config: ResolvedConfig, finder: bool = False) -> None:
         "--learning_rate auto": config.auto_learning_rate,
         "--sanity": config.sanity,
         "lrlab find-lr": finder,
-    }
-    refused |= {
         "--timestep_grad_every": config.timestep_grad_every,
         "--mixed_precision fp16": config.mixed_precision == "fp16",
         "--channels_last": config.channels_last,

@@ -88,8 +88,8 @@ def _going_on(tracker: str, run_id: str | None) -> dict[str, Any]:
     """What a tracker has to be given to go on with a run; the files of others, such as tensorboard's, follow each other."""
     if run_id is None:
         return {}
-    ways = {"wandb": {"id": run_id, "resume": "allow"}, "trackio": {"resume": "allow"}, "mlflow": {"run_id": run_id}}
-    return ways.get(tracker, {})
+    arguments = {"wandb": {"id": run_id, "resume": "allow"}, "trackio": {"resume": "allow"}, "mlflow": {"run_id": run_id}}
+    return arguments.get(tracker, {})
 
 
 def tracker_ids(trackers: Iterable[GeneralTracker]) -> dict[str, str]:

@@ -18,7 +18,8 @@ from ..data.loading import TrainingData
 from ..diagnostics.observer import TimestepObserver
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
-from .checkpoints import CheckpointWriter, load_checkpoint, register_model_format, remove_old_checkpoints
+from .checkpoint_writer import CheckpointWriter, remove_old_checkpoints
+from .checkpoints import load_checkpoint, register_model_format
 from .compiling import prepare_compiled
 from .divergence import SkippedUpdates, find_nonfinite
 from .interrupts import InterruptGuard
@@ -43,7 +44,7 @@ class Trainer(LoggedRun):
         config, device = plan.config, accelerator.device
         sharded = is_sharded(accelerator)
         self.make_parts(device, has_average=not sharded)
-        self._hooks = register_model_format(accelerator, self.kind.component)
+        self._format_hook = register_model_format(accelerator, self.kind.component)
         self.checkpoints = CheckpointWriter(accelerator, config, folder)
         self.model, self.optimizer = prepare_compiled(accelerator, self.model, self.optimizer)
         if sharded and config.use_ema:
@@ -59,8 +60,7 @@ class Trainer(LoggedRun):
 
     def release(self) -> None:
         """Leaves the accelerator to another trainer."""
-        for hook in self._hooks:
-            hook.remove()
+        self._format_hook.remove()
         self.accelerator.free_memory(self.model, self.optimizer)
 
     @property

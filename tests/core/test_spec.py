@@ -170,6 +170,7 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
     ("spec", "message"),
     [
         ("cosin", "Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'? Known: adaptive, constant,"),
+        ("WSD", "Did you mean 'wsd'?"),
         ("warmup_stable", "Did you mean 'warmup_stable_decay'?"),
         ("step:step=3", "'step' does not take 'step': it takes step_size, gamma, min_lr, min_lr_ratio, warmup_type"),
         ("cosine:num_cycle=2", "Did you mean 'num_cycles'?"),

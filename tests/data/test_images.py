@@ -22,6 +22,10 @@ def transform(resolution=8, channels=1, center_crop=True, random_flip=False, eig
     return ImageTransform(resolution, channels, center_crop, random_flip, eight_bit, seed, decoding)
 
 
+def resize(image, **options):
+    return normalise(transform(**options).resize_compact(image))
+
+
 def one_pixel(mode, value):
     return Image.new(mode, (1, 1), value)
 
@@ -76,7 +80,7 @@ def test_every_mode_has_its_colour(name, channels):
 def test_the_result_is_in_minus_one_to_one(mode, channels):
     image = Image.effect_noise((13, 9), 90)
     noise = Image.fromarray(np.asarray(image) / np.float32(255)) if mode == "F" else image.convert(mode)
-    pixels = transform(channels=channels).resize(noise)
+    pixels = resize(noise, channels=channels)
     assert pixels.shape == (channels, 8, 12)
     assert pixels.min() >= -1
     assert pixels.max() <= 1
@@ -86,7 +90,7 @@ def test_the_result_is_in_minus_one_to_one(mode, channels):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_full_range_ends_at_minus_one_and_one(channels):
     checks = Image.fromarray(np.indices((8, 8)).sum(0).astype(np.uint8) % 2 * 255)
-    assert set(transform(channels=channels).resize(checks).unique().tolist()) == {-1.0, 1.0}
+    assert set(resize(checks, channels=channels).unique().tolist()) == {-1.0, 1.0}
 
 
 def test_a_16_bit_png_keeps_its_precision():
@@ -97,14 +101,14 @@ def test_a_16_bit_png_keeps_its_precision():
 
 def test_eight_bit_rounds_to_256_levels():
     values = np.array([[0, 128, 129, 32768], [256, 257, 65534, 65535]] * 2, np.uint16)
-    pixels = transform(resolution=4, eight_bit=True).resize(Image.fromarray(values))
+    pixels = resize(Image.fromarray(values), resolution=4, eight_bit=True)
     levels = torch.tensor([[0, 0, 1, 128], [1, 1, 255, 255]] * 2)
     torch.testing.assert_close(pixels[0], levels / 255 * 2 - 1)
 
 
 def test_eight_bit_changes_nothing_on_8_bit_images():
     image = Image.effect_noise((8, 8), 60)
-    assert torch.equal(transform(eight_bit=True).resize(image), transform().resize(image))
+    assert torch.equal(resize(image, eight_bit=True), resize(image))
 
 
 @cases(
@@ -143,14 +147,14 @@ def test_values_of_unknown_scale_are_an_error(mode, values, named):
 )
 def test_the_shorter_side_becomes_the_resolution(size, resized):
     width, height = size
-    assert transform().resize(Image.new("L", (width, height))).shape == (1, *resized)
+    assert resize(Image.new("L", (width, height))).shape == (1, *resized)
 
 
 def test_resizing_is_antialiased():
     # A quarter of the columns is white. Taken every fourth column, an image would be all white or all black.
     stripes = np.zeros((32, 32), np.uint8)
     stripes[:, ::4] = 255
-    inner = transform().resize(Image.fromarray(stripes))[0, :, 1:-1]
+    inner = resize(Image.fromarray(stripes))[0, :, 1:-1]
     torch.testing.assert_close(inner, torch.full((8, 6), -0.5))
 
 
@@ -208,7 +212,7 @@ def test_levels_become_the_numbers_that_division_makes_of_them():
     levels = np.arange(256, dtype=np.uint8)
     expected = torch.from_numpy(levels.astype(np.float32) / 255) * 2 - 1
     assert torch.equal(normalise(torch.from_numpy(levels)), expected)
-    assert torch.equal(transform(resolution=16).resize(Image.fromarray(levels.reshape(16, 16))).flatten(), expected)
+    assert torch.equal(resize(Image.fromarray(levels.reshape(16, 16)), resolution=16).flatten(), expected)
     compact = transform(resolution=16).resize_compact(Image.fromarray(levels.reshape(16, 16)))
     assert compact.dtype == torch.uint8
     assert torch.equal(normalise(expected), expected)
@@ -252,8 +256,8 @@ def test_deep_images_are_rounded_to_8_bits_after_resizing(decoding):
     values = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
     made = transform(decoding=decoding)
     assert made.read_compact(encoded(Image.fromarray(values))).dtype == torch.uint8
-    exact = replace(made, decoding="float").resize(Image.fromarray(values))
-    assert (made.resize(Image.fromarray(values)) - exact).abs().max() <= 1.01 / 255
+    exact = replace(made, decoding="float").resize_compact(Image.fromarray(values))
+    assert (normalise(made.resize_compact(Image.fromarray(values))) - exact).abs().max() <= 1.01 / 255
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -270,7 +274,7 @@ def test_images_are_read_from_paths_and_from_bytes(tmp_path):
     image.save(tmp_path / "a.png")
     from_path = transform().read({"bytes": None, "path": str(tmp_path / "a.png")})
     assert torch.equal(from_path, transform().read(encoded(image)))
-    assert torch.equal(from_path, transform().resize(image))
+    assert torch.equal(from_path, resize(image))
 
 
 PNG = encoded(Image.effect_noise((16, 16), 60))["bytes"]
@@ -315,5 +319,5 @@ def test_no_damage_to_a_file_gets_past_the_error_for_users(kind, cut, damage):
 
 @given(arrays(np.uint16, (8, 8)))
 def test_16_bit_values_are_kept_in_order(values):
-    pixels = transform().resize(Image.fromarray(values))[0]
+    pixels = resize(Image.fromarray(values))[0]
     assert torch.equal(torch.from_numpy(values.astype(np.int64)), ((pixels.double() + 1) / 2 * 65535).round().long())

@@ -237,7 +237,9 @@ def test_what_is_said(tmp_path, capsys, monkeypatch):
     while goes_on:
         x = np.log10(test.lr)
         goes_on = test.add(1 - 0.6 / (1 + np.exp(-3 * (x + 4.5))) + 10 ** (2 * (x + 2.2)))
-    hook = SimpleNamespace(folder=tmp_path / "lrlab", lr_per_option=4.0, probe=None, can_hold_rows_back=False)
+    hook = SimpleNamespace(
+        run=SimpleNamespace(lab_folder=tmp_path / "lrlab"), lr_per_option=4.0, probe=None, can_hold_rows_back=False
+    )
     hook.end = lambda: ended.append(True)
     test.finish(hook)
     lr = test.result().lr

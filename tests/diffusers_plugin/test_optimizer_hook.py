@@ -20,7 +20,8 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diffusers_plugin.clock import HostClock
 from diffusers_lrlab.diffusers_plugin.host_run import HostRun
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.optimizer_hook import OptimizerHook, parse_lr_groups, recognise
+from diffusers_lrlab.diffusers_plugin.lr_groups import parse_lr_groups
+from diffusers_lrlab.diffusers_plugin.optimizer_hook import OptimizerHook, recognise
 from diffusers_lrlab.diffusers_plugin.update_log import UpdateLog, effective_lr
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_models_script.py"

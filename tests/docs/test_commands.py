@@ -21,6 +21,7 @@ from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.trackers import tracker_packages
 
@@ -149,7 +150,7 @@ def test_the_plan_is_what_one_sees():
     """But for what a probe measures, which follows below it."""
     block = printed.block_with("micro-batches x", "")
     config = resolve_config(parse_arguments(["--lr_scheduler=cosine"], ""))
-    assert make_plan(config, load_data(config), None).describe().rstrip() == block.code.rstrip()
+    assert describe_plan(make_plan(config, load_data(config), None)).rstrip() == block.code.rstrip()
 
 
 @pytest.mark.slow

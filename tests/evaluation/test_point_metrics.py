@@ -30,6 +30,7 @@ from diffusers_lrlab.evaluation.kl import histogram_kl, knn_kl
 from diffusers_lrlab.evaluation.likelihood import _NoisePrediction, exact_kl, log_likelihood
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.objective.ddpm import DDPM
+from diffusers_lrlab.study.runs.stops import StudyInterrupted
 
 POINT_METRICS = [name for name, metric in METRICS.items() if metric.of == "samples"]
 
@@ -1007,6 +1008,18 @@ def test_metrics_are_those_that_one_would_compute(num_real, num_generated):
         "density": density,
         "coverage": coverage,
     }
+
+
+def test_a_signal_is_no_failure_of_the_metric_that_it_comes_in(monkeypatch, tmp_path):
+    """A study stops by it, with its own exit status."""
+
+    def stop(real, generated):
+        raise StudyInterrupted(15, tmp_path)
+
+    monkeypatch.setitem(METRICS, "kl", dataclasses.replace(METRICS["kl"], function=stop))
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    with pytest.raises(StudyInterrupted):
+        compare_samples(points, points)
 
 
 @cases(("num_real", "num_generated"), [(9000, 7000), (6000, 9000), (3000, 1500), (1500, 3000), (10, 20)])

@@ -91,7 +91,10 @@ def test_the_calculator(capsys):
     ("arguments", "part"),
     [
         ("--learning_rate 1e-4 --num_processes 2", "no effect without --train_batch_size"),
-        ("--learning_rate 1e-4 --train_batch_size 0 --num_processes 0", "cannot have 0"),
+        (
+            "--learning_rate 1e-4 --train_batch_size 0 --num_processes 0",
+            "--train_batch_size 0 is not allowed. Use a whole number",
+        ),
         ("--learning_rate -1", "learning_rate -1.0 is not allowed"),
         ("", "--learning_rate"),
     ],

@@ -444,6 +444,26 @@ def test_more_members_launch_nothing_more():
     assert counts[0] == counts[1]
 
 
+def test_a_device_that_refuses_in_the_middle_is_launched_kernel_by_kernel():
+    """What was done until then leaves nothing behind: the stack goes on as one that is recorded."""
+
+    def refuse(*_, **__):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def record(work):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.autograd, "grad", refuse)
+            work()
+
+    refused, other = Stack([make_member()], CPU, recorder=record), Stack([make_member()], CPU, recorder=lambda work: work)
+    refused.do_update()
+    with pytest.warns(UserWarning, match="Updates cannot be recorded, .*: operation not permitted when stream is capturing"):
+        refused.do_update()
+    refused.do_update()
+    train(other, 3)
+    assert refused.mlp.values.equal(other.mlp.values)
+
+
 def test_time_is_shared_out():
     members = [make_member(max_train_steps=steps) for steps in (5, 10, 20)]
     stack = Stack(members, CPU)

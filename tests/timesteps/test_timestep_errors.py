@@ -13,6 +13,7 @@ from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, 
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -224,7 +225,7 @@ def test_what_is_contradictory_but_possible_is_only_a_warning(monkeypatch, tmp_p
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     arguments = ["--timestep_sampler=logit_normal", "--loss_weighting=min_snr", "--prediction_type=sample"]
     try:
-        plan = prepare(parse_arguments([*arguments, f"--output_dir={tmp_path / 'run'}"], ""))[0].describe()
+        plan = describe_plan(prepare(parse_arguments([*arguments, f"--output_dir={tmp_path / 'run'}"], ""))[0])
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
     assert "'logit_normal' draws more of the middle of the noise levels and 'min_snr' weighs it more" in plan
@@ -263,6 +264,6 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
 )
 def test_the_plan_warns_of_what_has_little_effect(options, words):
     config = resolve_config(TrainingConfig(**{"max_train_steps": 10, **options}))
-    described = make_plan(config, load_data(config), None).describe()
+    described = describe_plan(make_plan(config, load_data(config), None))
     assert ("warning" in described) == (words is not None)
     assert (words or "") in described

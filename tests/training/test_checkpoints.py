@@ -13,7 +13,7 @@ from helpers import load_data_once
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import DiskFull, Diverged, LabError
 from diffusers_lrlab.forecast.memory import forecast_memory
-from diffusers_lrlab.training import checkpoints
+from diffusers_lrlab.training import checkpoint_writer, checkpoints
 from diffusers_lrlab.training.host_copies import on_host
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -48,13 +48,13 @@ def names(folder):
 @pytest.fixture
 def disk(monkeypatch):
     """Nothing is written before `disk.set()`, unless the test waits for five seconds in vain."""
-    free, write = threading.Event(), checkpoints._Contents.write
+    free, write = threading.Event(), checkpoints.Contents.write
 
     def write_when_free(contents, into, folder):
         free.wait(5)
         write(contents, into, folder)
 
-    monkeypatch.setattr(checkpoints._Contents, "write", write_when_free)
+    monkeypatch.setattr(checkpoints.Contents, "write", write_when_free)
     return free
 
 
@@ -100,7 +100,7 @@ def test_an_error_there_ends_the_run(tmp_path, monkeypatch, disk, late):
         disk.wait()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints._Contents, "write", write)
+    monkeypatch.setattr(checkpoints.Contents, "write", write)
 
     def go_on():
         for update in updates:
@@ -131,11 +131,11 @@ def test_those_that_come_too_soon_are_left_out(tmp_path, monkeypatch):
 
     def timed(images):
         now = next(seconds)
-        monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 2 * now)
+        monkeypatch.setattr(checkpoint_writer.time, "monotonic", lambda: 2 * now)
         return do_update(images)
 
     monkeypatch.setattr(trainer, "do_update", timed)
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(checkpoint_writer.time, "monotonic", lambda: 0.0)
     assert [*trainer.updates(show_progress=False)] == list(range(1, 13))
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]  # that of 9 is 6 s younger; the last is always there
 

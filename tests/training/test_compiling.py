@@ -15,6 +15,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.training.compiling import compile_backend
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import make_accelerator, prepare
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import resumed_config
@@ -126,7 +127,7 @@ def test_channels_stay_last_in_a_run_that_goes_on_and_files_are_plain(tmp_path):
     for value in (kernel, again.average.ema.shadow_params[place], state["exp_avg"], state["exp_avg_sq"]):
         assert value.is_contiguous(memory_format=torch.channels_last)
         assert not value.is_contiguous()
-    assert "channels last" in again.plan.describe()
+    assert "channels last" in describe_plan(again.plan)
     with pytest.raises(LabError, match="--channels_last: True then, False now"):
         resumed_config(make_trainer(tmp_path / "other", **UNET, backend="no").config, checkpoint)
 
@@ -143,4 +144,4 @@ def test_the_launchers_backend_is_part_of_the_configuration(tmp_path, monkeypatc
     plan, _, accelerator = prepare(TrainingConfig(output_dir=str(tmp_path / "run"), cpu_threads=1, **options))
     assert plan.config.compile
     assert compile_backend(accelerator) == "eager"
-    assert "compiled for training" in plan.describe()
+    assert "compiled for training" in describe_plan(plan)

@@ -19,6 +19,7 @@ import diffusers_lrlab
 from diffusers_lrlab import LabError, TrainingConfig, register_denoiser, train
 from diffusers_lrlab.core.plugins import load_plugins
 from diffusers_lrlab.study.stacked.stacks import not_stackable
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -130,7 +131,7 @@ def test_what_cannot_be_is_said_before_training(options, message, gated):
 
 def test_the_default_for_points_takes_sizes_by_its_name():
     plan, _, _ = prepare(TrainingConfig(**{**SMALL, "denoiser": "mlp:hidden_size=32,num_layers=1"}))
-    assert "MLPDenoiser(dimension=2, hidden_size=32, num_layers=1, " in plan.describe()
+    assert "MLPDenoiser(dimension=2, hidden_size=32, num_layers=1, " in describe_plan(plan)
 
 
 def test_stacks_are_for_the_default(gated):

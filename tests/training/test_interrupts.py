@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from diffusers_lrlab.core.environment import OTHERS_WAIT
 from diffusers_lrlab.core.errors import Interrupted
+from diffusers_lrlab.training import interrupts
 from diffusers_lrlab.training.interrupts import InterruptGuard
 
 
@@ -36,6 +38,16 @@ def make_guard():
     guard = InterruptGuard()
     guard._group = "of several processes"
     return guard
+
+
+def test_asking_waits_as_long_as_all_else_does(monkeypatch):
+    """torch's default of half an hour would end the processes that wait while one samples or uploads."""
+    made = []
+    monkeypatch.setattr(interrupts.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(interrupts.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(interrupts.dist, "new_group", lambda **how: made.append(how))
+    InterruptGuard()
+    assert made == [{"backend": "gloo", "timeout": OTHERS_WAIT}]
 
 
 def test_nobody_waits_for_the_question_just_asked(monkeypatch):

@@ -25,8 +25,10 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.training import base_run
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.results.base import results_of
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -98,6 +100,16 @@ def test_an_optimizer_with_two_modes_is_put_into_the_one_for_updates(tmp_path, m
         list(trainer.updates())
         ends.append(trainer.bare_model.state_dict())
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_gpu_does_not_wait_for_what_is_in_memory(tmp_path, model, monkeypatch, gpu):
+    """A thread takes and pins its rows; for a CPU they are at hand."""
+    trainer, ahead = make_trainer(tmp_path, model), []
+    monkeypatch.setattr(base_run, "prefetched", lambda batches: ahead.append(batches) or batches)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert len(list(trainer.batches(0, range(5)))) == 5
+    assert len(ahead) == gpu
 
 
 def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
@@ -325,7 +337,7 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
     first.write_bytes(contents[1])
     second.write_bytes(contents[0])
     changed = make_trainer(tmp_path / "run", model, **options)
-    with pytest.raises(LabError, match=r"belongs to another run; these differ:\n  data: .*fingerprint"):
+    with pytest.raises(LabError, match=r"was written with other settings:\n  data: .*fingerprint"):
         changed.resume(checkpoint)
     # Earlier versions had the name in the place of a fingerprint.
     state = json.loads((checkpoint / "trainer.json").read_text())
@@ -335,7 +347,7 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
     for shard in range(4):
         (folder / f"train-{shard}.parquet").unlink()
     first.write_bytes(contents[0])
-    with pytest.raises(LabError, match=r"these differ:\n  data: .*'shards': 4, 'rows': 100.*'shards': 1"):
+    with pytest.raises(LabError, match=r"with other settings:\n  data: .*'shards': 4, 'rows': 100.*'shards': 1"):
         make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
 
 
@@ -347,7 +359,7 @@ def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_le
         config = resolve_config(TrainingConfig(in_memory_limit_mb=limit, **options))
         plan = make_plan(config, load_data_once(config), kind_of(config).load_model_config(config))
         assert plan.num_workers == (0 if limit else expected)
-        assert (f"read by {expected} worker processes" in plan.describe()) == (plan.num_workers > 0)
+        assert (f"read by {expected} worker processes" in describe_plan(plan)) == (plan.num_workers > 0)
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------
@@ -381,6 +393,6 @@ def test_points_on_another_scale_than_the_noise_are_told(tmp_path, scale):
     folder = write_points(tmp_path / "data", {"x": points.tolist()})
     config = resolve_config(TrainingConfig(dataset_name=str(folder), point_column="x", cache_dir=str(tmp_path / "cache")))
     data = kind_of(config).load_data(config, 1)
-    assert "rescale the points" in make_plan(config, data, None).describe()
+    assert "rescale the points" in describe_plan(make_plan(config, data, None))
     config = resolve_config(TrainingConfig(dataset_name="dino"))
-    assert "rescale" not in make_plan(config, kind_of(config).load_data(config, 1), None).describe()
+    assert "rescale" not in describe_plan(make_plan(config, kind_of(config).load_data(config, 1), None))

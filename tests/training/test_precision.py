@@ -8,6 +8,7 @@ import torch
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.runs.precision import products_in
 from diffusers_lrlab.training.compiling import use_tf32
 from diffusers_lrlab.training.prepare import check_precision, usual_precision
 from diffusers_lrlab.training.resolve import resolve_config
@@ -48,6 +49,20 @@ def test_tf32_is_a_matter_of_gpus_that_have_it(monkeypatch, gpu):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(LabError, match="--allow_tf32 needs an NVIDIA GPU of Ampere or later, and there is none here"):
         check_precision(config)
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("fp32", False), ("tf32", True)])
+def test_products_of_a_study_by_the_switch_that_accelerate_uses(name, allowed):
+    """torch cannot read, and so cannot compile with, what was set by both of its names."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, not allowed
+    try:
+        with products_in(name, torch.device("cuda")):
+            assert matmul.allow_tf32 is allowed
+            assert torch.get_float32_matmul_precision() == ("high" if allowed else "highest")
+        assert matmul.allow_tf32 is not allowed
+    finally:
+        matmul.allow_tf32 = before
 
 
 def test_tf32_without_a_gpu_is_an_error():

@@ -291,7 +291,7 @@ def test_a_run_killed_before_it_removed_a_checkpoint_removes_it_when_it_goes_on(
 
 def signal_in_last_checkpoint():
     """Called in the process, first."""
-    from diffusers_lrlab.training.checkpoints import CheckpointWriter
+    from diffusers_lrlab.training.checkpoint_writer import CheckpointWriter
 
     begin = CheckpointWriter.begin
 

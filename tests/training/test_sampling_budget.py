@@ -7,6 +7,7 @@ import runs
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 
 
@@ -24,7 +25,7 @@ def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
     assert 0.4 * sampled <= 0.05 * updates * 64
     assert sum(plan.due(None, update, plan.num_previews) for update in range(1, updates)) == times
     text = f"{times} times during the run, and at the end" if times else "100 steps at the end"
-    assert text in plan.describe()
+    assert text in describe_plan(plan)
 
 
 @pytest.mark.parametrize(("updates", "samples"), [(2408, 1000), (1172, 500), (240, 100), (200, 0)])

@@ -64,7 +64,7 @@ def make_jobs(shares: list[tuple[str, list[RunSpec]]], study: StudyContext, crew
 def run_jobs(jobs: Iterator[Job], crew: Workers, study: StudyContext) -> None:
     """Has all jobs done. Raises what a worker cannot mend, after the others have saved what they do."""
     waiting, busy = deque(jobs), dict[Worker, _Turn]()
-    told: set[str] = set()
+    logged: set[str] = set()
     try:
         while waiting or busy:
             for worker in crew.workers:
@@ -74,7 +74,7 @@ def run_jobs(jobs: Iterator[Job], crew: Workers, study: StudyContext) -> None:
                     starts = time.monotonic() + _START_SECONDS if crew.begin_at_once else None
                     busy[worker] = _Turn(job, worker.submit(job), starts)
             wait([turn.future for turn in busy.values()], _POLL_SECONDS, FIRST_COMPLETED)
-            _listen(crew, busy, told, study)
+            _listen(crew, busy, logged, study)
             for worker, turn in [*busy.items()]:
                 if turn.future.done():
                     del busy[worker]
@@ -92,11 +92,11 @@ def run_jobs(jobs: Iterator[Job], crew: Workers, study: StudyContext) -> None:
         raise
 
 
-def _listen(crew: Workers, busy: dict[Worker, _Turn], told: set[str], study: StudyContext) -> None:
+def _listen(crew: Workers, busy: dict[Worker, _Turn], logged: set[str], study: StudyContext) -> None:
     turns: dict[int | None, _Turn] = {turn.job.number: turn for turn in busy.values()}
     for number, about, value in crew.messages():
-        if about == "log" and value not in told:  # workers warn of the same things
-            told.add(value)
+        if about == "log" and value not in logged:  # workers warn of the same things
+            logged.add(value)
             study.progress.log(value)
         if turn := turns.get(number):
             turn.last_sign = time.monotonic()

@@ -7,12 +7,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from accelerate.utils import patch_environment
 
 from ...core import worker_process
 from ...core.environment import available_cores
@@ -41,7 +41,7 @@ class PoolWorker:
         self._reports, connection = context.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(1, context, worker_process.begin, (connection, self._log.name))
         others = {*multiprocessing.active_children()}
-        with _environment(self._environment):  # what is imported reads it
+        with patch_environment(**self._environment):  # what is imported reads it
             self._executor.submit(int)  # the process starts with its first task
         (self._process,) = {*multiprocessing.active_children()} - others
         connection.close()
@@ -108,20 +108,6 @@ def _visible_gpus() -> list[str]:
     numbers = [str(number) for number in range(torch.cuda.device_count())]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",")[: len(numbers)] if named else numbers
-
-
-@contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _do_job(setup: Setup, job: Job) -> Outcome:

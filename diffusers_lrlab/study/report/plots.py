@@ -77,10 +77,10 @@ def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list
             if row := found.get((arm, dataset)):
                 _difference(axes, height, row)
     better = better_of(rows[0]["metric"])
-    ways = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[better]
+    sides = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[better]
     cut = f"; the first {len(shown)} of {len(arms)} arms" if len(shown) < len(arms) else ""
-    figure.supxlabel(f"← {ways[0]}    difference from {plain(baseline)}    {ways[1]} →{cut}", fontsize=9)
-    legend = {word: _VERDICT_COLORS[word] for word in sorted(ways)} | {"the test shows no difference": GREY}
+    figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline)}    {sides[1]} →{cut}", fontsize=9)
+    legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
     save_picture(figure, path)

@@ -40,11 +40,17 @@ def products_in(name: str, device: torch.device) -> Iterator[None]:
     """Products of float32 matrices are computed in this precision, by all threads of the process, inside this block only."""
     import torch
 
-    matmul: Any = (torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn).matmul
-    before = matmul.fp32_precision
-    # "none" is torch's own word for: as the rest of torch is set.
-    matmul.fp32_precision = name if PRECISIONS[name].device is not None else "none"
+    value: bool | str
+    backends: Any = torch.backends
+    if device.type == "cuda":
+        # Its older name, by which accelerate sets it, too: torch refuses to read what was set by both.
+        settings, attribute, value = backends.cuda.matmul, "allow_tf32", name == "tf32"
+    else:
+        # "none" is torch's own word for: as the rest of torch is set.
+        settings, attribute, value = backends.mkldnn.matmul, "fp32_precision", "bf16" if name == "bf16" else "none"
+    before = getattr(settings, attribute)
+    setattr(settings, attribute, value)
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        setattr(settings, attribute, before)

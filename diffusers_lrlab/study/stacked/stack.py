@@ -6,41 +6,16 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...averaging.averages import averages_itself
-from ...core.options import names_where
-from ...data.batches import RowOrder, to_device
-from ...objective.objective import Objective
-from ...training.config import TrainingConfig
 from .captured import CapturedUpdate, Inputs, Recorder, record_graph
+from .draws import draws_of
 from .member import Member
 from .stacked_mlp import StackedMLP
 from .stepping import AVERAGING, LR, StackedAverages, StackedOptimizer, kind, places_of_kinds, rates_of
 
 _VALIDATED_POINTS = 1000  # of each member in a pass, however many members there are
-
-
-class _Draws:
-    """What members with the same draws train on at each update, from data on the device."""
-
-    def __init__(self, member: Member, points: torch.Tensor, device: torch.device):
-        plan = member.plan
-        plan.layout.check_fits(len(points))
-        self.objective = Objective.of(
-            member.objective_spec, member.process, plan.layout, plan.num_updates, device, lambda values: values
-        )
-        self.points, self.batch, self.device = points, plan.layout.global_batch, device
-        self._order = RowOrder(len(points), member.config.seed)
-
-    def draw(self, update: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Points, timesteps, noise, and weights of the losses if there are any."""
-        rows = self._order.rows(np.arange(update * self.batch, (update + 1) * self.batch))
-        points = self.points[to_device(torch.from_numpy(rows), self.device)]
-        timesteps = self.objective.draw(update)
-        noise = torch.cat(list(self.objective.noise(update, points)))
-        return points, timesteps, noise, self.objective.weights(timesteps, update)
 
 
 class Stack:
@@ -63,18 +38,9 @@ class Stack:
         self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
         self.update = next((member.update for member in members if not member.is_done), members[0].update)
         self.sums = torch.zeros(3, len(members), device=device)
-        self._draws_of: dict[int, _Draws] = {}
-        shared: dict[Any, _Draws] = {}
-        points: dict[int, torch.Tensor] = {}
+        self._draws_of = draws_of(members, device)
         for member in members:
-            key = _draws_key(member)
-            assert member.data.in_memory is not None  # see `not_stackable`
-            data = points.setdefault(id(member.data), member.data.in_memory.to(device))
-            inputs = shared.get(key) or _Draws(member, data, device)
-            if not inputs.objective.follows_losses:  # which are each member's own
-                shared[key] = inputs
-            self._draws_of[id(member)] = inputs
-            member.objective = inputs.objective
+            member.objective = self._draws_of[member].objective
             member.make_parts(device)
         self._gather(sorted(members, key=kind))
 
@@ -123,7 +89,7 @@ class Stack:
         self._can_record = False
         norms = [member.config.max_grad_norm or math.inf for member in members]
         self.max_norms = torch.tensor(norms, device=self.device, dtype=mlp.values.dtype)
-        sources = [self._draws_of[id(member)] for member in members]
+        sources = [self._draws_of[member] for member in members]
         self._sources = list(dict.fromkeys(sources))
         self._source_of = torch.tensor([self._sources.index(source) for source in sources], device=self.device)
         self._logging = {member.config.logging_steps for member in members}
@@ -194,11 +160,10 @@ class Stack:
         points, timesteps, noise, weights, rates = inputs
         process, flat = self.members[0].process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
-        prediction = self.mlp.forward(noisy, timesteps).requires_grad_()
+        prediction = self.mlp.forward(noisy, timesteps).detach().requires_grad_()
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
         (gradient,) = torch.autograd.grad(means.sum(), prediction)
-        prediction.requires_grad_(False)
         with torch.no_grad():
             self.mlp.backward(gradient)
             norms = self.mlp.clip(self.max_norms)
@@ -277,8 +242,3 @@ class Stack:
         for member, raw, averaged in zip(members, *found, strict=True):
             ema = {} if member.average is None else {"validation_loss_ema": averaged}
             member.add_validation({"validation_loss": raw, **ema})
-
-
-def _draws_key(member: Member) -> Any:
-    drawn_by = tuple(repr(getattr(member.config, name)) for name in names_where(TrainingConfig, decides_draws=True))
-    return (id(member.data), member.plan.num_updates, *drawn_by)

@@ -1,0 +1,54 @@
+"""What the members of a stack train on: drawn once for those with the same draws."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core.options import names_where
+from ...data.batches import RowOrder, to_device
+from ...objective.objective import Objective
+from ...training.config import TrainingConfig
+from .member import Member
+
+
+class Draws:
+    """What members with the same draws train on at each update, from data on the device."""
+
+    def __init__(self, member: Member, points: torch.Tensor, device: torch.device):
+        plan = member.plan
+        plan.layout.check_fits(len(points))
+        self.objective = Objective.of(
+            member.objective_spec, member.process, plan.layout, plan.num_updates, device, lambda values: values
+        )
+        self.points, self.batch, self.device = points, plan.layout.global_batch, device
+        self._order = RowOrder(len(points), member.config.seed)
+
+    def draw(self, update: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Points, timesteps, noise, and weights of the losses if there are any."""
+        rows = self._order.rows(np.arange(update * self.batch, (update + 1) * self.batch))
+        points = self.points[to_device(torch.from_numpy(rows), self.device)]
+        timesteps = self.objective.draw(update)
+        noise = torch.cat(list(self.objective.noise(update, points)))
+        return points, timesteps, noise, self.objective.weights(timesteps, update)
+
+
+def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]:
+    """The draws of each member; one whose draws follow its losses has its own."""
+    found: dict[Member, Draws] = {}
+    shared: dict[Any, Draws] = {}
+    points: dict[int, torch.Tensor] = {}
+    for member in members:
+        key = _draws_key(member)
+        assert member.data.in_memory is not None  # see `not_stackable`
+        data = points.setdefault(id(member.data), member.data.in_memory.to(device))
+        draws = shared.get(key) or Draws(member, data, device)
+        if not draws.objective.follows_losses:
+            shared[key] = draws
+        found[member] = draws
+    return found
+
+
+def _draws_key(member: Member) -> Any:
+    drawn_by = tuple(repr(getattr(member.config, name)) for name in names_where(TrainingConfig, decides_draws=True))
+    return (id(member.data), member.plan.num_updates, *drawn_by)

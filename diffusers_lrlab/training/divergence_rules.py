@@ -1,0 +1,33 @@
+"""The rules for a run that diverges, by name, apart from what follows them: they are read before heavy imports."""
+
+from typing import Any
+
+from ..core.registry import Parameter, Registry
+from ..core.spec import resolve_spec
+from .config import ResolvedConfig
+
+ON_DIVERGENCE = Registry("rule for a run that diverges")
+ON_DIVERGENCE.register("stop", description="the run ends with an error; its last checkpoint is finite", source="–")(None)
+ON_DIVERGENCE.register(
+    "rollback",
+    description="the run goes back to its last checkpoint, and on from there at a lower learning rate",
+    source="own",
+    parameters=(
+        Parameter("factor", float, 0.5, "of the learning rate, each time", "(0, 1)"),
+        Parameter("max_rollbacks", int, 3, "how often a run may go back; the next time it stops", "[1, 1000]"),
+        Parameter(
+            "explosion",
+            float,
+            100.0,
+            "a loss of more than so many times the first update's counts as diverged, and no "
+            "checkpoint of it is written: it would be finite, and nothing to go back to",
+            "(1, inf)",
+        ),
+    ),
+)(None)
+
+
+def rollback_rule(config: ResolvedConfig) -> dict[str, Any] | None:
+    """The parameters of `rollback`; `None` for a run that stops."""
+    name, kwargs = resolve_spec(config.on_divergence, None, ON_DIVERGENCE)
+    return kwargs if name == "rollback" else None

@@ -1,0 +1,138 @@
+"""What a run is going to do, in words; `--dry_run` prints this and stops."""
+
+from ..core.spec import format_spec
+from ..diagnostics.gradients import NUM_PROBES
+from ..optimizers.scaling import scaling_warning
+from ..schedules.resolve import double_decay
+from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from ..timesteps.sampling import contradiction
+from .choices import describe_choices
+from .plan import Plan
+
+_TIMESTEP_WORDS = {
+    "timestep_sampler": "drawn",
+    "loss_weighting": "weighting",
+    "timestep_lr": "learning rate",
+    "noise": "noise",
+}
+
+
+def describe_plan(plan: Plan) -> str:
+    config, layout = plan.config, plan.layout
+    last = plan.num_updates - 1
+    marks = [(share, min(round(share / 100 * plan.num_updates), last)) for share in range(0, 101, 25)]
+    lrs = ", ".join(f"{plan.lrs[update]:.3g} ({share} %)" for share, update in marks)
+    things = plan.kind.name
+    lines = {
+        "data": f"{config.dataset_name or config.train_data_dir}: {plan.num_images or 'a stream of'} training {things}, "
+        f"{plan.num_held_out} held out, {plan.data_shape}" + _workers_in_words(plan),
+        "model": f"{plan.kind.describe_model(plan.model_config)}, {plan.num_parameters:,} parameters, predicts "
+        f"{config.prediction_type}"
+        + (", compiled for training" if config.compile else "")
+        + (", channels last" if config.channels_last else ""),
+        "precision": _precision_in_words(plan),
+        "batch": f"{layout.global_batch} {things} an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
+        f" x {layout.num_processes} processes",
+        "length": f"{plan.num_updates} updates"
+        + (f", {plan.num_epochs:.4g} epochs" if plan.num_epochs else "")
+        + f", {plan.num_updates * layout.global_batch:,} {things} seen",
+        "schedule": f"{plan.schedule_spec}, {plan.warmup_updates} updates of warm-up"
+        + (", then as the validation loss says" if plan.follows_metric else ""),
+        "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
+        + lrs
+        + _scaling_in_words(plan),
+        "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
+        "optimizer": format_spec(config.optimizer, config.optimizer_kwargs) + _momentum_in_words(plan, marks),
+        "validation": _validation_in_words(plan),
+        "samples": _samples_in_words(plan),
+        "warning": "\n               ".join(_warnings(plan)),
+        "output": f"{config.output_dir}/: model_index.json, {plan.kind.component}/, scheduler/, README.md, "
+        f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
+        f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
+    }
+    return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
+
+
+def _precision_in_words(plan: Plan) -> str:
+    tf32 = "TF32" if plan.config.allow_tf32 else ""
+    if plan.config.mixed_precision in (None, "no"):
+        return tf32
+    return f"{plan.config.mixed_precision}; --mixed_precision no for {tf32 or 'float32'}"
+
+
+def _workers_in_words(plan: Plan) -> str:
+    if not plan.num_workers:
+        return ""
+    return f", read by {plan.num_workers} worker {'process' if plan.num_workers == 1 else 'processes'}"
+
+
+def _validation_in_words(plan: Plan) -> str:
+    if not plan.num_validations:
+        return ""
+    times = f"{plan.num_validations} times" if plan.num_validations > 1 else "once, at the end"
+    return f"loss of {plan.num_held_out} held-out {plan.kind.name}, {times}"
+
+
+def _samples_in_words(plan: Plan) -> str:
+    config = plan.config
+    times = "at the end"
+    if config.save_images_epochs is not None:
+        times = f"every {config.save_images_epochs} epochs, and {times}"
+    elif plan.num_previews:
+        times = f"{plan.num_previews} times during the run, and {times}"
+    frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
+    return f"{config.eval_batch_size} {plan.kind.name} in {config.ddpm_num_inference_steps} steps {times}{frechet}"
+
+
+def _warnings(plan: Plan) -> list[str]:
+    config = plan.config
+    warnings = [*plan.data_warnings, *_timestep_warnings(plan), scaling_warning(config.scale_lr, config.optimizer)]
+    if not plan.follows_metric:
+        start = config.start_momentum
+        warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))
+    return [warning for warning in warnings if warning]
+
+
+def _scaling_in_words(plan: Plan) -> str:
+    config = plan.config
+    if config.scale_lr == "none":
+        return ""
+    return (
+        f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {config.base_batch_size}, scaled by "
+        f"{config.scale_lr} to {plan.layout.global_batch}"
+    )
+
+
+def _momentum_in_words(plan: Plan, marks: list[tuple[int, int]]) -> str:
+    if not plan.schedule.sets_momentum:
+        return ""
+    return ", momentum " + ", ".join(f"{plan.momenta[update]:.3g} ({share} %)" for share, update in marks)
+
+
+def _timestep_warnings(plan: Plan) -> list[str | None]:
+    """What can be done as asked, and is likely not what is wanted."""
+    config = plan.config
+    sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
+    warnings: list[str | None] = [contradiction(sampler, config.prediction_type)]
+    if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
+        warnings.append(
+            f"{sampler!r} draws more of the middle of the noise levels and {weighting!r} weighs it more: both at once leave "
+            "little of the rest. Use one of them."
+        )
+    needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, plan.num_updates * plan.layout.global_batch
+    if seen < needed:
+        warnings.append(
+            f"{sampler!r} stays uniform until all {config.ddpm_num_steps} timesteps were drawn {kwargs['history']} times. "
+            f"That takes more than {needed} images, and this run sees {seen}. Lower history, or train for longer."
+        )
+    if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
+        chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
+        warnings.append(f"{chosen!r} relates the images of an update to each other, and there is one. Use a larger batch.")
+    if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
+        warnings.append(f"--timestep_grad_every {config.timestep_grad_every} never comes in {plan.num_updates} updates.")
+    if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
+        warnings.append(
+            f"Gradients are measured at {NUM_PROBES} images, and {plan.num_held_out} are held out: there will be norms, "
+            "but no noise scales. Raise --num_validation_images."
+        )
+    return warnings
