@@ -62,6 +62,7 @@ class Need:
 
     text: str  # what is needed, as an error says it
     is_met: Callable[[Any], bool]  # of a resolved configuration
+    is_absence: bool = False  # that of the option that `text` names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +208,10 @@ def check_needs(config: Any, config_class: Any, kind: str) -> None:
     for name, known in options_of(config_class).items():
         if getattr(config, name) == defaults[name]:
             continue
-        missing = [need.text for need in known.needs if not need.is_met(config)]
+        missing = [need for need in known.needs if not need.is_met(config)]
         if known.kinds and kind not in known.kinds:
-            missing.insert(0, f"a data set of {' or '.join(known.kinds)}")
+            missing.insert(0, Need(f"a data set of {' or '.join(known.kinds)}", lambda _: False))
+        if missing and missing[0].is_absence:
+            raise LabError(f"--{name} has no effect with {missing[0].text}. Leave one of them out.")
         if missing:
-            raise LabError(f"--{name} has no effect here; it needs {missing[0]}. Add that or leave --{name} out.")
+            raise LabError(f"--{name} has no effect here; it needs {missing[0].text}. Add that or leave --{name} out.")

@@ -198,6 +198,6 @@ def stream_data(config: DataConfig, seed: int, stream: Any, column: str, transfo
     num_held_out = min(config.num_validation_images or 0, int(source.lengths.sum()) // 5)
     generator_seed, buffer = stream_seed(seed, "stream"), config.stream_shuffle_buffer
     train = ShardedStream(source, column, num_held_out, SPLIT_SEED, generator_seed, buffer)
-    data = TrainingData(name, train, torch.empty(0), column, name, transform)
+    data = TrainingData(name, train, torch.empty(0), column, source.fingerprint, transform)
     _hold_out(data, config, train.held_out_rows())
     return data

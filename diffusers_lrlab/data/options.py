@@ -11,7 +11,7 @@ EMBEDDED_DATASETS = ("digits", *TOY_DATASETS)
 IMAGES = ("images",)
 READ = Need("data that are not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
 STREAMING = Need("--streaming", lambda config: config.streaming)
-NOT_STREAMING = Need("no --streaming", lambda config: not config.streaming)
+NOT_STREAMING = Need("--streaming", lambda config: not config.streaming, is_absence=True)
 EIGHT_BITS = Need("--decoding uint8 or draft", lambda config: config.decoding != "float")
 NOT_TOY = Need("data that are read, and toy sets are made", lambda config: config.dataset_name not in TOY_DATASETS)
 

@@ -6,27 +6,23 @@ order. All of this follows from seed and number alone. So any number of processe
 only its lanes, and a resumed run opens one shard a lane.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from ..core.errors import LabError, warn
-from ..core.hub_client import without_tokens
+from ..core.errors import LabError
 from ..core.streams import stream_generator, stream_seed
+from .retries import read_with_retries
 
 # In checkpoints: another order cannot go on from them. What earlier versions wrote has none.
 ORDER_VERSION = 2
 MOST_LANES = 32  # each has a shard open; a process or worker that has no lane reads nothing
 _HELD_OUT_SHARDS = 16  # that the held-out rows come from, at least, if there are so many
-_TRIES, _FIRST_WAIT, _PATIENCE = 5, 1.0, 120.0  # seconds: before the second try, doubled after each; of a read
 
 
 class Source(Protocol):
@@ -34,6 +30,7 @@ class Source(Protocol):
 
     name: str  # for messages
     lengths: np.ndarray  # rows of each shard, int64
+    fingerprint: str  # changes when the rows do, as far as that is known without reading them; not when files are copied
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
         """The rows of a shard with their cells, from `row` or before it on, which another read need not end."""
@@ -130,25 +127,12 @@ class ShardReader:
 
     def read(self, key: Any, shard: int, rows: list[int]) -> list[Any]:
         """The cells of ascending rows; what fails or hangs is tried again, and then an error."""
-        wait = _FIRST_WAIT
-        for last in [False] * (_TRIES - 1) + [True]:
-            try:
-                passed = _never_silent(_PATIENCE, self._advance(key, shard, rows))
-                return [cell for is_asked, cell in passed if is_asked]
-            except LabError:
-                raise
-            except Exception as error:  # sources raise errors of fsspec, pyarrow, httpx and of the system
-                text = without_tokens(f"{type(error).__name__}: {error}").partition("\n")[0]
-                failure = f"Shard {shard} of {self.source.name!r} could not be read ({text})"
-                if last:
-                    raise LabError(
-                        f"{failure}, {_TRIES} times. Go on by --resume_from_checkpoint latest when it can be read again."
-                    ) from error
-                warn(f"{failure}; the next try is in {wait:g} seconds.")
-                time.sleep(wait)
-                wait *= 2
-
-        raise AssertionError  # the last try returns or raises
+        passed = read_with_retries(
+            lambda: self._advance(key, shard, rows),
+            failure=f"Shard {shard} of {self.source.name!r} could not be read",
+            remedy="Go on by --resume_from_checkpoint latest when it can be read again.",
+        )
+        return [cell for is_asked, cell in passed if is_asked]
 
     def _advance(self, key: Any, shard: int, rows: list[int]) -> Iterator[tuple[bool, Any]]:
         """Whether it is asked for, and if so its cell, for each row that is passed on the way to the last."""
@@ -169,33 +153,6 @@ class ShardReader:
             f"Shard {shard} of {self.source.name!r} ends before its row {rows[found]}, so it has changed since it was "
             "counted. Start a new run."
         )
-
-
-def _never_silent(seconds: float, items: Iterator[Any]) -> list[Any]:
-    """All items, or a `TimeoutError` if none comes for so long; a thread that hangs is left alone."""
-    found: list[Any] = []
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            for item in items:
-                found.append(item)
-            ended.put(None)
-        except BaseException as error:  # raised again below
-            ended.put(error)
-
-    Thread(target=run, daemon=True, name="read a shard").start()
-    while True:
-        before = len(found)
-        try:
-            error = ended.get(timeout=seconds)
-        except Empty:
-            if len(found) > before:
-                continue
-            raise TimeoutError(f"nothing was read for {seconds:g} seconds") from None
-        if error is not None:
-            raise error
-        return found
 
 
 class BlockReader:

@@ -67,7 +67,8 @@ def _check_streaming(config: TrainingConfig) -> None:
     if name in EMBEDDED_DATASETS:
         raise LabError(f"{name!r} is embedded and needs no --streaming. Leave the flag out.")
     if config.max_train_steps is None:
-        raise LabError("A stream has no known length: give --max_train_steps instead of --num_epochs.")
+        given = "" if config.num_epochs is None else f", not --num_epochs {config.num_epochs}"
+        raise LabError(f"A stream has no known length: give --max_train_steps, the number of updates of the run{given}.")
     for name in ("save_images_epochs", "save_model_epochs"):
         if getattr(config, name) is not None:
             raise LabError(f"--{name} counts epochs, which a stream does not have. Leave it out.")

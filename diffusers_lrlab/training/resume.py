@@ -162,6 +162,9 @@ def _rule_but_limit(on_divergence: str) -> tuple[str, dict[str, Any]]:
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
     """Raises a `LabError` that lists what is not the same now as it was in the run that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
+    if _stream_of(saved) and saved["data"]["fingerprint"] == saved["data"]["name"]:
+        # Earlier versions knew no more of a stream than its name, its shards and the number of its rows.
+        saved = {**saved, "data": {**saved["data"], "fingerprint": now["data"]["fingerprint"]}}
     names = [name for name, value in now.items() if saved.get(name) != value]
     names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]
     differing = [f"{name}: {saved.get(name)!r} then, {now[name]!r} now" for name in names]

@@ -21,7 +21,7 @@ from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
-A_RUN = Need("a run, and --dry_run makes none", lambda config: not config.dry_run)
+A_RUN = Need("--dry_run", lambda config: not config.dry_run, is_absence=True)
 
 
 @dataclass(frozen=True, kw_only=True)

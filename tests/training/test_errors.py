@@ -180,7 +180,11 @@ OPTIONS = {
     "file for a folder": ([f"--train_data_dir={__file__}"], ["test_errors.py", "is a file", "path of a folder"]),
     "stream without a length": (
         ["--dataset_name=user/name", "--streaming"],
-        ["--max_train_steps", "instead of --num_epochs"],
+        ["A stream has no known length: give --max_train_steps, the number of updates of the run."],
+    ),
+    "epochs of a stream": (
+        ["--dataset_name=user/name", "--streaming", "--num_epochs=3"],
+        ["A stream has no known length: give --max_train_steps, the number of updates of the run, not --num_epochs 3."],
     ),
     "stream of digits": (["--streaming", "--max_train_steps=3"], ["'digits'", "--streaming", "Leave the flag out"]),
     "rank by hand": (["--local_rank=0"], ["--local_rank 0", "accelerate launch --num_processes N"]),

@@ -321,6 +321,36 @@ def test_a_stream_is_resumed_to_the_bit(tmp_path, model):
         assert torch.equal(expected, found)
 
 
+def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
+    """Their names were swapped: as many shards with as many rows, and other rows behind each number."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for shard in range(4):
+        points = np.random.default_rng(shard).normal(size=(30, 2))
+        Dataset.from_dict({"x": points.tolist()}).to_parquet(str(folder / f"train-{shard}.parquet"))
+    options = {"dataset_name": str(folder), "point_column": "x", "streaming": True, "num_validation_images": 20}
+    options |= {"cache_dir": str(tmp_path / "cache")}
+    checkpoint = make_trainer(tmp_path / "run", model, **options).save()
+    make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
+    first, second = folder / "train-0.parquet", folder / "train-1.parquet"
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    changed = make_trainer(tmp_path / "run", model, **options)
+    with pytest.raises(LabError, match=r"was written with other settings:\n  data: .*fingerprint"):
+        changed.resume(checkpoint)
+    # Earlier versions had the name in the place of a fingerprint.
+    state = json.loads((checkpoint / "trainer.json").read_text())
+    state["data"]["fingerprint"] = state["data"]["name"]
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    changed.resume(checkpoint)
+    for shard in range(4):
+        (folder / f"train-{shard}.parquet").unlink()
+    first.write_bytes(contents[0])
+    with pytest.raises(LabError, match=r"with other settings:\n  data: .*'shards': 4, 'rows': 100.*'shards': 1"):
+        make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
+
+
 @cases(("options", "seen", "expected"), [({}, 5000, 7), ({}, 4999, 0), ({"dataloader_num_workers": 2}, 1, 2)], ids=str)
 def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_left(monkeypatch, options, seen, expected):
     monkeypatch.setattr("diffusers_lrlab.data.batches.available_cores", lambda: 8)
