@@ -23,8 +23,8 @@ from diffusers_lrlab.data.batches import _Stream, iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform
-from diffusers_lrlab.data.shards import TarShards, _rows_of_tar
 from diffusers_lrlab.data.streams import MOST_LANES, ShardedStream, ShardReader, StreamOrder, choose_held_out
+from diffusers_lrlab.data.tar_shards import TarShards, _rows_of_tar
 from diffusers_lrlab.training.resume import check_same_run
 
 

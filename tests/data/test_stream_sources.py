@@ -18,8 +18,9 @@ from PIL import Image
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data import retries, shards
-from diffusers_lrlab.data.shards import ParquetShards, SequentialShards, TarShards
+from diffusers_lrlab.data import retries
+from diffusers_lrlab.data.shards import ParquetShards, SequentialShards
+from diffusers_lrlab.data.tar_shards import TarShards, _rows_of_tar
 
 STREAM = {"streaming": True, "max_train_steps": 1}
 NUM_FILES, ROWS = 4, 5  # of each
@@ -220,9 +221,9 @@ def test_only_headers_of_tar_files_are_fetched(tmp_path, monkeypatch):
     path = tmp_path / "large.tar"
     rows = [(f"{'long' * 40 if row == 7 else ''}{row:03}.jpg", b"x" * 100_000) for row in range(50)]
     write_tar(path, rows)
-    expected = list(shards._rows_of_tar(str(path), "jpg"))
+    expected = list(_rows_of_tar(str(path), "jpg"))
     fetched = []
     monkeypatch.setattr(XOPEN, lambda path, mode: Remote(path, fetched))
-    assert list(shards._rows_of_tar(str(path), "jpg")) == expected
+    assert list(_rows_of_tar(str(path), "jpg")) == expected
     assert sum(fetched) < 0.03 * path.stat().st_size
     assert len(fetched) <= len(rows) + 5  # a request for each image, and not one for each read of tarfile

@@ -1,0 +1,96 @@
+"""Tar files in WebDataset's format as shards, with random access to their images."""
+
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import LabError
+from .shard_rows import digest_of, find_rows
+
+_HEADER_BYTES = 2048  # fetched to find a header, and the one after it if the first is of a long name
+
+
+class TarShards:
+    """
+    Tar files in WebDataset's format, whose images are found by the places of their headers.
+
+    Rows are the ones that `datasets` makes: neighbours of one key.
+    """
+
+    def __init__(self, name: str, files: Sequence[str], column: str, places: Path):
+        self.name, self.files = name, list(files)
+        found = find_rows(lambda shard: _rows_of_tar(self.files[shard], column), len(files), name, places, list)
+        self._places = [places for _, places in found]
+        self.lengths = np.array([len(places) for places in self._places], np.int64)
+        self.fingerprint = digest_of(digest for digest, _ in found)
+
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+        from datasets.utils.file_utils import xopen
+
+        with xopen(self.files[shard], "rb") as file:
+            for number in range(row, self.lengths[shard]):
+                yield number, (file, self._places[shard][number])
+
+    def fetch(self, cell: Any) -> Any:
+        file, place = cell
+        if place is None:
+            return None
+        file.seek(place)
+        header = tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), tarfile.ENCODING, "surrogateescape")
+        content = file.read(header.size)
+        if len(content) < header.size:
+            raise EOFError(f"the file ends within {header.name!r}")
+        return {"path": header.name, "bytes": content}
+
+
+class NoPlainTar(LabError):
+    """A file that is no tar file, or a compressed one."""
+
+
+def _rows_of_tar(path: str, column: str) -> Iterator[tuple[int | None, Any]]:
+    """Where the header of each row's image begins, and the image's name and size; `None` for a row without one."""
+    from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
+    from datasets.utils.file_utils import xopen
+
+    row: tuple[int | None, Any] = (None, None)
+    key_before = None
+    try:
+        with xopen(path, "rb") as file:
+            _fetch_headers_alone(file)
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                while (member := tar.next()) is not None:
+                    tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps all
+                    key, extension = base_plus_ext(member.name)
+                    if not member.isreg() or PurePath(member.name).name.startswith((".", "__")) or key is None:
+                        continue
+                    if key != key_before:
+                        if key_before is not None:
+                            yield row
+                        row, key_before = (None, None), key
+                    # Some versions of datasets name the column in lower case, others as it is.
+                    if extension == column or extension.lower() == column and row[0] is None:
+                        if row[0] is not None:
+                            raise tarfile.ReadError(f"{member.name!r} is there twice")
+                        row = (member.offset_data - tarfile.BLOCKSIZE, (member.name, member.size))
+                file.seek(tar.offset)  # where tarfile stopped: at zeros, at the file's end, or at what it cannot read
+                if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                    raise tarfile.ReadError(f"no header at byte {tar.offset:,}")
+    except tarfile.ReadError as error:
+        problem = LabError if key_before is not None else NoPlainTar
+        raise problem(f"The tar file {path!r} is damaged ({error}). Replace it.") from None
+    if key_before is not None:
+        yield row
+
+
+def _fetch_headers_alone(file: Any) -> None:
+    """Keeps a file that is elsewhere from fetching megabytes with each header."""
+    from fsspec.caching import ReadAheadCache
+    from fsspec.spec import AbstractBufferedFile
+    from huggingface_hub.hf_file_system import HfFileSystemFile
+
+    # The Hub answers some thousand requests in 5 minutes, which one for each image would exceed.
+    if isinstance(file, AbstractBufferedFile) and not isinstance(file, HfFileSystemFile):
+        file.cache = ReadAheadCache(_HEADER_BYTES, file._fetch_range, file.size)
