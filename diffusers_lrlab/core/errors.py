@@ -104,7 +104,7 @@ def shortened(text: str) -> str:
 
 
 def shortened_message(message: str) -> str:
-    """A message of a parser, which may repeat what it was given; what is no number is told of an example."""
+    """A message of a parser, cut where it repeats something long, and with an example where a number was needed."""
     for kind, number in (("int", "a whole number, such as 10000"), ("float", "a number, such as 0.001")):
         message = message.replace(f"invalid {kind} value:", f"use {number}, not")
     return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"

@@ -8,6 +8,8 @@ from threading import RLock, Thread
 
 from tqdm import tqdm
 
+_POLL_SECONDS = 1.0
+
 connection: Connection  # to the process that started this one
 
 
@@ -39,5 +41,8 @@ def end_with_parent(worker: int = 0) -> None:
 def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
+    # What the parent forks later has a copy of what `join` waits for, and may live on. A fork server is nobody's parent.
+    is_child = os.getppid() == parent.pid
+    while parent.is_alive() and not (is_child and os.getppid() != parent.pid):
+        parent.join(_POLL_SECONDS)
     os._exit(1)

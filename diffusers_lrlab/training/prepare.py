@@ -150,7 +150,8 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.cpu_threads or allowed_threads(processes))
         keep_freed_memory()
-    folder, tf32 = config.output_dir, torch.backends.cuda.matmul.allow_tf32
+    folder, matmul = config.output_dir, torch.backends.cuda.matmul
+    tf32 = matmul.fp32_precision == "tf32"  # its older name cannot be read if a program has set this one
     accelerator = Accelerator(
         # Without this, accelerate takes several processes on a CPU for so many lonely ones.
         cpu=on_cpu,
@@ -167,7 +168,7 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     if on_cpu:
         shard_on_cpu(accelerator)
     else:
-        torch.backends.cuda.matmul.allow_tf32 = tf32  # accelerate allows it to what is compiled
+        matmul.allow_tf32 = tf32  # accelerate allows it to what is compiled
     accelerator.state.dynamo_plugin = make_dynamo_plugin(config)  # of this run, where a process has several
     if on_cpu and config.cpu_threads and (asked := asked_threads()) not in (None, config.cpu_threads):
         accelerator.print(f"Threads: {config.cpu_threads}, by --cpu_threads, though OMP_NUM_THREADS is {asked}.")

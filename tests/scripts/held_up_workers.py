@@ -2,6 +2,7 @@
 
 import multiprocessing
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -51,5 +52,19 @@ def of_another_script():
     return loader
 
 
+def beside_a_later_process():
+    """It is forked when the workers are there, so that it has what they have of this process, and lives on."""
+
+    def fork():
+        while len(multiprocessing.active_children()) < WORKERS:
+            time.sleep(0.01)
+        multiprocessing.Process(target=time.sleep, args=(60,)).start()
+
+    threading.Thread(target=fork, daemon=True).start()
+    return of_a_run()
+
+
 multiprocessing.set_start_method("fork", force=True)  # as on Linux, which a process of the tests' server does not say
-next(iter({"run": of_a_run, "decoder": of_the_decoder, "another script": of_another_script}[sys.argv[1]]()))
+LOADERS = {"run": of_a_run, "decoder": of_the_decoder, "another script": of_another_script}
+LOADERS["run beside a later process"] = beside_a_later_process
+next(iter(LOADERS[sys.argv[1]]()))

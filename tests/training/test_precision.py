@@ -10,7 +10,7 @@ from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.runs.precision import products_in
 from diffusers_lrlab.training.compiling import use_tf32
-from diffusers_lrlab.training.prepare import check_precision, usual_precision
+from diffusers_lrlab.training.prepare import check_precision, make_accelerator, usual_precision
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import resumed_config
 
@@ -63,6 +63,21 @@ def test_products_of_a_study_by_the_switch_that_accelerate_uses(name, allowed):
         assert matmul.allow_tf32 is not allowed
     finally:
         matmul.allow_tf32 = before
+
+
+def test_a_program_may_set_tf32_by_the_newer_name_of_the_switch(tmp_path):
+    """torch then refuses to read the older one."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            assert matmul.allow_tf32
+        make_accelerator(resolve_config(TrainingConfig(dataset_name="digits", output_dir=str(tmp_path / "run"))))
+        with products_in("fp32", torch.device("cuda")):
+            assert matmul.allow_tf32 is False
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_tf32_without_a_gpu_is_an_error():

@@ -43,12 +43,13 @@ def products_in(name: str, device: torch.device) -> Iterator[None]:
     value: bool | str
     backends: Any = torch.backends
     if device.type == "cuda":
-        # Its older name, by which accelerate sets it, too: torch refuses to read what was set by both.
+        # Its older name, by which accelerate sets it, too: torch refuses to read that one if the newer was set last.
         settings, attribute, value = backends.cuda.matmul, "allow_tf32", name == "tf32"
+        before = settings.fp32_precision == "tf32"
     else:
         # "none" is torch's own word for: as the rest of torch is set.
         settings, attribute, value = backends.mkldnn.matmul, "fp32_precision", "bf16" if name == "bf16" else "none"
-    before = getattr(settings, attribute)
+        before = settings.fp32_precision
     setattr(settings, attribute, value)
     try:
         yield
