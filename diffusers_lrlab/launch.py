@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 
 import diffusers_lrlab
 
-from .core.errors import LabError, did_you_mean, is_first_process, report_error
+from .core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, is_first_process, report_error, shortened_message
 from .core.options import MOST_UPDATES, shown_number
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
@@ -111,12 +111,16 @@ def _range_test(options: argparse.Namespace) -> Any:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = NEGATIVE_NUMBER
+
     def error(self, message: str) -> NoReturn:
         if message.startswith(start := "unrecognized arguments: "):
             unknown = message.removeprefix(start).split()[0]
             hint = did_you_mean(unknown.split("=")[0], self._option_string_actions)
             message = f"unknown option {unknown!r} before the script's name, where the launcher's own stand.{hint}"
-        super().error(message)
+        super().error(shortened_message(message))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -211,6 +211,19 @@ def test_a_misspelt_option():
     assert "Did you mean '--fix_lr_clock'?" in stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "part"),
+    [
+        ("--num_updates", "1e4", "use a whole number, such as 10000, not '1e4'"),
+        ("--validation_fraction", "-1e-4", "--validation_fraction -0.0001"),
+    ],
+)
+def test_numbers_that_are_none_for_it(tmp_path, option, value, part):
+    (tmp_path / "script.py").write_text("raise SystemExit('it ran')")
+    options = [option, value, "--validation_steps", "3"]
+    assert part in launch(tmp_path / "script.py", options=options, expect=2)
+
+
 def test_the_traceback_is_the_scripts_own(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("def main():\n    raise RuntimeError('failed on purpose')\n\n\nmain()\n")

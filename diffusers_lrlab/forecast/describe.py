@@ -62,7 +62,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
             seconds = forecast_time(trainer, Budget(max(_LEAST_FOR_TIME, budget.share(_FOR_TIME))))
             times = _time_lines(plan, seconds, device.type)
         except Diverged as error:
-            times = [f"{'warning':>13}  No time can be told, as the updates to measure diverged: {error}"]
+            times = [f"{'warning':>13}  No forecast of the time, as the updates to measure diverged: {error}"]
         state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
         trainer.release()
     yield "\n".join(times)

@@ -170,6 +170,8 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
     differing = [f"{name}: {saved.get(name)!r} then, {now[name]!r} now" for name in names]
     if differing:
         remedy = "Resume with the arguments of that run, or start a new one in another --output_dir."
+        if names == ["data"]:
+            remedy = "The data have changed. Put back what they were, or start a new run in another --output_dir."
         if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
             remedy += " The learning rates of a run follow from its length, so a longer one is another run."
         if "order" in _stream_of(now) and "order" not in _stream_of(saved):

@@ -248,7 +248,7 @@ def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypat
     monkeypatch.setattr(describe, "forecast_time", diverge)
     trainer = make_trainer(tmp_path, dataset_name="moons")
     shown = "\n".join(describe_forecast(trainer.plan, trainer.data, trainer.accelerator))
-    assert "No time can be told, as the updates to measure diverged: The loss is not finite." in shown
+    assert "No forecast of the time, as the updates to measure diverged: The loss is not finite." in shown
     assert "memory with" in shown
 
 

@@ -337,13 +337,17 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
     first.write_bytes(contents[1])
     second.write_bytes(contents[0])
     changed = make_trainer(tmp_path / "run", model, **options)
-    with pytest.raises(LabError, match=r"was written with other settings:\n  data: .*fingerprint"):
+    with pytest.raises(
+        LabError, match=r"with other settings:\n  data: .*fingerprint[^\n]*\nThe data have changed. Put back"
+    ):
         changed.resume(checkpoint)
     # Earlier versions had the name in the place of a fingerprint.
     state = json.loads((checkpoint / "trainer.json").read_text())
     state["data"]["fingerprint"] = state["data"]["name"]
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     changed.resume(checkpoint)
+    assert changed.data.is_same_as(changed.data.name)  # nor is what a study has of it computed again
+    assert not make_trainer(tmp_path / "run", model).data.is_same_as("")
     for shard in range(4):
         (folder / f"train-{shard}.parquet").unlink()
     first.write_bytes(contents[0])

@@ -7,6 +7,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from ...core.errors import Diverged, LabError
 from ...core.files import remove, write_text
+from ...data.loading import TrainingData
 from ...training.prepare import make_accelerator
 from ...training.run_folder import RunFolder
 from ...training.trainer import Trainer
@@ -25,7 +26,7 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
         path = study.folder.path / "local" / spec.id
         started = datetime.now(UTC).isoformat(timespec="seconds")
         plan, data = study.plan(spec, str(path))
-        folder, checkpoint = _begun_run(path, data.fingerprint, study)
+        folder, checkpoint = _begun_run(path, data, study)
         trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
         if checkpoint is not None:
             trainer.resume(checkpoint)
@@ -42,11 +43,11 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
         study.discard(path)
 
 
-def _begun_run(path: Path, data_fingerprint: str, study: StudyContext) -> tuple[RunFolder, Path | None]:
+def _begun_run(path: Path, data: TrainingData, study: StudyContext) -> tuple[RunFolder, Path | None]:
     """The folder of a run and its newest checkpoint; empty if what lies there was learned from other data, or is damaged."""
     note, folder, checkpoint = path / "data_fingerprint", RunFolder(path), None
     try:
-        same_data = note.exists() and note.read_bytes() == data_fingerprint.encode()
+        same_data = note.exists() and data.is_same_as(note.read_text("utf-8", errors="replace"))
         checkpoint = folder.newest_checkpoint() if same_data else None
         if checkpoint is not None:
             folder.check_log_until(checkpoint)
@@ -56,7 +57,7 @@ def _begun_run(path: Path, data_fingerprint: str, study: StudyContext) -> tuple[
     if checkpoint is None and path.exists():
         remove(path)
     path.mkdir(parents=True, exist_ok=True)
-    write_text(note, data_fingerprint)
+    write_text(note, data.fingerprint)
     return folder, checkpoint
 
 
