@@ -34,7 +34,7 @@ def test_none_outlives_a_run_that_is_killed(whose):
                 worker.kill()
 
 
-def _until(condition, seconds=30):
+def _until(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
