@@ -25,8 +25,12 @@ _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds cards and other files that pages link to, and a page for each notebook."""
-    linked = {path for page in generated.pages()[1:] for path in _outside(page) if (ROOT / path).is_file()}
-    linked |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "model_cards").rglob("*") if path.is_file()}
+    linked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "model_cards").rglob("*") if path.is_file()}
+    pages = generated.pages()[1:]
+    while pages:  # those that are linked link to others
+        found = {path for page in pages for path in _outside(page) if (ROOT / path).is_file()} - linked
+        linked |= found
+        pages = [ROOT / path for path in found if path.endswith(".md")]
     for path in sorted(linked):
         if Path(path).suffix in AS_THEY_ARE:
             files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
@@ -46,14 +50,16 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """What is generated, and links to where the site has their targets."""
-    if page.file.src_uri.startswith("repository/"):
+    src_uri = page.file.src_uri
+    if src_uri.startswith("repository/"):
         page.meta["search"] = {"exclude": True}  # cards would drown the pages
-        return markdown
+        source = src_uri.removeprefix("repository/")
+        return _LINK.sub(lambda match: _in_the_site(match, source, src_uri), markdown) if (ROOT / source).is_file() else markdown
     markdown = generated.fill(markdown)
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:
             markdown = re.sub(rf"<!-- {name}: .*? -->", lambda _, make=make: make(), markdown)
-    return _LINK.sub(lambda match: _in_the_site(match, page.file.src_uri), markdown)
+    return _LINK.sub(lambda match: _in_the_site(match, f"docs/{src_uri}", src_uri), markdown)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
@@ -79,23 +85,22 @@ def _outside(page: Path) -> set[str]:
     return {path for path in paths if not path.startswith("docs/")}
 
 
-def _in_the_site(match: re.Match[str], src_uri: str) -> str:
+def _in_the_site(match: re.Match[str], source: str, src_uri: str) -> str:
+    """A link of the file `source` of the repository, as the page `src_uri` of the site has it."""
     mark, text, target = match[1], match[2], match[3]
     path, hash_, anchor = target.partition("#")
     if not path or "://" in path:
         return match[0]
-    folder = posixpath.dirname(f"docs/{src_uri}")
-    full = posixpath.normpath(f"{folder}/{path}")
-    if full.endswith(".ipynb"):
-        return f"{mark}[{text}]({path.removesuffix('.ipynb')}.md{hash_}{anchor})"
-    if full.startswith("docs/"):
-        return match[0]
+    full = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
     if (ROOT / full).is_dir():
         return text  # the site has files only
     if not (ROOT / full).is_file():
         return match[0]  # mkdocs reports it
-    name = full if Path(full).suffix in AS_THEY_ARE else f"{full}.md"
-    return f"{mark}[{text}]({posixpath.relpath(f'docs/repository/{name}', folder)}{hash_}{anchor})"
+    if full.startswith("docs/"):
+        name = re.sub(r"\.ipynb$", ".md", full.removeprefix("docs/"))
+    else:
+        name = f"repository/{full}" if Path(full).suffix in AS_THEY_ARE else f"repository/{full}.md"
+    return f"{mark}[{text}]({posixpath.relpath(name, posixpath.dirname(src_uri) or '.')}{hash_}{anchor})"
 
 
 def notebook_page(notebook: dict[str, Any]) -> tuple[str, list[bytes]]:

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 
@@ -27,10 +28,36 @@ needs_mkdocs = needs("mkdocs", "material", "mkdocstrings")
 def site(tmp_path_factory):
     """The folder of the site, which a warning would have stopped."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=printed.ROOT, env=runs.environment(), capture_output=True, text=True)
+    done = build(printed.ROOT, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def build(root, folder):
+    """`--strict` counts the warnings that are printed: `--quiet` would hide them from it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    return subprocess.run(command, cwd=root, env=runs.environment(), capture_output=True, text=True)
+
+
+BREAKS = {  # what is added to a page, and what mkdocs says of it
+    "a page that is not there": ("[a](no-such-page.md)", "no-such-page.md"),
+    "a heading that is not there": ("[a](guarantees.md#no-such-heading)", "no-such-heading"),
+    "a file that is not there": ("[a](../no-such-file.txt)", "no-such-file.txt"),
+}
+
+
+@needs_mkdocs
+@pytest.mark.slow
+def test_a_broken_page_stops_the_site(tmp_path):
+    shutil.copytree(printed.ROOT, tmp_path / "clone", ignore=shutil.ignore_patterns(".*", "tests", "*.parquet"))
+    page = tmp_path / "clone/docs/index.md"
+    page.write_text("\n\n".join([page.read_text(encoding="utf-8"), *(text for text, _ in BREAKS.values())]), encoding="utf-8")
+    (page.parent / "left-out.md").write_text("# A page that is not in the navigation\n", encoding="utf-8")
+    done = build(tmp_path / "clone", tmp_path / "site")
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert {name for name, (_, said_of_it) in BREAKS.items() if said_of_it not in said} == set()
+    assert "left-out.md" in said
 
 
 @needs_mkdocs
