@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import re
 import runpy
 import shlex
@@ -119,8 +120,10 @@ def _parse_module(name, words):
         return parse_arguments(words, "")
     if name == "diffusers_lrlab":
         return _parse_lrlab(words)
-    if name.startswith("tests."):
-        return _parse_script(f"{name.replace('.', '/')}/__main__.py", words)
+    if name in ("tests.fuzz", "tests.faults"):
+        return _parse_by_running(ROOT, name, words)
+    if name.startswith("tests."):  # takes folders, without a parser
+        return importlib.util.find_spec(f"{name}.__main__") and None
     assert name in ("venv", "pytest", "build"), name
     return None
 
@@ -133,30 +136,34 @@ def _parse_script(path, words):
         return parse_with(words, "", FinderConfig)[0]
     if path.startswith(("docs/", "tests/")):
         return (ROOT / path).read_text(encoding="utf-8") and None  # it is there
-    return _parse_by_running(ROOT / path, words)
+    return _parse_by_running((ROOT / path).parent, ROOT / path, words)
 
 
-def _parse_by_running(path, words):
-    """The arguments of a script that makes its parser when it runs, which ends there."""
+def _parse_by_running(folder, program, words):
+    """The arguments of a script or module that makes its parser when it runs, which ends there; flags are written out."""
     parse_known_args = argparse.ArgumentParser.parse_known_args
 
     def stop(parser, *given, **named):
         options, unknown = parse_known_args(parser, *given, **named)
-        raise Parsed(options, unknown)
+        flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+        raise Parsed(options, [*unknown, *sorted(flags - {*parser._option_string_actions})])
 
-    folder, modules = str(path.parent), {*sys.modules}
+    folder, modules = str(folder), {*sys.modules}
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", stop),
-        mock.patch.object(sys, "argv", [str(path), *words]),
+        mock.patch.object(sys, "argv", [str(program), *words]),
         mock.patch.object(sys, "path", [folder, *sys.path]),
     ):
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            if isinstance(program, Path):
+                runpy.run_path(str(program), run_name="__main__")
+            else:
+                runpy.run_module(program, run_name="__main__")
         except Parsed as parsed:
             options, unknown = parsed.args
         finally:
             for name in {*sys.modules} - modules:
-                if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                if isinstance(program, Path) and str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
                     del sys.modules[name]  # such as benchmarks/common.py
     assert not unknown, unknown
     return options
