@@ -61,7 +61,7 @@ SAYS = {
     "none": "None",
     "text": "text|str",
     "nan": "nan",
-    "negative": "-1|of 0 or more",
+    "negative": r"-0\.0003|-1|of 0 or more",
     "zeros": "zero|no timestep any probability",
     "inf": "inf",
     "above_one": r"1\.5",
