@@ -70,7 +70,8 @@ def call_registered(
         function (`Callable`): The function, or a class.
         returns (`Callable`, *optional*): `returns(value, *args)` gives the value to use, or raises [`Unusable`].
         hint (`str`): A remedy for functions that fail; an empty string for none.
-        args (`tuple`), kwargs (`dict`): What the function is called with.
+        args (`tuple`): What the function is called with.
+        kwargs (`dict`): Likewise, by name.
 
     Raises:
         LabError: for a function that fails or returns what cannot be used, with its name, its file and the line.
@@ -130,7 +131,7 @@ def file_of(function: Any) -> str | None:
 
 
 def place_of(function: Any) -> str | None:
-    """ "FILE:LINE" of a function or class, if it is known."""
+    """File and first line of a function or class, as "FILE:LINE", if they are known."""
     function = function.func if isinstance(function, functools.partial) else function
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None:
@@ -166,6 +167,7 @@ def real_values(value: Any, wanted: str, *shapes: tuple[int, ...]) -> Any:
 
     Raises [`Unusable`] for anything else; `wanted` says what is needed.
     """
+    array: Any
     if isinstance(value, (np.ndarray, np.generic)):
         array = value
     else:

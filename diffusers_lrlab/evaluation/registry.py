@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..core.errors import LabError
-from ..core.registered import Unusable, call_registered, note_registered, python_number, unusable
+from ..core.registered import Unusable, call_registered, note_registered, python_number
 from ..core.registry import markdown_table
 
 Of = Literal["samples", "run", "log"]

@@ -48,8 +48,8 @@ def check_first(model: Any, prediction: torch.Tensor, noisy: torch.Tensor) -> No
 
     if torch.is_grad_enabled() and not prediction.requires_grad:
         raise LabError(
-            f"{_called(model)} returns a prediction without a gradient, from which nothing is learned. Do not detach it, and "
-            f"let it depend on parameters that are trained.{_where(model)}"
+            f"{_called(model)} returns a prediction without a gradient, from which nothing is learned. Do not detach it, "
+            f"and let it depend on parameters that are trained.{_where(model)}"
         )
     if not prediction.isfinite().all() and noisy.isfinite().all():
         raise LabError(

@@ -27,9 +27,7 @@ def _check_optimizer(value: Any, *_: Any) -> Any:
     return value
 
 
-OPTIMIZERS = Registry(
-    "optimizer", shown_facts={"state_bytes": "state, bytes per parameter"}, returns=_check_optimizer
-)
+OPTIMIZERS = Registry("optimizer", shown_facts={"state_bytes": "state, bytes per parameter"}, returns=_check_optimizer)
 """
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
@@ -101,8 +99,8 @@ def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
         has_stepped = True
     if has_stepped and not any(parameter.any() for parameter in tried):
         raise LabError(
-            f"{entry.title} changes nothing: after a step with gradients that are not zero, all parameters are as they were. "
-            f"Give the optimizer the parameters that it gets, and let step() change them.{entry.where}"
+            f"{entry.title} changes nothing: after a step with gradients that are not zero, all parameters are as they "
+            f"were. Give the optimizer the parameters that it gets, and let step() change them.{entry.where}"
         )
 
 

@@ -110,7 +110,7 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
 
 
 def make_writable(record: dict[str, Any], inside: str = "") -> list[str]:
-    """Puts texts in the place of what JSON cannot hold, and returns where that was: the record of a run is always written."""
+    """Replaces what JSON cannot hold by texts, and returns where that was, so that a record is always written."""
     found = []
     for name, value in list(record.items()):
         where = f"{inside}{name}"

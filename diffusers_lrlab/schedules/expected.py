@@ -97,6 +97,6 @@ def _check_values(entry: Entry, what: str, values: np.ndarray, below: float) -> 
     if wrong.any():
         update = int(np.argmax(wrong))
         raise LabError(
-            f"{entry.title} gives a {what} of {values[update]:g} at update {update}; it has to be in [0, {below:g}) at every "
-            f"update.{entry.where}"
+            f"{entry.title} gives a {what} of {values[update]:g} at update {update}; it has to be in [0, {below:g}) at "
+            f"every update.{entry.where}"
         )

@@ -35,7 +35,6 @@ COOLDOWNS = {
 }
 
 
-
 def _check_factor(value: Any, progress: Progress, *_: Any) -> Any:
     """The value of a schedule, called with the clock; a schedule that follows a metric is one of torch's schedulers."""
     if type(value) in (float, np.float64) or not isinstance(progress, Progress):

@@ -7,6 +7,7 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab import register_metric
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.evaluation.evaluate import compare_samples
+from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
 from diffusers_lrlab.run import record as records
 
@@ -73,7 +74,10 @@ REFUSED = {
 # The same of a metric of a run, which may give several figures.
 REFUSED_OF_RUNS = {
     "text": ("0.5", "must return a number or a dict of numbers, not the text '0.5'"),
-    "text_in_a_dict": ({"refused": 1.0, "refused_more": "0.5"}, "must return a number as 'refused_more', not the text '0.5'"),
+    "text_in_a_dict": (
+        {"refused": 1.0, "refused_more": "0.5"},
+        "must return a number as 'refused_more', not the text '0.5'",
+    ),
     "list_in_a_dict": ({"refused": [1.0]}, "must return a number as 'refused', not a list of 1"),
     "name_of_another": ({"energy_distance": 0.0}, "under names of its own, not under 'energy_distance'"),
     "no_name": ({1: 0.0}, "under names of its own, not under 1"),
@@ -149,10 +153,16 @@ def fails(_):
     raise RuntimeError("no figure today")
 
 
-@cases(
-    "value, called, of",
-    [(*REFUSED["text"], "samples"), (*REFUSED["two"], "samples"), *((*row, "run") for row in REFUSED_OF_RUNS.values())],
-)
+@cases("value, called", REFUSED_OF_RUNS.values(), ids=REFUSED_OF_RUNS)
+def test_a_metric_of_a_run_gives_numbers_by_name(value, called):
+    register("refused", value, of="run")
+    with pytest.raises(LabError) as error:
+        evaluate(SimpleNamespace(kind=SimpleNamespace(form="points")), None, ["refused"])
+    assert called in str(error.value)
+    assert "test_metric_values.py:" in str(error.value)
+
+
+@cases("value, called, of", [(*REFUSED["text"], "samples"), (*REFUSED_OF_RUNS["list_in_a_dict"], "run")])
 def test_a_run_names_the_metric_however_often_it_is_resumed(value, called, of, finished, capsys):
     register("refused", value, of=of)
     for _ in range(2):
@@ -228,7 +238,7 @@ def test_a_study_keeps_every_number(tmp_path, no_report):
         assert results["m_nan"] is None
 
 
-@cases("value, called", [REFUSED["none"], REFUSED["text"], REFUSED["dict"], REFUSED["two_in_a_tensor"]])
+@cases("value, called", [REFUSED["text"], REFUSED["dict"]])
 def test_a_study_names_the_metric(value, called, tmp_path, capsys, no_report):
     register("refused", value)
     assert study(tmp_path, "refused") == 2
