@@ -20,7 +20,7 @@ from .errors import Interrupted, LabError, is_out_of_memory, located, shortened
 _PACKAGE = __name__.partition(".")[0]
 _modules: set[str] = set()  # the first parts of the names of modules, beside this package's, that register something
 _classes: dict[type, tuple[str, str]] = {}  # of these modules, with the noun and the name they are registered by
-_PLAIN = {float, int, tuple, np.float64, np.ndarray}  # types of values that are no such classes
+_PLAIN = {float, int, tuple, np.float64, np.ndarray}  # types of values that are no such classes, as far as they were met
 _REAL = "biuf"  # numpy's kinds of real numbers
 
 
@@ -56,6 +56,8 @@ def _registering_module(frame: FrameType | None) -> str:
 def _note_class(noun: str, name: str, made: type) -> None:
     if made.__module__.partition(".")[0] in _modules:
         _classes.setdefault(made, (noun, name))
+    else:
+        _PLAIN.add(made)
 
 
 def call_registered(
