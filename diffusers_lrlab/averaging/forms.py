@@ -6,11 +6,24 @@ from typing import Any, Self
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.registered import Unusable, real_values
 from ..core.registry import Parameter, Registry
 from ..core.spec import format_spec, resolve_spec
 
+
+def _check_decay(value: Any, since: Any, *_: Any) -> Any:
+    if type(value) in (float, np.float64) and 0 <= value <= 1:
+        return value
+    wanted = "decays in [0, 1], one for each update" if np.ndim(since) else "a decay in [0, 1]"
+    decay = real_values(value, wanted, (), np.shape(since))
+    if not np.all((0 <= decay) & (decay <= 1)):
+        raise Unusable(f"must return {wanted}, not {np.array2string(np.asarray(decay), threshold=5)}")
+    return decay
+
+
 EMA_FORMS = Registry(
     "EMA form",
+    returns=_check_decay,
     common=(
         Parameter("start_update", int, 0, "optimizer updates during which the average is a copy of the weights", "[0, 1e9]"),
         Parameter("update_every", int, 1, "optimizer updates from one update of the average to the next", "[1, 1e9]"),
@@ -114,4 +127,4 @@ class EMAForm:
 
     def _of(self, since: Any) -> Any:
         own = {key: value for key, value in self.kwargs.items() if key not in ("start_update", "update_every")}
-        return EMA_FORMS[self.name].factory(since, self.update_every, **own)
+        return EMA_FORMS[self.name](since, self.update_every, **own)

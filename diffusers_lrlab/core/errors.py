@@ -61,9 +61,16 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
     except (LabError, Interrupted):
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}:{last.lineno}"
-        raise LabError(f"{what} failed at {where}: {type(error).__name__}: {error}{remedy}") from error
+        if is_out_of_memory(error):
+            raise
+        raise located(error, what, remedy) from error
+
+
+def located(error: Exception, what: str, remedy: str = "", file: str | None = None) -> LabError:
+    """The error of a plug-in as one that names `what` failed, and the innermost line, of `file` if that had a part in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    return LabError(f"{what} failed at {last.filename}:{last.lineno}: {type(error).__name__}: {error}{remedy}")
 
 
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|[Uu]nable to allocate|out of memory")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 
-def random_states() -> dict[str, Any]:
+def random_states(with_devices: bool = True) -> dict[str, Any]:
     """Of Python's, numpy's and torch's global generators, and those of the accelerators; JSON keeps them exactly."""
-    return as_plain_data(raw_random_states())
+    return as_plain_data(raw_random_states(with_devices))
 
 
 def raw_random_states(with_devices: bool = True) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def restore_random_states(states: dict[str, Any]) -> None:
 
 
 @contextmanager
-def random_states_kept() -> Iterator[None]:
+def random_states_kept(with_devices: bool = True) -> Iterator[None]:
     """Whatever is drawn inside, the generators are afterwards as they were."""
-    states = random_states()
+    states = random_states(with_devices)
     try:
         yield
     finally:

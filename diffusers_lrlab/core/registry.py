@@ -4,12 +4,15 @@ Choices of the command line, error texts, tables of the README and parametrised 
 """
 
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .errors import LabError, did_you_mean, shortened
 from .plugins import load_installed_plugins
+from .registered import call_registered, note_registered, where
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,40 @@ class Entry:
     traits: frozenset[str] = frozenset()  # properties the lab acts on, such as "feedback" or "no_warmup"
     facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
     module: str | None = None  # that of the factory, where it has one
+    registry: "Registry | None" = field(default=None, repr=False, compare=False)
+    is_foreign: bool = False  # registered by other code than this package's
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        The value of the factory, as the registry's `returns` gives it. All callers of a registered function use this.
+
+        Raises a `LabError` that names the function, its file and line, if it fails or returns what cannot be used.
+        """
+        registry = self.registry
+        assert registry is not None
+        return call_registered(registry.noun, self.name, self.function, registry.returns, registry.hint, args, kwargs)
+
+    @cached_property
+    def function(self) -> Any:
+        """The factory; if it is registered as "module:name", what that stands for."""
+        if not isinstance(self.factory, str):
+            return self.factory
+        try:
+            return pkgutil.resolve_name(self.factory)
+        except (ImportError, AttributeError, ValueError) as error:
+            if not self.is_foreign:
+                raise
+            raise LabError(f"{self.title} is registered as {self.factory!r}, which cannot be imported: {error}") from error
+
+    @property
+    def title(self) -> str:
+        """How errors call it."""
+        return f"The {self.registry.noun if self.registry else 'entry'} {self.name!r}"
+
+    @property
+    def where(self) -> str:
+        """The sentence " It is at FILE:LINE." for a foreign function; an empty string for those of this package."""
+        return where(self.function) if self.is_foreign else ""
 
     def resolve(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """All keyword arguments with their values, checked: unknown ones and values out of range are errors."""
@@ -118,10 +155,21 @@ class Registry(Mapping[str, Entry]):
         noun (`str`): What is registered, in the words of an error text: "learning-rate schedule".
         common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
         shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
+        returns (`Callable`, *optional*): `returns(value, *args)` gives what is used of the value of an entry, called with
+            the positional arguments `args`, or raises [`Unusable`].
+        hint (`str`): A remedy for entries that fail.
     """
 
-    def __init__(self, noun: str, common: tuple[Parameter, ...] = (), shown_facts: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        noun: str,
+        common: tuple[Parameter, ...] = (),
+        shown_facts: Mapping[str, str] | None = None,
+        returns: Callable[..., Any] | None = None,
+        hint: str = "",
+    ):
         self.noun, self.common, self.shown_facts = noun, common, dict(shown_facts or {})
+        self.returns, self.hint = returns, hint
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
 
@@ -151,10 +199,9 @@ class Registry(Mapping[str, Entry]):
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
-            module = getattr(factory, "__module__", None)
-            self._entries[name] = Entry(
-                name, factory, description, source, parameters, common, frozenset(traits), facts or {}, module
-            )
+            module, is_foreign = getattr(factory, "__module__", None), note_registered(self.noun, name, factory)
+            about = (description, source, parameters, common, frozenset(traits), facts or {}, module)
+            self._entries[name] = Entry(name, factory, *about, self, is_foreign)
             self._aliases.update(dict.fromkeys(aliases, name))
             return factory
 

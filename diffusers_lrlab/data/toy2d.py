@@ -52,7 +52,7 @@ def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["trai
     if split not in ("train", "test"):
         raise LabError(f"split={split!r} is not allowed; use 'train' or 'test'.")
     rng = np.random.default_rng(stream_seed(int(seed), f"toy2d/{name}/{split}"))
-    return TOY_DATASETS[name].factory(n, rng).astype(np.float32)
+    return TOY_DATASETS[name](n, rng).astype(np.float32)
 
 
 def load_toy_dataset(

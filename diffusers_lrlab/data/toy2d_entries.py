@@ -9,12 +9,22 @@ from typing import Any
 import numpy as np
 
 from ..core.extras import require_extra
+from ..core.registered import Unusable, real_values
 from ..core.registry import Registry
 from . import densities
 
 LogProb = Callable[[np.ndarray], np.ndarray]
 
-TOY_DATASETS = Registry("toy data set", shown_facts={"density": "density in closed form"})
+
+def _check_points(value: Any, n: int, *_: Any) -> np.ndarray:
+    wanted = f"an array of real numbers of shape ({n}, 2)"
+    points = np.asarray(real_values(value, wanted, (n, 2)))
+    if not np.isfinite(points).all():
+        raise Unusable(f"must return {wanted}; some of those that it returned are nan or infinite")
+    return points
+
+
+TOY_DATASETS = Registry("toy data set", shown_facts={"density": "density in closed form"}, returns=_check_points)
 """
 Entries are functions `f(n, rng) -> points` that draw `n` points, float64 of shape `(n, 2)`. The fact `density` is "yes" for
 those that are in `LOG_PROBS`; the trait `"shape"` marks those whose points are from data-morph-ai.

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..core.errors import failures_located
 from .metrics import METRICS, MOST_REAL, NEIGHBOUR, Evaluation
 from .registry import Metric
 
@@ -25,9 +24,7 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
     chosen = metrics_of(run, samples is not None, names)
     for metric in chosen:
         if metric.of == "run" and metric.function:
-            with failures_located(f"The metric {metric.name!r}"):
-                value = metric.function(evaluation)
-            results |= value if isinstance(value, dict) else {metric.name: value}
+            results |= metric(evaluation)
     if samples is None or not any(metric.of == "samples" for metric in chosen):
         return results
     num_real = run.data.num_images or MOST_REAL
@@ -75,8 +72,7 @@ def compare_samples(
         if metric.function is None or (metric.most_dimensions or real.shape[1]) < real.shape[1]:
             continue
         num_real, num_generated = sizes_for(metric, len(real), len(generated))
-        with failures_located(f"The metric {metric.name!r}"):
-            results[metric.name] = metric.function(real[:num_real], generated[:num_generated])
+        results |= metric(real[:num_real], generated[:num_generated])
     return results
 
 

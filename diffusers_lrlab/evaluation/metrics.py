@@ -86,6 +86,7 @@ def _part_of_frechet(evaluation: Evaluation) -> float:
         "of": "run",
         "form": "images",
         "needs": ("samples",),
+        "notes": ("frechet_features",),
         "part": _part_of_frechet,
     },
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..core.errors import LabError
+from ..core.registered import Unusable, call_registered, note_registered, python_number
 from ..core.registry import markdown_table
 
 Of = Literal["samples", "run", "log"]
@@ -24,7 +25,8 @@ class Metric:
         name (`str`): Its name in files and options.
         title (`str`): What it is, for people.
         function (`Callable` or `None`): For `of="samples"`, from real and generated samples, both `(num, ...)`, to a number.
-            For `of="run"`, from an [`Evaluation`] to a number, or to several by name. `None` for `of="log"`.
+            For `of="run"`, from an [`Evaluation`] to a number, or to several by name. `None` for `of="log"`. A number may
+            be one of numpy's, or an array or a tensor of one.
         of (`str`): "samples" for a comparison of samples with data, which is made for held-out data in their place too;
             "run" for what needs the model, or more of the data; "log" for what validation logs over training.
         unit (`str`): Empty for none, or that of the data.
@@ -37,6 +39,7 @@ class Metric:
         card_title (`str`, *optional*): What cards call it, if not by its label.
         source (`str`): The paper or formula that it comes from.
         besides (`dict`): Other figures that the function gives, by the end of their name, and what cards call them.
+        notes (`tuple` of `str`): Names of texts that the function gives beside its figures.
         num_real (`int`, *optional*): Real samples that the function gets at most; as many as generated ones if not given.
         num_generated (`int`, *optional*): Generated samples likewise; all if not given.
         equal_sizes (`bool`): The function gets equally many of both.
@@ -59,11 +62,27 @@ class Metric:
     card_title: str | None = None
     source: str = ""
     besides: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     num_real: int | None = None
     num_generated: int | None = None
     equal_sizes: bool = False
     most_dimensions: int | None = None
     part: Callable[..., float] | None = None
+
+    def __call__(self, *args: Any) -> dict[str, Any]:
+        """Its figures by name, as Python's own numbers, and its notes; a `LabError` that names a function with others."""
+        return call_registered("metric", self.name, self.function, self._figures, "", args, {})
+
+    def _figures(self, value: Any, *_: Any) -> dict[str, Any]:
+        if self.of == "samples" or not isinstance(value, Mapping):
+            return {self.name: python_number(value, "a number" + (" or a dict of numbers" if self.of == "run" else ""))}
+        figures = {}
+        for name, figure in value.items():
+            if not isinstance(name, str) or (name != self.name and name in METRICS):
+                raise Unusable(f"must return figures under names of its own, not under {name!r}")
+            is_note = name in self.notes and isinstance(figure, str)
+            figures[name] = figure if is_note else python_number(figure, f"a number as {name!r}")
+        return figures
 
     @property
     def label(self) -> str:
@@ -107,6 +126,7 @@ def register_metric(
     def decorator(function: Any) -> Any:
         if name in METRICS:
             raise LabError(f"The metric {name!r} is already registered; choose another name.")
+        note_registered("metric", name, function)
         METRICS[name] = Metric(name, description, function, source=source, **about)
         return function
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.random_states import random_states_kept
 from ..core.streams import block_randn, stream_generator
 from ..objective.process import NoiseProcess
 
@@ -36,6 +37,16 @@ class ValidationLoss:
         self.timesteps = spread[order].to(device)
         shape = tuple(images.shape[1:])
         self.noise = block_randn(VALIDATION_SEED, "validation-noise", draw, range(num_images), shape, "cpu").to(device)
+
+    @torch.no_grad()
+    def try_one(self, model: Any) -> None:
+        """Raises a `LabError` if the model, in evaluation mode, predicts what has no loss; one image is enough for that."""
+        was_training = model.training
+        model.eval()
+        one = slice(0, 1)
+        with random_states_kept():
+            self.process.losses(model, self.images[one], self.noise[one], self.timesteps[one])
+        model.train(was_training)
 
     @torch.no_grad()
     def __call__(self, model: Any) -> np.ndarray:

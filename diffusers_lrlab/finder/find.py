@@ -17,6 +17,7 @@ from ..core.environment import describe_environment, is_watched, launch_command
 from ..core.errors import LabError
 from ..core.options import arguments_named, defaults_of, names_where
 from ..core.random_states import random_states_kept
+from ..core.registered import registered_code_located
 from ..optimizers.entries import OPTIMIZERS
 from ..training.asked import as_call
 from ..training.config import TrainingConfig
@@ -87,6 +88,7 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     return result, folder.path
 
 
+@registered_code_located()
 def find_rate_for(
     plan: Plan, data: TrainingData, accelerator: Accelerator, settings: FinderConfig | None = None
 ) -> FinderResult:

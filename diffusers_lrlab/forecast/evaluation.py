@@ -50,12 +50,12 @@ def _seconds_by_part(metric: Metric, evaluation: Evaluation) -> float | None:
 
 def _seconds_of_comparison(trainer: Trainer, metric: Metric, num_samples: int, seconds: float) -> float | None:
     """Of samples with data, and of held-out data in their place; measured with data in the place of either."""
-    data, function = trainer.data, metric.function
+    data = trainer.data
     num_data = len(data.in_memory) if data.in_memory is not None else data.num_images or len(data.held_out)
     held_out = min(len(data.held_out), num_samples)
     num_real, num_generated = sizes_for(metric, num_data, num_samples)
     points = (data.all_in_memory(num_generated) if data.in_memory is not None else data.held_out).numpy()
-    if min(num_real, num_generated) <= NEIGHBOUR or len(points) <= 2 * NEIGHBOUR or function is None:
+    if min(num_real, num_generated) <= NEIGHBOUR or len(points) <= 2 * NEIGHBOUR or metric.function is None:
         return 0.0
     if (metric.most_dimensions or points.shape[1]) < points.shape[1]:
         return 0.0
@@ -64,7 +64,7 @@ def _seconds_of_comparison(trainer: Trainer, metric: Metric, num_samples: int, s
 
     def compare(size: int) -> None:
         share, fewest = size / whole, NEIGHBOUR + 1
-        function(real[: max(fewest, int(share * num_real))], generated[: max(fewest, int(share * num_generated))])
+        metric(real[: max(fewest, int(share * num_real))], generated[: max(fewest, int(share * num_generated))])
 
     # No more than there are data for.
     most = min(whole, max(NEIGHBOUR + 1, int(whole * min(len(real) / num_real, len(generated) / num_generated))))

@@ -1,7 +1,6 @@
 """Denoisers by name: what a run trains in the place of the model that fits its data."""
 
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,8 +81,7 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
 
 
 def denoiser_class(name: str) -> Any:
-    place = DENOISERS[name].factory
-    return pkgutil.resolve_name(place) if isinstance(place, str) else place
+    return DENOISERS[name].function
 
 
 def denoiser_code(model: Any) -> Path | None:
@@ -108,8 +106,8 @@ def denoiser_arguments(name: str, kwargs: Mapping[str, Any], of_data: Mapping[st
     arguments = {key: value for key, value in of_data.items() if key in takes} | dict(kwargs)
     try:
         with torch.device("meta"):
-            model_class(**arguments)
-    except Exception as error:  # of somebody's own code
+            DENOISERS[name](**arguments)
+    except LabError as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise LabError(f"--denoiser {name} cannot be built as {model_class.__name__}({given}): {error}") from error
+        raise LabError(f"--denoiser {name} cannot be built as {model_class.__name__}({given}). {error}") from error
     return arguments

@@ -5,14 +5,23 @@ Validation and sampling always have plain Gaussian noise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..core.registered import unusable
 from ..core.registry import Parameter, Registry
 
 if TYPE_CHECKING:
     import torch
 
-NOISES = Registry("noise")
+
+def _check_noise(value: Any, noise: torch.Tensor, *_: Any) -> Any:
+    """Noise like that which was given; nothing is read off the device."""
+    if type(value) is not type(noise) or value.shape != noise.shape or value.dtype != noise.dtype:
+        raise unusable(f"a tensor of {noise.dtype} of shape {tuple(noise.shape)}", value)
+    return value
+
+
+NOISES = Registry("noise", returns=_check_noise)
 """
 Entries are functions `f(noise, images, generator, **parameters) -> noise` on the whole global batch of an update, all
 float32 of shape `(batch, channels, height, width)` or, for points, `(batch, dimension)`; `generator` is on the device of the

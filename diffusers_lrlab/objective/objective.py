@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ..core.errors import failures_located
+from ..core.errors import LabError
+from ..core.random_states import random_states
 from ..core.streams import block_randn, stream_generator
 from ..data.layout import BatchLayout
 from ..timesteps.bands import TimestepLR
@@ -67,6 +68,8 @@ class Objective:
     weighting: LossWeighting
     table: torch.Tensor | None  # weights of all timesteps, if they are fixed and not all 1
     factors: torch.Tensor | None  # on these weights, of a learning rate per timestep
+
+    _has_tried_noise = False  # of a function of somebody else's
 
     @classmethod
     def of(
@@ -125,14 +128,29 @@ class Objective:
             for part in positions:
                 yield block_randn(seed, "noise", update, part, shape, self.device)
             return
-        entry, everything = NOISES[self.spec.noise], range(self.layout.global_batch)
+        everything = range(self.layout.global_batch)
         noise = block_randn(seed, "noise", update, everything, shape, self.device)
-        others = self._in_order(images) if "images" in entry.traits else None
         generator = stream_generator(seed, "noise-kind", update, device=self.device)
-        with failures_located(f"The noise {self.spec.noise!r}"):
-            noise = entry.factory(noise, others, generator, **self.spec.noise_kwargs).view(noise.shape)
+        noise = self._noise_of_kind(noise, images, generator)
         for part in positions:
             yield noise[part.start : part.stop]
+
+    def _noise_of_kind(self, noise: torch.Tensor, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        entry, kwargs = NOISES[self.spec.noise], self.spec.noise_kwargs
+        others = self._in_order(images) if "images" in entry.traits else None
+        if self._has_tried_noise or not entry.is_foreign:
+            return entry(noise, others, generator, **kwargs)
+        # Once, since this reads off the device: later draws are of the same function.
+        self._has_tried_noise, before = True, random_states()
+        found = entry(noise, others, generator, **kwargs)
+        if random_states() != before:
+            raise LabError(
+                f"{entry.title} draws global random numbers, which are other ones in each process, and shift those of "
+                f"dropout. Draw from the `generator` that it gets.{entry.where}"
+            )
+        if not found.isfinite().all():
+            raise LabError(f"{entry.title} gives numbers that are not finite, such as nan.{entry.where}")
+        return found
 
     def _in_order(self, values: torch.Tensor) -> torch.Tensor:
         """Values of this process's images, as those of the whole global batch in its order."""

@@ -7,10 +7,11 @@ objective is a class of its own file and a row here.
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import LabError
+from ..core.registered import described, titled, where
 from ..core.registry import Registry
 from ..timesteps.noise_levels import NoiseLevels
 
@@ -30,7 +31,52 @@ OBJECTIVES.register(
 
 def make_process(objective: str, **arguments: Any) -> NoiseProcess:
     """The noise process of an objective, in `OBJECTIVES`, by its own arguments."""
-    return pkgutil.resolve_name(OBJECTIVES[objective].factory)(**arguments)
+    return OBJECTIVES[objective](**arguments)
+
+
+def check_shape(model: Any, prediction: Any, data: torch.Tensor) -> None:
+    """Raises a `LabError` unless a prediction is one of real numbers for each of the data. Reads nothing off a device."""
+    # Other shapes would be broadcast: one coordinate compared with each of two is a loss, too.
+    if getattr(prediction, "shape", None) != data.shape or not prediction.is_floating_point():
+        wanted = f"a tensor of real numbers of shape {tuple(data.shape)}, like its input"
+        raise LabError(f"{_called(model)} must return .sample as {wanted}, not {described(prediction)}.{_where(model)}")
+
+
+def check_first(model: Any, prediction: torch.Tensor, noisy: torch.Tensor) -> None:
+    """Raises a `LabError` for a prediction at the first update that cannot be learned from. Reads off the device."""
+    import torch
+
+    if torch.is_grad_enabled() and not prediction.requires_grad:
+        raise LabError(
+            f"{_called(model)} returns a prediction without a gradient, from which nothing is learned. Do not detach it, "
+            f"and let it depend on parameters that are trained.{_where(model)}"
+        )
+    if not prediction.isfinite().all() and noisy.isfinite().all():
+        raise LabError(
+            f"{_called(model)} returns predictions that are not finite (nan or inf) before the first update, of input that "
+            f"is finite. Look at its forward() and its initial weights, or use another --mixed_precision.{_where(model)}"
+        )
+
+
+def _bare(model: Any) -> Any:
+    """The model itself, of one that is compiled, or distributed over processes."""
+    import torch
+
+    for name in ("_orig_mod", "module"):
+        while isinstance(inner := getattr(model, name, None), torch.nn.Module):
+            model = inner
+    return model
+
+
+def _called(model: Any) -> str:
+    model = _bare(model)
+    return titled(model) or f"The model {type(model).__name__}"
+
+
+def _where(model: Any) -> str:
+    """Of the code of a model that somebody registered."""
+    model = _bare(model)
+    return where(type(model).forward) if titled(model) else ""
 
 
 class NoiseProcess(ABC):
@@ -59,11 +105,27 @@ class NoiseProcess(ABC):
     ) -> torch.Tensor:
         """The loss of each prediction, means over pixels or coordinates: float32 of shape `(batch,)`."""
 
-    def losses(self, model: Any, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """[`prediction_losses`] of a model that is called as `model(noisy, timesteps).sample`."""
-        return self.prediction_losses(
-            model(self.add_noise(data, noise, timesteps), timesteps).sample, data, noise, timesteps
-        )
+    def losses(
+        self, model: Any, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor, is_first: bool = False
+    ) -> torch.Tensor:
+        """
+        [`prediction_losses`] of a model that is called as `model(noisy, timesteps).sample`.
+
+        Raises a `LabError` for a prediction that is not of the shape of the data; with `is_first`, which reads off the
+        device, also for one that is not finite though the data are, or that has no gradient.
+        """
+        noisy = self.add_noise(data, noise, timesteps)
+        output = model(noisy, timesteps)
+        if not hasattr(output, "sample"):
+            raise LabError(
+                f"{_called(model)} must return an object with .sample, such as diffusers' UNet2DOutput, not "
+                f"{described(output)}.{_where(model)}"
+            )
+        prediction = output.sample
+        check_shape(model, prediction, data)
+        if is_first:
+            check_first(model, prediction, noisy)
+        return self.prediction_losses(prediction, data, noise, timesteps)
 
     # --- at any noise level, between timesteps too: `scaled` is data + sigma * noise, sigma = 1 / sqrt(SNR) --------------
 

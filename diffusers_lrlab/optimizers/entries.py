@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import LabError, failures_located
-from ..core.registry import Parameter, Registry
+from ..core.errors import LabError
+from ..core.registered import unusable
+from ..core.registry import Entry, Parameter, Registry
 from ..core.spec import resolve_spec
 
 if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-OPTIMIZERS = Registry("optimizer", shown_facts={"state_bytes": "state, bytes per parameter"})
+
+def _check_optimizer(value: Any, *_: Any) -> Any:
+    from torch.optim import Optimizer
+
+    if not isinstance(value, Optimizer):
+        raise unusable("a torch.optim.Optimizer", value)
+    return value
+
+
+OPTIMIZERS = Registry("optimizer", shown_facts={"state_bytes": "state, bytes per parameter"}, returns=_check_optimizer)
 """
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
@@ -63,8 +74,34 @@ def get_optimizer(
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
     check_installed(name)
-    with failures_located(f"The optimizer {name!r}"):
-        return OPTIMIZERS[name].factory([_with_a_list(each) for each in params], lr, **resolved)
+    entry, groups = OPTIMIZERS[name], [_with_a_list(each) for each in params]
+    if entry.is_foreign:
+        _check_step(entry, lr, resolved)
+    return entry(groups, lr, **resolved)
+
+
+def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
+    """
+    Raises a `LabError` if a step of an optimizer changes no parameter: of a matrix and a vector of zeros, on which the
+    smallest step can be seen. What fails here, fails with its own error for the parameters of the run.
+    """
+    import torch
+
+    from ..core.random_states import random_states_kept
+
+    generator = torch.Generator().manual_seed(0)
+    tried = [torch.nn.Parameter(torch.zeros(size)) for size in ((4, 4), (4,))]
+    for parameter in tried:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    has_stepped = False
+    with random_states_kept(with_devices=False), contextlib.suppress(Exception):
+        entry(tried, lr if lr > 0 else 1e-3, **kwargs).step()
+        has_stepped = True
+    if has_stepped and not any(parameter.any() for parameter in tried):
+        raise LabError(
+            f"{entry.title} changes nothing: after a step with gradients that are not zero, all parameters are as they "
+            f"were. Give the optimizer the parameters that it gets, and let step() change them.{entry.where}"
+        )
 
 
 def _with_a_list(group: Any) -> Any:

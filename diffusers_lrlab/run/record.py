@@ -1,5 +1,6 @@
 """`run.json`: what was asked for, where it ran, and what became of it."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
-from ..core.errors import DiskFull, Interrupted, LabError, warn
+from ..core.errors import DiskFull, Interrupted, LabError, shortened, warn
 from ..training.asked import as_call, as_command, names_of_program
 from ..training.config import TrainingConfig
 from ..training.plan import Plan
@@ -108,6 +109,24 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
                 raise
 
 
+def make_writable(record: dict[str, Any], inside: str = "") -> list[str]:
+    """Replaces what JSON cannot hold by texts, and returns where that was, so that a record is always written."""
+    found = []
+    for name, value in list(record.items()):
+        where = f"{inside}{name}"
+        if not isinstance(name, str):
+            record[str(name)] = record.pop(name)
+        if isinstance(value, dict):
+            found += make_writable(value, f"{where}.")
+            continue
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            record[str(name)] = shortened(repr(value))
+            found.append(where)
+    return found
+
+
 def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
     """The log by noise level, and the record, for which `room` was kept: it is given up if there is no other."""
     problem = None
@@ -121,6 +140,11 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
         problem = error
         if record["run"]["status"] == "finished":
             record["run"] |= {"status": "failed", "error": str(error)}
+    if names := make_writable(record):
+        reason = f"JSON cannot hold {', '.join(names)} of the record, which has a text in their place."
+        problem = problem or LabError(reason)
+        if record["run"]["status"] == "finished":
+            record["run"] |= {"status": "failed", "error": reason}
     try:
         trainer.folder.write_record(record)
     except DiskFull:

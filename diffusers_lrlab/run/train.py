@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Interrupted, is_first_process, printable, system_errors_explained
 from ..core.options import arguments_named
+from ..core.registered import registered_code_located
 from ..core.signals import interrupts_raised
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
@@ -45,6 +46,7 @@ def train(config: TrainingConfig) -> Path | None:
         return run_training(config)
 
 
+@registered_code_located()
 def run_training(config: TrainingConfig) -> Path | None:
     """[`train`] for commands, whose errors name flags."""
     resolved = resolve_and_check(config)
@@ -130,7 +132,8 @@ def _train_and_record(
     record["train"]["preflight"] = found
     folder.write_record(record)
     try:
-        with recorded(trainer, record), system_errors_explained():  # so that the record has the words of the screen
+        # Inside, so that the record has the words of the screen.
+        with recorded(trainer, record), system_errors_explained(), registered_code_located():
             if accelerator.is_main_process:
                 _start_trackers(record, previous, plan, accelerator, folder)
             last = folder.path / f"checkpoint-{plan.num_updates}"

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError, failures_located
+from ..core.errors import LabError
 from ..core.progress import Progress, resolve_warmup_updates
+from ..core.registry import Entry
+from .registries import MOMENTUM_SCHEDULERS
 from .resolve import resolve_schedule
 from .schedule import ENDLESS, Schedule
 
@@ -74,24 +76,27 @@ def schedule_curves(
     if num_training_steps is None:
         raise LabError("A curve needs num_training_steps, the number of updates to give values for.")
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
-    clock, name = Progress(np.arange(total), total, warmup), repr(schedule.name or schedule.momentum)
-    with failures_located(f"The schedule {name}", ". The clock holds an array here: use numpy rather than `if` or `math`."):
-        if schedule.follows_metric:
-            lrs = base_lr * np.minimum(clock.update / warmup, 1.0) if warmup else base_lr
-            _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(clock, base_lr, momentum)
-        else:
-            lrs, momenta = schedule.at(clock, base_lr, momentum)
-        lrs, momenta = np.ones(total) * lrs, None if momenta is None else np.ones(total) * momenta
-    _check_values(f"The schedule {name} gives a learning rate", lrs, np.inf)
+    clock = Progress(np.arange(total), total, warmup)
+    if schedule.follows_metric:
+        lrs = base_lr * np.minimum(clock.update / warmup, 1.0) if warmup else base_lr
+        _, momenta = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs).at(clock, base_lr, momentum)
+    else:
+        lrs, momenta = schedule.at(clock, base_lr, momentum)
+    lrs, momenta = np.ones(total) * lrs, None if momenta is None else np.ones(total) * momenta
+    _check_values(schedule.entry, "learning rate", lrs, np.inf)
     if momenta is None:
         return lrs, np.full(total, np.nan if momentum is None else momentum)
-    _check_values(f"The schedule {schedule.momentum or schedule.name!r} gives a momentum", momenta, 1.0)
+    entry = MOMENTUM_SCHEDULERS[schedule.momentum_schedule[0]] if schedule.momentum_schedule else schedule.entry
+    _check_values(entry, "momentum", momenta, 1.0)
     return lrs, momenta
 
 
-def _check_values(what: str, values: np.ndarray, below: float) -> None:
+def _check_values(entry: Entry, what: str, values: np.ndarray, below: float) -> None:
     """Schedules of plug-ins may give anything."""
     wrong = ~((values >= 0) & (values < below))
     if wrong.any():
         update = int(np.argmax(wrong))
-        raise LabError(f"{what} of {values[update]:g} at update {update}; it has to be in [0, {below:g}) at every update.")
+        raise LabError(
+            f"{entry.title} gives a {what} of {values[update]:g} at update {update}; it has to be in [0, {below:g}) at "
+            f"every update.{entry.where}"
+        )

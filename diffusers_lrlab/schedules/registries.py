@@ -5,7 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.progress import Progress
+from ..core.registered import real_values, unusable
 from ..core.registry import Parameter, Registry
+
+_HINT = ". The clock may hold an array: use numpy rather than `if` or `math`."
 
 
 def half_cosine(fraction: Any) -> Any:
@@ -30,8 +34,32 @@ COOLDOWNS = {
     "mirror_cosine": lambda q: 2 * (1 - q) - half_cosine(q),
 }
 
+
+def _check_factor(value: Any, progress: Progress, *_: Any) -> Any:
+    """The value of a schedule, called with the clock; a schedule that follows a metric is one of torch's schedulers."""
+    if type(value) in (float, np.float64) or not isinstance(progress, Progress):
+        return value
+    return real_values(value, _wanted(progress), (), np.shape(progress.update))
+
+
+def _check_momentum(value: Any, progress: Progress, *_: Any) -> tuple[Any, Any]:
+    """The two values of a momentum schedule."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise unusable("two values, the momentum and a factor on the learning rate", value)
+    shape, wanted = np.shape(progress.update), f"for the momentum and the factor {_wanted(progress)} each"
+    momentum, factor = (real_values(each, wanted, (), shape) for each in value)
+    return momentum, factor
+
+
+def _wanted(progress: Progress) -> str:
+    shape = np.shape(progress.update)
+    return f"a real number, or an array of them of shape {shape} like the clock's" if shape else "a real number"
+
+
 SCHEDULERS = Registry(
     "learning-rate schedule",
+    returns=_check_factor,
+    hint=_HINT,
     common=(
         Parameter("min_lr", float, None, "floor of the learning rate; 0 if not given", "[0, inf)"),
         Parameter("min_lr_ratio", float, None, "the floor, relative to the optimizer's learning rate", "[0, 1]"),
@@ -49,7 +77,7 @@ length of the run; `"warmup_from_floor"` and `"early_peak"` are peculiarities of
 register_schedule = SCHEDULERS.register
 """Registers a learning-rate schedule, `f(progress, **parameters) -> factor`, with the arguments of [`Registry.register`]."""
 
-MOMENTUM_SCHEDULERS = Registry("momentum schedule")
+MOMENTUM_SCHEDULERS = Registry("momentum schedule", returns=_check_momentum, hint=_HINT)
 """Entries are functions `f(progress, momentum, **parameters) -> (momentum, factor on the learning rate)`.
 
 The trait `"compensates"` marks those whose factor is not 1.

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import Progress
+from ..core.registry import Entry
 from .registries import MOMENTUM_SCHEDULERS, RAMPS, SCHEDULERS
 
 # Parameters that `Schedule` itself acts on; all others are the shape's own.
@@ -76,6 +77,11 @@ class Schedule:
         momentum = self.momentum_schedule
         return momentum is not None and "compensates" in MOMENTUM_SCHEDULERS[momentum[0]].traits
 
+    @property
+    def entry(self) -> Entry:
+        """That of the learning-rate schedule, or else of the momentum schedule."""
+        return SCHEDULERS[self.name] if self.name is not None else MOMENTUM_SCHEDULERS[self.momentum or ""]
+
     def at(
         self, progress: Progress, lr: float, momentum: float | None = None, default_lr: float | None = None
     ) -> tuple[Any, Any]:
@@ -91,10 +97,10 @@ class Schedule:
         """
         shape, factor, beta = 1.0, 1.0, None
         if self.name is not None:
-            shape = SCHEDULERS[self.name].factory(progress, **self._shape_kwargs)
+            shape = SCHEDULERS[self.name](progress, **self._shape_kwargs)
         if (schedule := self.momentum_schedule) is not None:
             name, kwargs = schedule
-            beta, factor = MOMENTUM_SCHEDULERS[name].factory(progress, momentum, **kwargs)
+            beta, factor = MOMENTUM_SCHEDULERS[name](progress, momentum, **kwargs)
         peak, floor = self._bounds(lr, default_lr)
         # Exact at both ends, unlike floor + (peak - floor) * shape.
         height = shape * factor

@@ -1,7 +1,6 @@
 """Learning-rate and momentum schedulers by name, in diffusers' and transformers' form."""
 
 import dataclasses
-import pkgutil
 import warnings
 from typing import Any, cast
 
@@ -67,8 +66,10 @@ class CurveLR(LRScheduler):
         for index, group in enumerate(self.optimizer.param_groups):
             lr, momentum = self.values(self.last_epoch, index)
             if not lr >= 0:  # a plug-in's
-                name, update = self.schedule.name or self.schedule.momentum, self.last_epoch
-                raise LabError(f"The schedule {name!r} gives a learning rate of {lr:g} at update {update}; use 0 or more.")
+                entry = self.schedule.entry
+                raise LabError(
+                    f"{entry.title} gives a learning rate of {lr:g} at update {self.last_epoch}; use 0 or more.{entry.where}"
+                )
             lrs.append(float(lr) if self.schedule.sets_lr else group["lr"])
             if momentum is not None:
                 write_momentum(group, float(momentum))
@@ -199,8 +200,7 @@ def build(
             raise LabError(
                 f"{schedule.name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler."
             )
-        factory = pkgutil.resolve_name(SCHEDULERS[schedule.name].factory)
-        return cast(LRScheduler, factory(optimizer, warmup, **schedule.kwargs))
+        return cast(LRScheduler, SCHEDULERS[schedule.name](optimizer, warmup, **schedule.kwargs))
     return CurveLR(optimizer, schedule, warmup, total, last_epoch)
 
 

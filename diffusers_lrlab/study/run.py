@@ -8,6 +8,7 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError
+from ..core.registered import registered_code_located
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
 from .executors import EXECUTORS, check_executor, open_workers, share_out
@@ -22,6 +23,7 @@ from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
 
 
+@registered_code_located()
 def run_study(
     spec: StudySpec,
     out: Path,

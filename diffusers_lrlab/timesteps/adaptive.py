@@ -5,7 +5,6 @@ is the same on every process.
 """
 
 import math
-import pkgutil
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: 
     """The object of an entry that follows the losses, on `device`; `None` for others, which are functions of the clock."""
     if "feedback" not in entry.traits:
         return None
-    return pkgutil.resolve_name(entry.factory)(levels, **kwargs, device=device)
+    return entry(levels, **kwargs, device=device)
 
 
 class MayFollowLosses:

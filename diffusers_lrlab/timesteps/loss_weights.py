@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError, failures_located
+from ..core.errors import LabError
 from ..core.spec import checked_name, resolve_spec
 from .adaptive import MayFollowLosses, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
@@ -33,18 +33,24 @@ class LossWeighting(MayFollowLosses):
         prediction, self.state = find_prediction(prediction_type), state_of(entry, levels, own, device)
         if self.state is not None:
             return
-        with failures_located(f"The loss weighting {name!r}"):
-            weights = np.asarray(entry.factory(levels, **own), np.float64)
-        if weights.shape != levels.snr.shape or not (weights >= 0).all():
+        weights = np.asarray(entry(levels, **own), np.float64)
+        if not (weights >= 0).all() or not weights.any():
             raise LabError(
-                f"The loss weighting {name!r} has to give {len(levels.snr)} weights of 0 or more, one for each timestep, "
-                f"not {np.array2string(weights, threshold=5)}."
+                f"{entry.title} has to give {len(levels.snr)} weights of 0 or more, one for each timestep and not all of "
+                f"them zero, not {np.array2string(weights, threshold=5)}.{entry.where}"
             )
         if "plain" in entry.traits:
             weights = weights * prediction.plain(levels.snr)
         else:
             weights = convert_weights(weights, levels.snr, prediction_type, of_images="image" in entry.traits)
-        self._table = self._finish(torch.from_numpy(np.ascontiguousarray(weights))).to(device)
+        table = self._finish(torch.from_numpy(np.ascontiguousarray(weights)))
+        if not table.isfinite().all():
+            timestep = int(table.isfinite().logical_not().nonzero()[0])
+            raise LabError(
+                f"{entry.title} gives timestep {timestep} a weight of {table[timestep]:g}. Limit it by max_weight."
+                f"{entry.where}"
+            )
+        self._table = table.to(device)
 
     def _finish(self, weights: torch.Tensor) -> torch.Tensor:
         if self.kwargs["max_weight"] is not None:

@@ -1,11 +1,35 @@
 """The registries of what is trained when and how strongly. Importing the room (`timesteps/__init__.py`) fills them."""
 
+from typing import Any
+
+import numpy as np
+
+from ..core.registered import real_values
 from ..core.registry import Parameter, Registry
 
 DRAWS = ("independent", "stratified", "antithetic")
 
+
+def _check_density(value: Any, clock_or_levels: Any, levels: Any = None) -> Any:
+    """The value of a sampler that does not follow the losses; one that does is an object."""
+    if levels is None:
+        return value
+    num, shape = levels.num_train_timesteps, np.shape(clock_or_levels.update)
+    wanted = f"{num} densities of 0 or more, one for each timestep" + (f", or an array of {(*shape, num)}" if shape else "")
+    return real_values(value, wanted, (num,), (*shape, num), (*(1 for _ in shape), num))
+
+
+def _check_weights(value: Any, levels: Any) -> Any:
+    """The value of a weighting; one that follows the losses is an object."""
+    if hasattr(value, "weights"):
+        return value
+    num = levels.num_train_timesteps
+    return real_values(value, f"{num} weights of 0 or more, one for each timestep", (num,))
+
+
 TIMESTEP_SAMPLERS = Registry(
     "timestep sampler",
+    returns=_check_density,
     common=(
         Parameter(
             "draw", str, "independent", "how the timesteps of a batch depend on each other: not at all, one from each equal "
@@ -31,6 +55,7 @@ register_timestep_sampler = TIMESTEP_SAMPLERS.register
 
 LOSS_WEIGHTINGS = Registry(
     "loss weighting",
+    returns=_check_weights,
     common=(
         Parameter("normalize", bool, False, "divide by the mean weight over all timesteps, so that the mean is 1"),
         Parameter(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError, failures_located
+from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.spec import checked_name, resolve_spec
 from ..schedules.schedule import ENDLESS
@@ -55,7 +55,7 @@ class TimestepSampler(MayFollowLosses):
                 f"{name!r} never draws some timesteps, so no weight makes up for them: unbiased=True cannot hold. Drop it."
             )
         own = {key: value for key, value in kwargs.items() if key not in ("draw", "unbiased")}
-        self._density, self._own = entry.factory, own
+        self._entry, self._own = entry, own
         self.state = state_of(entry, levels, own, device)
         self._cached: dict[Any, torch.Tensor] = {}
         self._check_density()
@@ -63,13 +63,12 @@ class TimestepSampler(MayFollowLosses):
     def _check_density(self) -> None:
         """Evaluates the density over the run, for the errors that only it can raise."""
         updates = np.linspace(0, self.num_training_steps, 9).astype(np.int64) if self.moves else 0
-        with failures_located(f"The timestep sampler {self.name!r}"):
-            probabilities = self.probabilities(updates)
+        probabilities = self.probabilities(updates)
         lowest = probabilities.min().item()
         if probabilities.shape[-1] != self.num_train_timesteps or lowest < 0:
             raise LabError(
-                f"The timestep sampler {self.name!r} has to give {self.num_train_timesteps} densities of 0 or more, one for "
-                f"each timestep, not {np.array2string(probabilities.numpy(), threshold=5)} (normalised)."
+                f"{self._entry.title} has to give {self.num_train_timesteps} densities of 0 or more, one for each timestep, "
+                f"not {np.array2string(probabilities.numpy(), threshold=5)} (normalised).{self._entry.where}"
             )
         if self.unbiased and not 1 / np.finfo(np.float32).max < self.num_train_timesteps * lowest:
             raise LabError(
@@ -98,13 +97,13 @@ class TimestepSampler(MayFollowLosses):
         if self.state is not None:
             return self.state.probabilities().expand(*np.shape(update), -1)
         progress = Progress(update if np.ndim(update) == 0 else np.asarray(update), self.num_training_steps)
-        weights = self._density(progress, self.levels, **self._own)
+        weights = self._entry(progress, self.levels, **self._own)
         with np.errstate(over="ignore"):  # reported below
             total = weights.sum(axis=-1, keepdims=True)
         if not ((total > 0) & np.isfinite(total)).all():
             raise LabError(
                 f"{self.name!r} with {self._own} gives no timestep any probability that can be computed. Choose "
-                "less extreme values."
+                f"less extreme values.{self._entry.where}"
             )
         return torch.from_numpy(np.broadcast_to(weights / total, (*np.shape(update), weights.shape[-1])).copy())
 

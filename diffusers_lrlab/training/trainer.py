@@ -96,7 +96,8 @@ class Trainer(LoggedRun):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
             # Gradients are exchanged between processes after the last micro-batch only.
             with self.accelerator.accumulate(self.model) if layout.accumulation > 1 else nullcontext():
-                losses = self.process.losses(self.model, images[part], noise, local[part])
+                is_first = self.update == 0 and not self.step.skips_bad
+                losses = self.process.losses(self.model, images[part], noise, local[part], is_first)
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
                 self.step(weighted)
@@ -119,6 +120,8 @@ class Trainer(LoggedRun):
         `Diverged`.
         """
         config, plan = self.config, self.plan
+        if self.update == 0 and self.validation is not None and not is_sharded(self.accelerator):
+            self.validation.try_one(self.bare_model)
         self._shows = show_progress and self.accelerator.is_main_process
         pace, hide = 0.2 if is_watched() else 10, not self._shows
         bar = tqdm(total=plan.num_updates, initial=self.update, desc="train", unit="update", disable=hide, mininterval=pace)

@@ -127,8 +127,12 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
         curve_of(lambda progress: 0.25 - progress.fraction)
     with pytest.raises(LabError, match="gives a learning rate of nan at update 0"):
         curve_of(lambda progress: float("nan"))
-    for wrong in (lambda progress: 1 if progress.fraction < 0.5 else 0, lambda progress: "x", lambda progress: np.ones(3)):
-        with pytest.raises(LabError, match=r"The schedule 'mine' failed at .+\.py:\d+: .+ use numpy rather than `if`"):
+    with pytest.raises(LabError, match=r"schedule 'mine' failed at .+test_register\.py:\d+: .+ use numpy rather than `if`"):
+        curve_of(lambda progress: 1 if progress.fraction < 0.5 else 0)
+    for wrong in (lambda progress: "x", lambda progress: np.ones(3), lambda progress: 1j * progress.fraction):
+        with pytest.raises(
+            LabError, match=r"schedule 'mine' must return a real number, or .+ not .+test_register\.py:\d+\."
+        ):
             curve_of(wrong)
 
     lab.register_schedule("mine", **ABOUT)(lambda progress: -0.5)
@@ -137,18 +141,23 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
 
     lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (1.7, 1.0))
     schedule = resolve_schedule("constant", None, "mine")
-    with pytest.raises(LabError, match=r"The schedule 'mine' gives a momentum of 1.7 at update 0; it has to be in \[0, 1\)"):
+    with pytest.raises(
+        LabError, match=r"The momentum schedule 'mine' gives a momentum of 1.7 at update 0; it has to be in \[0, 1\)"
+    ):
         schedule_curves(schedule, 1.0, 0.8, 0, 4)
 
     for density in (lambda progress, levels: np.ones(3), lambda progress, levels: np.array([-1.0, 1, 1, 1])):
         lab.register_timestep_sampler("mine", **ABOUT)(density)
-        with pytest.raises(LabError, match="'mine' has to give 4 densities of 0 or more, one for each timestep, not"):
+        message = r"'mine' (has to give|must return) 4 densities of 0 or more, one for each timestep, not .+\.py:\d+\."
+        with pytest.raises(LabError, match=message):
             lab.get_timestep_sampler("mine", num_train_timesteps=4)
         del TIMESTEP_SAMPLERS._entries["mine"]
 
-    for weights in (lambda levels: np.ones(3), lambda levels: -np.ones(4), lambda levels: np.full(4, np.nan)):
+    of_nan, of_zeros = (lambda levels: np.full(4, np.nan)), (lambda levels: np.zeros(4))
+    for weights in (lambda levels: np.ones(3), lambda levels: -np.ones(4), of_nan, of_zeros):
         lab.register_loss_weighting("mine", **ABOUT)(weights)
-        with pytest.raises(LabError, match="'mine' has to give 4 weights of 0 or more, one for each timestep, not"):
+        message = r"'mine' (has to give|must return) 4 weights of 0 or more, one for each timestep.*, not .+\.py:\d+\."
+        with pytest.raises(LabError, match=message):
             lab.get_loss_weighting("mine", DDPMScheduler(num_train_timesteps=4))
         del LOSS_WEIGHTINGS._entries["mine"]
 

@@ -1,5 +1,8 @@
 """The noise process: conversions between predictions, and another objective beside DDPM."""
 
+import re
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +39,44 @@ def test_the_built_in_weights_are_those_of_the_loss(prediction_type):
     data, noise, timesteps = torch.zeros(10, 2), torch.zeros(10, 2), torch.arange(10)
     losses = process.prediction_losses(torch.ones(10, 2), data, noise, timesteps)
     np.testing.assert_allclose(losses.numpy(), process.built_in_weights, rtol=1e-5)
+
+
+class Answer(torch.nn.Module):
+    """A model that gives the same answer to everything."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, noisy, timesteps):
+        return self.answer
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 3), (3,), (4, 3, 1)])
+def test_a_prediction_of_another_shape_is_not_broadcast(shape):
+    process, data = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
+    model = Answer(SimpleNamespace(sample=torch.ones(shape)))
+    told = rf"The model Answer must return .sample as a tensor of real numbers of shape \(4, 3\), .* {re.escape(str(shape))}"
+    with pytest.raises(LabError, match=told):
+        process.losses(model, data, data, torch.arange(4))
+    with pytest.raises(LabError, match=told):
+        ValidationLoss(data, process, 4, torch.device("cpu"))(model)
+
+
+@pytest.mark.parametrize("answer", [torch.ones(4, 3), (torch.ones(4, 3),), None])
+def test_a_model_that_returns_no_output_object_is_named(answer):
+    data = torch.zeros(4, 3)
+    with pytest.raises(LabError, match=r"The model Answer must return an object with \.sample, such as"):
+        DDPM(DDPMScheduler(10)).losses(Answer(answer), data, data, torch.arange(4))
+
+
+def test_only_the_first_prediction_is_read_off_the_device():
+    process, data = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
+    model = Answer(SimpleNamespace(sample=torch.full((4, 3), torch.nan, requires_grad=True)))
+    with pytest.raises(LabError, match="returns predictions that are not finite .* before the first update"):
+        process.losses(model, data, data, torch.arange(4), is_first=True)
+    assert process.losses(model, data, data, torch.arange(4)).isnan().all()
+    assert process.losses(model, data * torch.nan, data, torch.arange(4), is_first=True).isnan().all()  # not its fault
 
 
 def test_another_objective_is_a_class_and_a_row(monkeypatch):

@@ -19,6 +19,7 @@ import diffusers_lrlab
 from diffusers_lrlab import LabError, TrainingConfig, register_denoiser, train
 from diffusers_lrlab.core.plugins import load_plugins
 from diffusers_lrlab.study.stacked.stacks import not_stackable
+from diffusers_lrlab.training.kinds.points import Points
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.resolve import resolve_config
@@ -137,6 +138,12 @@ def test_the_default_for_points_takes_sizes_by_its_name():
 def test_stacks_are_for_the_default(gated):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**SMALL)))
     assert not_stackable(spec, None) == "stacks are of MLPDenoisers, and this is the denoiser 'gated'"
+
+
+def test_stacks_are_for_the_default_whatever_the_kind_calls_its_model(monkeypatch):
+    spec = SimpleNamespace(config=resolve_config(TrainingConfig(**{**SMALL, "denoiser": None})))
+    monkeypatch.setattr(Points, "model", "diffusers:UNet2DModel")
+    assert not_stackable(spec, None) == "stacks are of MLPDenoisers, and its model is a UNet2DModel"
 
 
 class NotInAFile(ModelMixin, ConfigMixin):

@@ -17,6 +17,7 @@ from accelerate.utils.memory import clear_device_cache
 from ...core.environment import asked_threads
 from ...core.errors import Interrupted, LabError, is_out_of_memory
 from ...core.plugins import load_plugins
+from ...core.registered import registered_code_located
 from ...training.prepare import keep_freed_memory
 from ..runs.context import StudyContext
 from ..runs.precision import products_in
@@ -137,7 +138,7 @@ def do_job(setup: Setup, job: Job, report: Report) -> Outcome:
     study: _WorkerStudy | None = None
     ended, text = DONE, ""
     try:
-        with stops_explained(setup.folder):
+        with stops_explained(setup.folder), registered_code_located():
             study = _studies.get(setup) or _begin(setup)
             study.begin(job, report)
             with products_in(setup.precision, study.device):

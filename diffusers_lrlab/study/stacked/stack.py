@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...averaging.averages import averages_itself
+from ...objective.process import check_first, check_shape
 from .captured import CapturedUpdate, Inputs, Recorder, record_graph
 from .draws import draws_of
 from .member import Member
@@ -161,6 +162,10 @@ class Stack:
         process, flat = self.members[0].process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
         prediction = self.mlp.forward(noisy, timesteps).detach().requires_grad_()
+        check_shape(self.members[0].model, prediction, points)
+        if self.update == 0:
+            for member, own, its_input in zip(self.members, prediction, noisy, strict=True):
+                check_first(member.model, own, its_input)
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
         (gradient,) = torch.autograd.grad(means.sum(), prediction)
@@ -236,6 +241,7 @@ class Stack:
                 flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
                 noisy = members[0].process.add_noise(*flat).unflatten(0, (len(members), -1))
                 prediction = self.mlp.predict(matrix, noisy, timesteps[:, part])
+                check_shape(members[0].model, prediction, points[:, part])
                 own = members[0].process.prediction_losses(prediction.flatten(0, 1), *flat)
                 losses.append(own.view(len(members), -1))
             found.append(torch.cat(losses, 1).double().cpu().numpy().mean(1).tolist())

@@ -16,6 +16,7 @@ import torch
 from ...core.errors import LabError
 from ...core.files import atomic_folder, remove
 from ...core.manifest import find_damage, write_manifest
+from ...models.mlp_denoiser import MLPDenoiser
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
 from ..runs.context import StudyContext
@@ -38,6 +39,8 @@ def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
         return reason
     if spec.config.denoiser not in (None, "mlp"):
         return f"stacks are of MLPDenoisers, and this is the denoiser {spec.config.denoiser!r}"
+    if (model := kind_of(spec.config).model_class()) is not MLPDenoiser:
+        return f"stacks are of MLPDenoisers, and its model is a {model.__name__}"
     if spec.config.mixed_precision not in (None, "no"):
         return f"stacks have one precision, and this has mixed_precision {spec.config.mixed_precision}"
     return "its points are not in memory" if study.data(spec).in_memory is None else None

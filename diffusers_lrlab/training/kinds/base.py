@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ...core.errors import LabError
+from ...core.registered import unusable
 from ...core.registry import Registry
-from ...models.registry import denoiser_arguments, denoiser_class
+from ...models.registry import DENOISERS, denoiser_arguments, denoiser_class
 from ..config import ResolvedConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
     from ...data.layout import BatchLayout
     from ...data.loading import TrainingData
 
-KINDS = Registry("kind of data")
+
+def _check_kind(value: Any, *_: Any) -> Any:
+    if not isinstance(value, DataKind):
+        raise unusable("an object of a subclass of DataKind", value)
+    return value
+
+
+KINDS = Registry("kind of data", returns=_check_kind)
 """Entries are subclasses of [`DataKind`]."""
 
 
@@ -85,6 +93,10 @@ class DataKind(ABC):
 
     def model_class(self) -> Any:
         return pkgutil.resolve_name(self.model) if self.denoiser is None else denoiser_class(self.denoiser)
+
+    def make_model(self, model_config: dict[str, Any]) -> Any:
+        """The model with these arguments, and the weights that it begins with."""
+        return self.model_class()(**model_config) if self.denoiser is None else DENOISERS[self.denoiser](**model_config)
 
     @property
     def pipeline_name(self) -> str:

@@ -1,0 +1,192 @@
+"""Calls of registered functions: what they raise is located, and what they return is checked, for every registry alike.
+
+Entries and metrics are called by [`call_registered`]. The methods of an object that such a function makes (a denoiser, an
+optimizer, a kind of data) are called from everywhere: [`registered_code_located`] locates their errors where a run ends.
+"""
+
+import functools
+import inspect
+import numbers
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from .errors import Interrupted, LabError, is_out_of_memory, located, shortened
+
+_PACKAGE = __name__.partition(".")[0]
+_modules: set[str] = set()  # the first parts of the names of modules, beside this package's, that register something
+_classes: dict[type, tuple[str, str]] = {}  # of these modules, with the noun and the name they are registered by
+_PLAIN = {float, int, tuple, np.float64, np.ndarray}  # types of values that are no such classes, as far as they were met
+_REAL = "biuf"  # numpy's kinds of real numbers
+
+
+class Unusable(Exception):
+    """A registered function returned something that cannot be used; the text begins with "must return"."""
+
+
+def unusable(wanted: str, value: Any) -> Unusable:
+    return Unusable(f"must return {wanted}, not {described(value)}")
+
+
+def note_registered(noun: str, name: str, function: Any) -> bool:
+    """Notes which code registers a function, and whether it is foreign: of another package than this one."""
+    module = _registering_module(sys._getframe(1))
+    if module == _PACKAGE:
+        return False
+    _modules.add(module)
+    if inspect.isclass(function):
+        _note_class(noun, name, function)
+    return True
+
+
+def _registering_module(frame: FrameType | None) -> str:
+    """The first part of the name of the module that registers something, by this package's decorators or its own code."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module != _PACKAGE or frame.f_code.co_name == "<module>":
+            return module
+        frame = frame.f_back
+    return _PACKAGE
+
+
+def _note_class(noun: str, name: str, made: type) -> None:
+    if made.__module__.partition(".")[0] in _modules:
+        _classes.setdefault(made, (noun, name))
+    else:
+        _PLAIN.add(made)
+
+
+def call_registered(
+    noun: str, name: str, function: Any, returns: Callable[..., Any] | None, hint: str, args: Any, kwargs: Any
+) -> Any:
+    """
+    Calls a registered function.
+
+    Args:
+        noun (`str`): What it is, such as "noise".
+        name (`str`): The name that it is registered by.
+        function (`Callable`): The function, or a class.
+        returns (`Callable`, *optional*): `returns(value, *args)` gives the value to use, or raises [`Unusable`].
+        hint (`str`): A remedy for functions that fail; an empty string for none.
+        args (`tuple`): What the function is called with.
+        kwargs (`dict`): Likewise, by name.
+
+    Raises:
+        LabError: for a function that fails or returns what cannot be used, with its name, its file and the line.
+    """
+    try:
+        value = function(*args, **kwargs)
+        if type(value) not in _PLAIN:
+            _note_class(noun, name, type(value))
+        return value if returns is None else returns(value, *args)
+    except (LabError, Interrupted):
+        raise
+    except Unusable as error:
+        raise LabError(f"The {noun} {name!r} {error}.{where(function)}") from None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise located(error, f"The {noun} {name!r}", hint, file_of(function)) from error
+
+
+@contextmanager
+def registered_code_located() -> Iterator[None]:
+    """Errors from foreign registered code inside this block become a `LabError` that names it, its file and the line."""
+    try:
+        yield
+    except (LabError, Interrupted):
+        raise
+    except Exception as error:
+        found = None if is_out_of_memory(error) else _foreign_frame(error.__traceback__)
+        if found is None:
+            raise
+        raise located(error, *found) from error
+
+
+def _foreign_frame(trace: TracebackType | None) -> tuple[str, str, str] | None:
+    """Name, remedy (none) and file of the innermost foreign registered code of a traceback, if there is any."""
+    title, found = "", None
+    while trace is not None:
+        frame = trace.tb_frame
+        title = titled(frame.f_locals.get("self")) or title
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module in _modules:
+            found = title or f"Code of the plug-in {module.removeprefix('lrlab_plugin_')!r}", "", frame.f_code.co_filename
+        trace = trace.tb_next
+    return found
+
+
+def titled(made: Any) -> str | None:
+    """How errors call an object of a foreign registered class; `None` for other objects."""
+    found = next((_classes[each] for each in type(made).__mro__ if each in _classes), None)
+    return found and f"The {found[0]} {found[1]!r}"
+
+
+def file_of(function: Any) -> str | None:
+    """The file of a function or class, if it is known."""
+    place = place_of(function)
+    return place and place.rpartition(":")[0]
+
+
+def place_of(function: Any) -> str | None:
+    """File and first line of a function or class, as "FILE:LINE", if they are known."""
+    function = function.func if isinstance(function, functools.partial) else function
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    methods = [value for value in vars(function).values() if inspect.isfunction(value)] if inspect.isclass(function) else []
+    return place_of(methods[0]) if methods else None
+
+
+def where(function: Any) -> str:
+    """The sentence " It is at FILE:LINE."; an empty string if that is not known."""
+    place = place_of(function)
+    return f" It is at {place}." if place else ""
+
+
+def described(value: Any) -> str:
+    """A value in words, with what makes it unusable: its type, dtype and shape, or a short text."""
+    kind, name = type(value), type(value).__name__
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return str(value)
+    if isinstance(value, str):
+        return f"the text {shortened(value)}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        article = "an array" if isinstance(value, (np.ndarray, np.generic)) else "a tensor"
+        return f"{article} of {value.dtype} of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {name} of {len(value)}"
+    return f"an object of {kind.__module__}.{name}"
+
+
+def real_values(value: Any, wanted: str, *shapes: tuple[int, ...]) -> Any:
+    """
+    Real numbers of one of these shapes, as they are if they are a number or an array; tensors and lists become arrays.
+
+    Raises [`Unusable`] for anything else; `wanted` says what is needed.
+    """
+    array: Any
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = value
+    else:
+        try:
+            array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors without a counterpart
+            raise unusable(wanted, value) from None
+    if array.dtype.kind not in _REAL or array.shape not in shapes:
+        raise unusable(wanted, value)
+    return value if isinstance(value, (int, float, np.ndarray, np.generic)) else array[()]
+
+
+def python_number(value: Any, wanted: str = "a number") -> int | float:
+    """An `int` or a `float` from a number, or from an array or a tensor of one; raises [`Unusable`] for anything else."""
+    number = value
+    if hasattr(value, "dtype") and hasattr(value, "item") and np.prod(value.shape) == 1:
+        number = value.item()
+    if isinstance(number, numbers.Real) and not isinstance(number, bool):
+        return int(number) if isinstance(number, numbers.Integral) else float(number)
+    raise unusable(wanted, value)

@@ -1,0 +1,153 @@
+"""Registered functions that misbehave: a run ends with an error that names the function, its file and line.
+
+Each is tried by `lrlab train` in this process, so that whatever is not explained fails the test with its traceback.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from accelerate.state import AcceleratorState
+from tables import cases
+
+import diffusers_lrlab
+from diffusers_lrlab.averaging.forms import EMA_FORMS
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core import plugins
+from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.models.registry import DENOISERS
+from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.training.kinds.base import KINDS
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+FILE = Path(__file__).parents[1] / "scripts" / "misbehaving.py"
+OPTIONS = {
+    "lr_scheduler": SCHEDULERS,
+    "momentum_scheduler": MOMENTUM_SCHEDULERS,
+    "timestep_sampler": TIMESTEP_SAMPLERS,
+    "loss_weighting": LOSS_WEIGHTINGS,
+    "noise": NOISES,
+    "optimizer": OPTIMIZERS,
+    "ema": EMA_FORMS,
+    "denoiser": DENOISERS,
+    "dataset_name": TOY_DATASETS,
+    "data_kind": KINDS,
+}
+SMALL = {
+    "dataset_name": "dino",
+    "max_train_steps": 4,
+    "checkpointing_steps": 2,
+    "train_batch_size": 8,
+    "num_validation_images": 16,
+    "eval_batch_size": 16,
+    "distance_samples": 0,
+    "ddpm_num_steps": 10,
+    "ddpm_num_inference_steps": 2,
+    "lr_warmup_steps": 0,
+    "cpu_threads": 1,
+}
+# What the message says beside the name, the file and the line; by the end of the name, or by the whole of it.
+SAYS = {
+    "raises": "failed",
+    "raises_late": "failed at .* OSError: too late",
+    "needs_arrays": "failed at .* TypeError: object of type 'int' has no len",
+    "needs_numbers": "failed at .* use numpy rather than `if`",
+    "complex": r"complex128|\+0j\)",
+    "sampler_nan": "no timestep any probability",
+    "none": "None",
+    "text": "text|str",
+    "nan": "nan",
+    "negative": r"-0\.0003|-1|of 0 or more",
+    "zeros": "zero|no timestep any probability",
+    "inf": "inf",
+    "above_one": r"1\.5",
+    "optimizer_still": "changes nothing|change nothing",
+    "optimizer_of_others": "changes nothing|change nothing",
+    "optimizer_step_raises": "failed at .* ZeroDivisionError: no step is taken",
+    "momentum_one_number": "two",
+    "momentum_three": "two",
+    "noise_ints": r"torch\.int64",
+    "noise_doubles": r"torch\.float64",
+    "noise_array": "array",
+    "noise_global": "global random numbers",
+    "noise_global_of_numpy": "global random numbers",
+    "denoiser_tensor": r"\.sample.* a tensor",
+    "denoiser_tuple": r"\.sample.* a tuple",
+    "denoiser_one_value": r"\(\d, 2\).* not .*\(\d, 1\)",
+    "denoiser_one_row": r"\(8, 2\).* not .*\(1, 2\)",
+    "denoiser_ints": r"torch\.int64",
+    "denoiser_detached": "gradient",
+    "denoiser_one_value_in_evaluation": r"\(1, 2\).* not .*\(1, 1\)",
+    "denoiser_not_built": "failed at .* LookupError: .*only on paper",
+    "sampler_state_raises": "failed at .* KeyError: .*nothing is learned",
+    "kind_cannot_sample": "failed at .* AttributeError",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    """The functions of the file, as `--import` loads them, for the time of these tests."""
+    before = [dict(registry._entries) for registry in OPTIONS.values()]
+    loaded = dict(plugins._loaded)
+    plugins.load_plugins(str(FILE))
+    yield
+    for registry, entries in zip(OPTIONS.values(), before, strict=True):
+        for name in registry._entries.keys() - entries.keys():
+            if registry is DENOISERS:
+                delattr(diffusers_lrlab, registry._entries[name].factory.__name__)
+        registry._entries = entries
+    plugins._loaded.clear()
+    plugins._loaded.update(loaded)
+
+
+@pytest.fixture(autouse=True)
+def accelerate_begins_anew():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def train(folder, **options):
+    """The exit status of a small run by its command, in this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    of_kind = {"point_column": "x", "distance_samples": None} if "data_kind" in options else {}
+    given = {**SMALL, **of_kind, **options, "import": FILE, "output_dir": folder}
+    known = (f"--{name}={value}" for name, value in given.items() if value is not None)
+    return main(["train", *known, "--no_preflight"])
+
+
+def functions():
+    """Option and name of each function of the file: read, since nothing of it is registered yet."""
+    text = FILE.read_text(encoding="utf-8")
+    names = re.findall(r'^(?:@KINDS\.register|\w+)\("(\w+)", ', text, re.MULTILINE)
+    options = {
+        **{"schedule": "lr_scheduler", "feedback": "lr_scheduler", "momentum": "momentum_scheduler"},
+        **{"sampler": "timestep_sampler", "weighting": "loss_weighting", "toy": "dataset_name", "kind": "data_kind"},
+    }
+    return [(options.get(name.split("_")[0], name.split("_")[0]), name) for name in names]
+
+
+def says(name):
+    ends = sorted((end for end in SAYS if name == end or name.endswith(f"_{end}")), key=len)
+    return SAYS[ends[-1]] if ends else "."
+
+
+def test_there_is_a_case_of_every_registry():
+    assert {option for option, _ in functions()} == OPTIONS.keys()
+    assert len(functions()) > 70
+
+
+@cases("option, name", functions())
+def test_a_run_says_what_is_wrong(option, name, tmp_path, capsys):
+    assert train(tmp_path / "run", **{option: name}) == 2
+    error = capsys.readouterr().err.split("error: ")[-1]
+    assert repr(name) in error
+    assert re.search(r"misbehaving\.py:\d+", error), error
+    assert re.search(says(name), error, re.DOTALL), error
+    record = tmp_path / "run" / "lrlab" / "run.json"
+    if record.exists():  # it began
+        run = json.loads(record.read_text())["run"]
+        assert (run["status"], run["error"].partition(": ")[2]) == ("failed", error.strip())
