@@ -33,7 +33,7 @@ _EXTENSION = 2  # decades
 _NARROWEST = 2.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FinderConfig:
     """Parameters that control the learning-rate finder."""
 
@@ -72,9 +72,11 @@ class FinderConfig:
         "minimum_tenth", "The rule whose rate is taken.", THIS_START
     )
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
-        check_types(self)
         check_ranges(self, FinderConfig)
         if not 1 < self.stop_factor <= sys.float_info.max:
             raise LabError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, failures_located
 from ..core.registry import Parameter, Registry
+from ..core.signatures import checked
 from ..core.spec import resolve_spec
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def list_optimizers() -> list[str]:
     return [*OPTIMIZERS, *OPTIMIZERS.aliases]
 
 
+@checked
 def get_optimizer(
     name: str, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]], lr: float, **kwargs: Any
 ) -> Optimizer:

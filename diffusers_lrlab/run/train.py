@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import Interrupted, is_first_process, printable, system_errors_explained
 from ..core.options import arguments_named
 from ..core.signals import interrupts_raised
+from ..core.signatures import checked
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.resume import check_agreed, find_checkpoint, locked_folder, read_state, resumed_config
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
 
+@checked
 def train(config: TrainingConfig) -> Path | None:
     """
     Trains a diffusers pipeline.

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..core.errors import LabError, failures_located
 from ..core.progress import Progress, resolve_warmup_updates
+from ..core.signatures import checked
 from .resolve import resolve_schedule
 from .schedule import ENDLESS, Schedule
 
@@ -41,6 +42,7 @@ def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_ste
     return resolve_warmup_updates(num_warmup_steps, num_training_steps), num_training_steps
 
 
+@checked
 def lr_curve(
     name: str,
     base_lr: float,

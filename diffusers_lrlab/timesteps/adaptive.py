@@ -12,6 +12,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.registry import Entry
+from ..core.signatures import checked
 from ..core.streams import stream_generator
 from .noise_levels import NoiseLevels
 
@@ -33,6 +34,7 @@ class MayFollowLosses:
         """Whether [`observe`] has to be called."""
         return self.state is not None
 
+    @checked
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Takes the unweighted losses of an update, of the images of all processes; without a state it does nothing."""
         if self.state is not None:
