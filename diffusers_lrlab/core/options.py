@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Literal, Self, get_args, get_type_hints
 
-from .errors import Interrupted, LabError
+from .errors import Interrupted, LabError, shown_number
 from .registry import Registry
-from .signatures import reader, refusal
+from .signatures import REFUSED, reader, refusal
 
 # The largest numbers that make sense, for `at_most`.
 MOST_UPDATES = 1_000_000_000
@@ -100,13 +100,6 @@ class Option:
             raise LabError(f"--{name} {shown} is not allowed; use {self.at_most:,} or less.")
 
 
-def shown_number(value: Any) -> str:
-    """A number as text, however many digits it has; anything else as Python writes it."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    return repr(value) if isinstance(value, str) else str(value)
-
-
 def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:
     """
     A field of a configuration.
@@ -163,10 +156,12 @@ def check_types(config: Any) -> None:
     """Raises a `LabError` for a value of another type than its field: what a parser makes sure of for the command line."""
     for name, hint in _type_hints(config.__class__).items():
         value = getattr(config, name)
-        if value is None or (isinstance(value, float) and math.isnan(value)):  # a matter of ranges
+        is_nan = isinstance(value, float) and math.isnan(value) and float in (hint, *get_args(hint))
+        if value is None or is_nan:  # which is a matter of ranges, whose errors name flags
             continue
+        read = reader(hint)(value)
         # A record would not have a number of numpy, or a float for a count, as it was given.
-        if type(reader(hint)(value)) is not type(value):
+        if read is REFUSED or type(read) is not type(value):
             called = config.__class__.__name__
             raise refusal(f"{called}()", name, value, hint, f"help({called}) describes the arguments")
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from .errors import LabError
+from .errors import LabError, shown_number
 
 REFUSED = object()  # in place of a value of another type
 _Reader = Callable[[Any], Any]
@@ -67,7 +67,12 @@ def _integer(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return REFUSED
+    try:
+        if math.isnan(value):
+            return REFUSED
+    except OverflowError:  # more digits than a float has
         return REFUSED
     return value if isinstance(value, (int, float)) else float(value)
 
@@ -166,7 +171,7 @@ def described(hint: Any) -> str:
         return "None"
     if isinstance(hint, GenericAlias) or origin is not None:
         return str(hint).replace("typing.", "").replace("collections.abc.", "")
-    return {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}.get(hint, f"a {hint.__name__}")
+    return {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}.get(hint, f"a{'n' * (hint.__name__[0] in 'AEIOU')} {hint.__name__}")
 
 
 def refusal(what: str, name: str, value: Any, hint: Any, remedy: str) -> LabError:
@@ -176,7 +181,7 @@ def refusal(what: str, name: str, value: Any, hint: Any, remedy: str) -> LabErro
         remedy = f"give its item instead of the {got}"
     if isinstance(value, dict) and (config := next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)):
         remedy = f"write {config.__name__}(**options)"
-    shown = reprlib.repr(value)
+    shown = shown_number(value) if isinstance(value, int) else reprlib.repr(value)
     of_type = "" if shown.startswith(got) or value is None else f" ({got})"
     return LabError(f"{what}: {name} must be {described(hint)}, got {shown}{of_type}. Hint: {remedy}.")
 
@@ -218,11 +223,11 @@ def _checked(function: Any, shown: str) -> Any:
 
     def make_readers() -> None:
         for each in signature.parameters.values():
-            # A keyword-only argument is never reached by place, nor is what comes after *args.
             if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
                 hint = annotation_of(each, function)
                 readers[each.name] = reader(hint)
-                by_place.append((hint if hint in (int, str, bool) else None, readers[each.name]))
+                if each.kind is not each.KEYWORD_ONLY:
+                    by_place.append((hint if hint in (int, str, bool) else None, readers[each.name]))
 
     def refused(name: str, value: Any) -> LabError:
         hint = annotation_of(signature.parameters[name], function)

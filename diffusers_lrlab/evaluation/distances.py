@@ -9,11 +9,12 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
-from ..core.errors import LabError
+from ..core.errors import LabError, shown_number
 from ..core.signatures import checked
 from .kl import as_points, check_neighbour, resolution
 
 MAX_EXACT_POINTS = 5000
+_MOST_PROJECTIONS = 1_000_000  # more is a slip
 _BLOCK_PAIRS = 4_000_000  # pairs of points at a time: 32 MB
 
 
@@ -46,8 +47,11 @@ def median_bandwidth(points: np.ndarray, num_points: int = 2000) -> float:
 
     Distances of 0 do not count; 1 if there are no others.
     """
+    if num_points < 1:
+        raise LabError(f"num_points must be 1 or more, got {num_points}.")
+    points, _ = as_points(points, points)
     rows = np.linspace(0, len(points) - 1, min(num_points, len(points))).round().astype(int)
-    chosen = np.asarray(points, np.float64)[rows]
+    chosen = points[rows]
     distances = cdist(chosen, chosen)[np.triu_indices(len(chosen), 1)]
     distances = distances[distances > 0]
     return float(np.median(distances)) if len(distances) else 1.0
@@ -94,8 +98,10 @@ def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: i
     differ in size.
     """
     first, second = as_points(first, second)
-    if num_projections < 1:
-        raise LabError(f"num_projections={num_projections} is not allowed; use 1 or more.")
+    if not 1 <= num_projections <= _MOST_PROJECTIONS:
+        raise LabError(f"num_projections must be from 1 to {_MOST_PROJECTIONS:,}, got {shown_number(num_projections)}.")
+    if seed < 0:
+        raise LabError(f"seed must be 0 or more, got {seed}.")
     dimension = first.shape[1]
     if dimension == 2:
         angles = (np.arange(num_projections) + 0.5) * math.pi / num_projections

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ..core.errors import LabError
-from ..core.options import MOST_SAMPLES, THIS_START, check_ranges, check_types, option, shown_number
+from ..core.errors import LabError, shown_number
+from ..core.options import MOST_SAMPLES, THIS_START, check_ranges, check_types, option
 from ..core.streams import stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr

@@ -24,6 +24,12 @@ def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: 
     return pkgutil.resolve_name(entry.factory)(levels, **kwargs, device=device)
 
 
+def check_indices(timesteps: torch.Tensor) -> None:
+    """Raises a `LabError` for timesteps that are not whole numbers; it does not wait for their device."""
+    if timesteps.dtype not in (torch.int64, torch.int32):
+        raise LabError(f"timesteps must be whole numbers (int64), got a tensor of {timesteps.dtype}. Hint: timesteps.long().")
+
+
 class MayFollowLosses:
     """A sampler or a weighting, whose `state` is `None` unless it follows the losses."""
 
@@ -38,6 +44,7 @@ class MayFollowLosses:
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Takes the unweighted losses of an update, of the images of all processes; without a state it does nothing."""
         if self.state is not None:
+            check_indices(timesteps)
             self.state.observe(timesteps, losses)
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from ..core.errors import LabError, failures_located
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
-from .adaptive import MayFollowLosses, state_of
+from .adaptive import MayFollowLosses, check_indices, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
 
@@ -60,6 +60,7 @@ class LossWeighting(MayFollowLosses):
     @checked
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor:
         """The weights of these timesteps (int64 of any shape): float32 of their shape."""
+        check_indices(timesteps)
         return self.table.float().to(timesteps.device)[timesteps]
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError, failures_located
+from ..core.errors import LabError, failures_located, shown_number
 from ..core.progress import Progress
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
-from .adaptive import MayFollowLosses, state_of
+from .adaptive import MayFollowLosses, check_indices, state_of
 from .noise_levels import PREDICTIONS, NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
@@ -124,8 +124,8 @@ class TimestepSampler(MayFollowLosses):
         the same numbers through their inverse distribution function, so that two samplers with one generator draw timesteps
         of the same rank. The result is on `device`, else on the generator's.
         """
-        if batch_size < 0:
-            raise LabError(f"sample(): batch_size must be 0 or more, got {batch_size}. Hint: it is the number of images.")
+        if not 0 <= batch_size <= ENDLESS:
+            raise LabError(f"sample(): batch_size must be a number of images, got {shown_number(batch_size)}. Hint: 0 or more.")
         num = self.num_train_timesteps
         where = generator.device if generator is not None else torch.device(device or "cpu")
         drawn = torch.randint(0, num, (batch_size,), generator=generator, device=where)
@@ -174,6 +174,7 @@ class TimestepSampler(MayFollowLosses):
         """Factors on the losses of timesteps drawn after `update` updates: `1 / (T p)` if `unbiased`, else `None`."""
         if not self.unbiased or (self.state is None and self._is_uniform(update)):
             return None
+        check_indices(timesteps)
         weights = 1 / (self.num_train_timesteps * self._now(update))
         return weights.float().to(timesteps.device, non_blocking=True)[timesteps]
 
