@@ -256,7 +256,7 @@ def test_the_range_follows_the_optimizer():
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         resolve_settings(FinderConfig(), "prodigy")
     with pytest.raises(LabError, match=r"find_lr\(\): settings must be a FinderConfig or None, got .*write FinderConfig\("):
-        resolve_settings({"num_updates": 20}, "adamw")
+        find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
 
 
 def test_rates_are_spaced_evenly():
