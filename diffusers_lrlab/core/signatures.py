@@ -43,7 +43,7 @@ def reader(hint: Any) -> _Reader:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         # A text beside a device is its name.
-        readers = [_device, _nothing] if any(map(_is_device, inner)) else [reader(each) for each in inner]
+        readers: list[_Reader] = [_device, _nothing] if any(map(_is_device, inner)) else [reader(each) for each in inner]
         return _first_of(readers)
     if origin is Literal:
         return lambda value: next((each for each in inner if type(each) is type(value) and each == value), REFUSED)
@@ -59,11 +59,12 @@ def reader(hint: Any) -> _Reader:
 def _integer(value: Any) -> Any:
     if type(value) is int:
         return value
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return REFUSED
-    if isinstance(value, Integral) or (isinstance(value, Real) and abs(value) < _LARGEST_EXACT and value == int(value)):
+    if isinstance(value, Integral):
         return int(value)
-    return REFUSED
+    number = float(value)
+    return int(number) if number.is_integer() and abs(number) < _LARGEST_EXACT else REFUSED
 
 
 def _number(value: Any) -> Any:
@@ -116,8 +117,8 @@ def _of_items(origin: Any, inner: tuple[Any, ...]) -> Callable[[Any], bool]:
         return lambda items: all(key(k) is not REFUSED and value(v) is not REFUSED for k, v in items.items())
     if origin is tuple and (len(inner) != 2 or inner[1] is not Ellipsis):
         readers = [reader(each) for each in inner]
-        return lambda items: len(items) == len(readers) and all(
-            read(item) is not REFUSED for read, item in zip(readers, items, strict=True)
+        return lambda items: (
+            len(items) == len(readers) and all(read(item) is not REFUSED for read, item in zip(readers, items, strict=True))
         )
     item = reader(inner[0])
     return lambda items: all(item(each) is not REFUSED for each in items)
@@ -171,7 +172,9 @@ def described(hint: Any) -> str:
         return "None"
     if isinstance(hint, GenericAlias) or origin is not None:
         return str(hint).replace("typing.", "").replace("collections.abc.", "")
-    return {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}.get(hint, f"a{'n' * (hint.__name__[0] in 'AEIOU')} {hint.__name__}")
+    return {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}.get(
+        hint, f"a{'n' * (hint.__name__[0] in 'AEIOU')} {hint.__name__}"
+    )
 
 
 def refusal(what: str, name: str, value: Any, hint: Any, remedy: str) -> LabError:
@@ -180,7 +183,7 @@ def refusal(what: str, name: str, value: Any, hint: Any, remedy: str) -> LabErro
     if isinstance(value, (list, tuple)) and len(value) == 1 and reader(hint)(value[0]) is not REFUSED:
         remedy = f"give its item instead of the {got}"
     if isinstance(value, dict) and (config := next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)):
-        remedy = f"write {config.__name__}(**options)"
+        remedy = f"write {described(config).split()[-1]}(**options)"
     shown = shown_number(value) if isinstance(value, int) else reprlib.repr(value)
     of_type = "" if shown.startswith(got) or value is None else f" ({got})"
     return LabError(f"{what}: {name} must be {described(hint)}, got {shown}{of_type}. Hint: {remedy}.")
@@ -210,7 +213,7 @@ def checked(function: _Decorated) -> _Decorated:
     everywhere in Python. Signature and documentation stay as they are. It costs about a microsecond a call.
     """
     if inspect.isclass(function):
-        function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[misc]
+        function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[method-assign]
         return function
     return _checked(function, function.__name__)
 
@@ -238,7 +241,8 @@ def _checked(function: Any, shown: str) -> Any:
         if not readers:
             make_readers()
         # Most arguments are of the very type, which is seen without a call.
-        given = [value if type(value) is exact else read(value) for (exact, read), value in zip(by_place, args)]
+        pairs = zip(by_place, args, strict=False)
+        given = [value if type(value) is exact else read(value) for (exact, read), value in pairs]
         for place, value in enumerate(given):
             if value is REFUSED:
                 raise refused([*readers][place], args[place])

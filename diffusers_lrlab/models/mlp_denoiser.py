@@ -14,7 +14,6 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from torch import nn
 
-
 _LARGEST = 100_000  # of sizes and layers; more is a slip
 
 

@@ -27,7 +27,9 @@ def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: 
 def check_indices(timesteps: torch.Tensor) -> None:
     """Raises a `LabError` for timesteps that are not whole numbers; it does not wait for their device."""
     if timesteps.dtype not in (torch.int64, torch.int32):
-        raise LabError(f"timesteps must be whole numbers (int64), got a tensor of {timesteps.dtype}. Hint: timesteps.long().")
+        raise LabError(
+            f"timesteps must be whole numbers (int64), got a tensor of {timesteps.dtype}. Hint: timesteps.long()."
+        )
 
 
 class MayFollowLosses:

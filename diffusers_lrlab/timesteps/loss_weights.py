@@ -90,5 +90,6 @@ def get_loss_weighting(
     if noise_scheduler is None:
         raise LabError("get_loss_weighting(): noise_scheduler must be given, got None. Hint: DDPMScheduler() of diffusers.")
     levels = noise_levels(noise_scheduler)
-    prediction_type = prediction_type or getattr(getattr(noise_scheduler, "config", None), "prediction_type", "epsilon")
+    if prediction_type is None:
+        prediction_type = str(getattr(getattr(noise_scheduler, "config", None), "prediction_type", "epsilon"))
     return LossWeighting(name, resolved, levels, prediction_type, device)

@@ -125,7 +125,9 @@ class TimestepSampler(MayFollowLosses):
         of the same rank. The result is on `device`, else on the generator's.
         """
         if not 0 <= batch_size <= ENDLESS:
-            raise LabError(f"sample(): batch_size must be a number of images, got {shown_number(batch_size)}. Hint: 0 or more.")
+            raise LabError(
+                f"sample(): batch_size must be a number of images, got {shown_number(batch_size)}. Hint: 0 or more."
+            )
         num = self.num_train_timesteps
         where = generator.device if generator is not None else torch.device(device or "cpu")
         drawn = torch.randint(0, num, (batch_size,), generator=generator, device=where)

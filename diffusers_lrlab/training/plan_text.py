@@ -101,8 +101,8 @@ def slow_precision(precision: str | None) -> str | None:
     if precision != "bf16" or torch.accelerator.is_available() or cpu_computes_in_bf16():
         return None
     return (
-        "--mixed_precision bf16 is slower than float32 here, several times: this CPU has no instructions for it (AVX512_BF16 "
-        "or AMX). Use --mixed_precision no."
+        "--mixed_precision bf16 is slower than float32 here, several times: this CPU has no instructions for it "
+        "(AVX512_BF16 or AMX). Use --mixed_precision no."
     )
 
 

@@ -126,11 +126,12 @@ def test_absurd_numbers_are_refused_before_anything_is_done(name):
         if (name, value) in MEANT:
             continue
         of_finder = name in options_of(FinderConfig)
+
+        def check(value=value, of_finder=of_finder):
+            return FinderConfig(**{name: value}).check() if of_finder else resolve_and_check(TrainingConfig(**{name: value}))
+
         with pytest.raises(LabError, match=name.removeprefix("lr_")) as refused:
-            if of_finder:
-                FinderConfig(**{name: value}).check()
-            else:
-                resolve_and_check(TrainingConfig(**{name: value}))
+            check()
         assert len(str(refused.value)) < 400
 
 

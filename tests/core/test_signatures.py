@@ -121,7 +121,10 @@ VALID = {
 BESIDE = {
     "TimestepSampler.probabilities": (lambda: sampler().probabilities, {"update": 3}),
     "TimestepSampler.sample": (lambda: sampler().sample, {"batch_size": 4, "update": 0}),
-    "TimestepSampler.loss_weights": (lambda: sampler("clts", unbiased=True, num_training_steps=9).loss_weights, {"timesteps": DRAWN["timesteps"], "update": 0}),
+    "TimestepSampler.loss_weights": (
+        lambda: sampler("clts", unbiased=True, num_training_steps=9).loss_weights,
+        {"timesteps": DRAWN["timesteps"], "update": 0},
+    ),
     "TimestepSampler.observe": (lambda: sampler("loss_second_moment").observe, DRAWN),
     "LossWeighting.weights": (lambda: weighting().weights, {"timesteps": DRAWN["timesteps"]}),
     "Parameter": (lambda: Parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
@@ -231,7 +234,8 @@ def test_no_wrong_value_ends_in_an_error_of_pythons_or_torchs(name):
                 if is_of_another_type(label, wanted.get(parameter, [])) and not is_checked_later:
                     bad.append(f"{parameter}={label} passes")
             except allowed as error:
-                assert str(error).strip()
+                if not str(error).strip():
+                    bad.append(f"{parameter}={label}: nothing is said")
             except Exception as error:
                 bad.append(f"{parameter}={label}: {type(error).__name__}: {error}")
     assert not bad, f"{name}: {len(bad)}: " + "\n".join(bad)
@@ -241,13 +245,13 @@ def test_no_wrong_value_ends_in_an_error_of_pythons_or_torchs(name):
     (lambda: lab.lr_curve(5, 1e-3, 0, 10), r"lr_curve\(\): name must be a text, got 5 \(int\)\. Hint: help\(lr_curve\)"),
     (lambda: lab.lr_curve(None, 1e-3, 0, 10), "name must be a text, got None"),
     (lambda: lab.get_scheduler("cosine", None), r"get_scheduler\(\): optimizer must be an Optimizer, got None"),
-    (lambda: lab.get_scheduler("cosine", [optimizer()]), r"optimizer must be an Optimizer, got \[AdamW.*give its item instead"),
+    (lambda: lab.get_scheduler("cosine", [optimizer()]), r"optimizer must be an Optimizer, got \[AdamW.*give its item"),
     (lambda: lab.get_timestep_sampler("uniform", 10, device="zzz"), "device must be a torch device of this machine"),
     (lambda: lab.train({"seed": 1}), r"config must be a TrainingConfig, got .*Hint: write TrainingConfig\(\*\*options\)"),
     (lambda: lab.find_lr(lab.TrainingConfig(), {}), r"settings must be a FinderConfig or None.*write FinderConfig\("),
     (lambda: lab.TrainingConfig(seed="a"), r"TrainingConfig\(\): seed must be a whole number, got 'a' \(str\)"),
     (lambda: lab.get_scheduler("cosine", optimizer(), 0, 10, last_epoch=3), "last_epoch must be -1, or 0 or more for an"),
-    (lambda: lab.register_schedule("x", description="d", source="s", traits="no_warmup"), "traits must be tuple.str, ...., got"),
+    (lambda: lab.register_schedule("x", description="d", source="s", traits="no_warmup"), "traits must be tuple"),
     (lambda: lab.get_loss_weighting("min_snr", 5), "int has no alphas_cumprod"),
     (lambda: sampler().sample(-3, 0), "batch_size must be a number of images, got -3"),
     (lambda: weighting().weights(torch.ones(2)), "timesteps must be whole numbers"),
@@ -273,15 +277,18 @@ def test_what_stands_for_a_type_is_taken_as_it():
     assert kl.knn_kl(points().tolist(), points() + 1) == kl.knn_kl(points(), points() + 1)
 
 
+KINDS = [(int, int), (float, (int, float)), (str, str), (bool, bool), (list[int], list), (int | None, (int, type(None)))]
+
+
 @given(st.one_of(st.integers(), st.floats(), st.booleans(), st.text(), st.none(), st.lists(st.integers(), max_size=3)))
 def test_a_reader_gives_what_it_says_or_refuses(value):
-    for hint, kind in ((int, int), (float, (int, float)), (str, str), (bool, bool), (list[int], list), (int | None, (int, type(None)))):
+    for hint, kind in KINDS:
         found = reader(hint)(value)
-        if found is REFUSED:
-            assert not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, float) and math.isnan(value)) or value
-        else:
+        if found is not REFUSED:
             assert isinstance(found, kind)
             assert found == value
+        elif isinstance(value, kind):  # only these two are refused beside what is of another type
+            assert isinstance(value, bool) or (hint is float and (value != value or abs(value) > 1e308))
 
 
 def test_signature_and_help_are_those_of_the_function():
