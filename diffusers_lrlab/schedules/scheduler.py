@@ -194,11 +194,6 @@ def build(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None, last_epoch: int = -1
 ) -> LRScheduler:
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
-    if last_epoch < -1 or (last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups)):
-        raise LabError(
-            f"last_epoch must be -1, or 0 or more for an optimizer that another schedule has driven, got "
-            f"{last_epoch}. Hint: leave it out, and restore the schedule by load_state_dict."
-        )
     if schedule.name is not None and schedule.follows_metric:
         if last_epoch != -1:
             raise LabError(f"{schedule.name!r} has more state than a count of updates: restore it by load_state_dict.")
@@ -208,6 +203,11 @@ def build(
             )
         factory = pkgutil.resolve_name(SCHEDULERS[schedule.name].factory)
         return cast(LRScheduler, factory(optimizer, warmup, **schedule.kwargs))
+    if last_epoch < -1 or (last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups)):
+        raise LabError(
+            f"last_epoch must be -1, or 0 or more for an optimizer that another schedule has driven, got "
+            f"{last_epoch}. Hint: leave it out, and restore the schedule by load_state_dict."
+        )
     return CurveLR(optimizer, schedule, warmup, total, last_epoch)
 
 
