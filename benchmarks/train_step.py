@@ -9,6 +9,8 @@ EMA, nothing else. Both run in this process, taking turns update by update, so t
 Upstream's script needs torchvision and tensorboard. If torchvision lies in a folder of its own (`pip install --no-deps
 --target DIR torchvision`), name it by --torchvision DIR; one that cannot load its compiled operators beside a CPU torch
 still does, as only its Python transforms are used.
+(c) with --precisions: an update in float32 and under autocast to bfloat16, taking turns, for the UNet of digits on a CPU.
+`ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command makes a CPU do without its instructions for bfloat16.
 """
 
 import json
@@ -107,6 +109,44 @@ def compare_loops(rounds, arguments, warm_up=10):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+# --- (c) precisions --------------------------------------------------------------------------------------------------
+
+
+def compare_precisions(rounds, batch):
+    """Milliseconds of forward and backward in each round, by precision."""
+    from diffusers import UNet2DModel
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(folder, [f"--train_batch_size={batch}", "--max_train_steps=1", "--num_validation_images=0"])
+        model = UNet2DModel(**trainer.plan.model_config).train()
+        images = trainer.data.in_memory[:batch]
+    timesteps = torch.randint(0, 1000, (batch,))
+    times = {"float32": [], "bf16": []}
+    for turn in range(rounds + 2):
+        for name in times if turn % 2 else reversed(times):
+            start = time.perf_counter()
+            with torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
+                prediction = model(images, timesteps).sample
+            torch.nn.functional.mse_loss(prediction.float(), images).backward()
+            if turn >= 2:
+                times[name].append(1e3 * (time.perf_counter() - start))
+            model.zero_grad()
+    return times
+
+
+def print_precisions(rounds):
+    from diffusers_lrlab.core.environment import cpu_computes_in_bf16
+
+    print(f"\n(c) forward and backward, median ms; this CPU computes in bf16: {cpu_computes_in_bf16()}\n")
+    print("| batch | float32 | bf16 | bf16 over float32: median (lowest to highest) |\n|---|---|---|---|")
+    for batch in (64, 16):
+        times = compare_precisions(rounds, batch)
+        ratios = [low / full for low, full in zip(times["bf16"], times["float32"], strict=True)]
+        medians = " | ".join(f"{statistics.median(each):.1f}" for each in times.values())
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"| {batch} | {medians} | {spread} |", flush=True)
+
+
 # --- (b) the two scripts ---------------------------------------------------------------------------------------------
 
 
@@ -184,11 +224,12 @@ def main():
     parser.add_argument(
         "--rounds", type=int, default=200, help="updates of each loop that are timed in (a); 0 leaves it out"
     )
+    parser.add_argument("--precisions", type=int, default=0, help="rounds of (c); 0 leaves it out")
     parser.add_argument("--turns", type=int, default=4, help="times each script is run in (b)")
     parser.add_argument("--epochs", type=int, default=2, help="epochs of 32 updates in (b), 2 at least")
     parser.add_argument("--inference_steps", type=int, default=10, help="denoising steps of the samples in (b)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options = parse(parser, rounds=1, threads=1)
+    options = parse(parser, rounds=1, threads=1, precisions=1)
     torch.set_num_threads(options.threads)
     print(machine())
     # First as glibc does it, then as `train` does it on a CPU: what is measured last may change the process for good.
@@ -201,6 +242,8 @@ def main():
             times = compare_loops(options.rounds, [f"--train_batch_size={batch}"], warm_up=1 if options.tiny else 10)
             ratio = times["ours"] / times["bare"]
             print(f"| digits, {batch}, {memory} | {times['bare']:.2f} | {times['ours']:.2f} | {ratio:.3f} |", flush=True)
+    if options.precisions:
+        print_precisions(options.precisions)
     if options.upstream:
         print("\n(b) the same images, model, batch and updates")
         results = compare_scripts(

@@ -114,6 +114,21 @@ def asked_threads() -> int | None:
     return int(first) or None if first.isdecimal() else None
 
 
+def cpu_computes_in_bf16() -> bool:
+    """
+    Whether this processor has instructions for products of bfloat16 that torch uses (AVX512_BF16 or AMX; BF16 on ARM).
+
+    Without them torch converts, and an update takes many times as long as in float32. `ONEDNN_MAX_CPU_ISA` counts.
+    """
+    import torch
+
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # true of any AVX-512: oneDNN has kernels for it, but slow ones
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def _processor_name() -> str:
     try:
         match = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)

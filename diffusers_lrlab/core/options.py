@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_type_hints
 
-from .errors import Interrupted, LabError
+from .errors import Interrupted, LabError, shown_number
 from .registry import Registry
+from .signatures import REFUSED, reader, refusal
 
 # The largest numbers that make sense, for `at_most`.
 MOST_UPDATES = 1_000_000_000
@@ -100,13 +100,6 @@ class Option:
             raise LabError(f"--{name} {shown} is not allowed; use {self.at_most:,} or less.")
 
 
-def shown_number(value: Any) -> str:
-    """A number as text, however many digits it has; anything else as Python writes it."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    return repr(value) if isinstance(value, str) else str(value)
-
-
 def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:
     """
     A field of a configuration.
@@ -163,19 +156,14 @@ def check_types(config: Any) -> None:
     """Raises a `LabError` for a value of another type than its field: what a parser makes sure of for the command line."""
     for name, hint in _type_hints(config.__class__).items():
         value = getattr(config, name)
-        allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        choices = [choice for each in allowed if get_origin(each) is Literal for choice in get_args(each)]
-        plain = tuple(
-            get_origin(each) or each for each in allowed if get_origin(each) is not Literal and each is not type(None)
-        )
-        if value is None or (choices and value in choices):
+        is_nan = isinstance(value, float) and math.isnan(value) and float in (hint, *get_args(hint))
+        if value is None or is_nan:  # which is a matter of ranges, whose errors name flags
             continue
-        if choices:
-            raise LabError(f"{name}={value!r} is not allowed; choose from {', '.join(map(repr, choices))}.")
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if not (isinstance(value, plain) or (float in plain and is_number)) or (int in plain and isinstance(value, bool)):
-            wanted = " or ".join(each.__name__ for each in plain)
-            raise LabError(f"{name}={value!r} is not allowed; give {wanted}, not {type(value).__name__}.")
+        read = reader(hint)(value)
+        # A record would not have a number of numpy, or a float for a count, as it was given.
+        if read is REFUSED or type(read) is not type(value):
+            called = config.__class__.__name__
+            raise refusal(f"{called}()", name, value, hint, f"help({called}) describes the arguments")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,14 @@ from .errors import LabError
 def clip(value: Any, low: float, high: float) -> Any:
     """`value` held inside `[low, high]`; a plain number stays one, which is ten times faster than numpy."""
     return min(max(value, low), high) if isinstance(value, (int, float)) else np.clip(value, low, high)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _counts_updates(value: Any) -> bool:
+    return _is_count(value) or (isinstance(value, np.ndarray) and value.dtype.kind in "iu")
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,17 @@ class Progress:
     update: Any
     total_updates: int
     warmup_updates: int = 0
+
+    def __post_init__(self) -> None:
+        update, total, warmup = self.update, self.total_updates, self.warmup_updates
+        if type(update) is type(total) is type(warmup) is int and 0 <= warmup < total:  # at every update of a schedule
+            return
+        if not (_is_count(total) and _is_count(warmup) and 0 <= warmup < total) or not _counts_updates(update):
+            raise LabError(
+                "Progress(): update must be a whole number or an array of such, total_updates one above 0, and "
+                f"warmup_updates one from 0 to below that, got {update!r}, {total!r} and {warmup!r}. Hint: count optimizer "
+                "updates."
+            )
 
     @property
     def span(self) -> int:

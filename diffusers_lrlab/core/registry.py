@@ -13,8 +13,10 @@ from typing import Any
 from .errors import LabError, did_you_mean, shortened
 from .plugins import load_installed_plugins
 from .registered import call_registered, note_registered, where
+from .signatures import checked
 
 
+@checked
 @dataclass(frozen=True)
 class Parameter:
     """One keyword argument of a registered entry."""
@@ -173,6 +175,7 @@ class Registry(Mapping[str, Entry]):
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
 
+    @checked
     def register(
         self,
         name: str,

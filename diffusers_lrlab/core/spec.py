@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from typing import Any
 
 from .errors import LabError, shortened, shortened_message
@@ -147,14 +146,6 @@ def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
     if not isinstance(kwargs, dict):
         raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {shortened(text)}.""")
     return kwargs
-
-
-def checked_name(name: Any) -> str:
-    """`name`, if it is one at all; a member of diffusers' enum will do."""
-    name = name.value if isinstance(name, Enum) else name
-    if not isinstance(name, str):
-        raise LabError(f"The name of a schedule is a text such as 'cosine' or 'rex:d=0.9', not {name!r}.")
-    return name
 
 
 def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
+from ..core.signatures import checked
 from ..core.streams import stream_seed
 from .toy2d_entries import LOG_PROBS, TOY_DATASETS
 
@@ -38,6 +39,7 @@ def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) 
         raise LabError(f"seed={seed!r} is not allowed; use a whole number, such as 42.")
 
 
+@checked
 def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["train", "test"] = "train") -> np.ndarray:
     """
     Points of a toy dataset, float32 of shape `(n, 2)`.
@@ -55,6 +57,7 @@ def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["trai
     return TOY_DATASETS[name](n, rng).astype(np.float32)
 
 
+@checked
 def load_toy_dataset(
     name: str, n: int = 100_000, seed: int = 42, split: Literal["train", "test"] = "train"
 ) -> datasets.Dataset:
@@ -72,6 +75,7 @@ def load_toy_dataset(
     return Dataset.from_dict({"x": column}, features=Features({"x": List(Value("float32"), length=points.shape[1])}))
 
 
+@checked
 def toy_log_prob(name: str) -> Callable[[np.ndarray], np.ndarray] | None:
     """
     The log-density of a toy dataset, `None` if it has no closed form.

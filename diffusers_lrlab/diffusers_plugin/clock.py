@@ -166,7 +166,7 @@ class HostClock:
             else:
                 total = num_training_steps or getattr(scheduler, "plan", {}).get("num_training_steps", ENDLESS)
                 warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
-                given = Progress(0, total, warmup)
+                given = Progress(0, int(total), warmup)
                 self.watched.append(WatchedSchedule(schedule, scheduler, optimizer, given, self.strict))
             return scheduler
 

@@ -9,9 +9,12 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
+from ..core.errors import LabError, shown_number
+from ..core.signatures import checked
 from .kl import as_points, check_neighbour, resolution
 
 MAX_EXACT_POINTS = 5000
+_MOST_PROJECTIONS = 1_000_000  # more is a slip
 _BLOCK_PAIRS = 4_000_000  # pairs of points at a time: 32 MB
 
 
@@ -22,6 +25,7 @@ def _mean_of_pairs(first: np.ndarray, second: np.ndarray, value: Callable[[np.nd
     return total / (len(first) * len(second))
 
 
+@checked
 def energy_distance(first: np.ndarray, second: np.ndarray) -> float:
     r"""
     The energy distance \(2 E|X - Y| - E|X - X'| - E|Y - Y'|\) (Székely and Rizzo 2013), of the sets as they are.
@@ -36,19 +40,24 @@ def energy_distance(first: np.ndarray, second: np.ndarray) -> float:
     return max(0.0, 2 * between - sum(within))  # rounding can make less of it
 
 
+@checked
 def median_bandwidth(points: np.ndarray, num_points: int = 2000) -> float:
     """
     The median distance between some of the points (evenly spread over the array), a usual width of a kernel.
 
     Distances of 0 do not count; 1 if there are no others.
     """
+    if num_points < 1:
+        raise LabError(f"num_points must be 1 or more, got {num_points}.")
+    points, _ = as_points(points, points)
     rows = np.linspace(0, len(points) - 1, min(num_points, len(points))).round().astype(int)
-    chosen = np.asarray(points, np.float64)[rows]
+    chosen = points[rows]
     distances = cdist(chosen, chosen)[np.triu_indices(len(chosen), 1)]
     distances = distances[distances > 0]
     return float(np.median(distances)) if len(distances) else 1.0
 
 
+@checked
 def squared_mmd(first: np.ndarray, second: np.ndarray, bandwidth: float | None = None) -> float:
     r"""
     The squared maximum mean discrepancy with the kernel \(e^{-|x - y|^2 / 2 h^2}\), without bias.
@@ -60,7 +69,7 @@ def squared_mmd(first: np.ndarray, second: np.ndarray, bandwidth: float | None =
     first, second = as_points(first, second, at_least=2)
     h = median_bandwidth(first) if bandwidth is None else bandwidth
     if not 0 < h < math.inf:
-        raise ValueError(f"bandwidth={h} is not allowed; use a number above 0.")
+        raise LabError(f"bandwidth={h} is not allowed; use a number above 0.")
 
     def kernel(distances: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):  # far away is far away
@@ -79,6 +88,7 @@ def _root_mean_square(values: np.ndarray, weights: np.ndarray) -> float:
     return largest * float((weights * (values / largest) ** 2).sum()) ** 0.5 if largest else 0.0
 
 
+@checked
 def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: int = 128, seed: int = 0) -> float:
     r"""
     The sliced 2-Wasserstein distance: \((\mathrm{mean}_u\, W_2(\langle X, u \rangle, \langle Y, u \rangle)^2)^{1/2}\).
@@ -88,8 +98,10 @@ def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: i
     differ in size.
     """
     first, second = as_points(first, second)
-    if num_projections < 1:
-        raise ValueError(f"num_projections={num_projections} is not allowed; use 1 or more.")
+    if not 1 <= num_projections <= _MOST_PROJECTIONS:
+        raise LabError(f"num_projections must be from 1 to {_MOST_PROJECTIONS:,}, got {shown_number(num_projections)}.")
+    if seed < 0:
+        raise LabError(f"seed must be 0 or more, got {seed}.")
     dimension = first.shape[1]
     if dimension == 2:
         angles = (np.arange(num_projections) + 0.5) * math.pi / num_projections
@@ -108,6 +120,7 @@ def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: i
     return _root_mean_square(np.array(distances), np.full(num_projections, 1 / num_projections))
 
 
+@checked
 def exact_wasserstein(first: np.ndarray, second: np.ndarray) -> float:
     """
     The 2-Wasserstein distance of two sets of equally many points, by the best assignment of one to the other.
@@ -117,7 +130,7 @@ def exact_wasserstein(first: np.ndarray, second: np.ndarray) -> float:
     """
     first, second = as_points(first, second)
     if len(first) != len(second) or len(first) > MAX_EXACT_POINTS:
-        raise ValueError(
+        raise LabError(
             f"The exact Wasserstein distance is between sets of equally many points, {MAX_EXACT_POINTS} at most; got "
             f"{len(first)} and {len(second)}. Take parts of them, or sliced_wasserstein."
         )
@@ -127,6 +140,7 @@ def exact_wasserstein(first: np.ndarray, second: np.ndarray) -> float:
     return _root_mean_square(assigned, np.full(len(assigned), 1 / len(assigned)))
 
 
+@checked
 def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) -> tuple[float, float]:
     """
     Density and coverage of M. Naeem et al., arXiv 2002.09797, eq. 4 and 6.

@@ -6,7 +6,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..core.errors import LabError
+from ..core.signatures import checked
 
+
+@checked
 def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     r"""
     The squared Fréchet (2-Wasserstein) distance between Gaussians fitted to two sets of features.
@@ -17,7 +21,9 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     """
     for features in (first, second):
         if features.ndim != 2 or len(features) < 2:
-            raise ValueError(f"Expected features of shape (at least 2, dimension), got {features.shape}.")
+            raise LabError(f"Expected features of shape (at least 2, dimension), got {features.shape}.")
+    if first.shape[1] != second.shape[1]:
+        raise LabError(f"The sets have {first.shape[1]} and {second.shape[1]} features; they must have the same.")
     covariances = [np.atleast_2d(np.cov(features, rowvar=False)) for features in (first, second)]
     # The trace of the root needs only the eigenvalues of the product, which are real and not negative but for rounding.
     eigenvalues = np.linalg.eigvals(covariances[0] @ covariances[1]).real

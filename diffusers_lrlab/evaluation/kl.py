@@ -6,29 +6,32 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
+from ..core.errors import LabError
+from ..core.signatures import checked
+
 # Squares of larger coordinates overflow in float64, which threads of KD-trees do not report.
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_neighbour(k: int, most: int, sizes: str) -> None:
     if not isinstance(k, (int, np.integer)) or not 1 <= k <= most:
-        raise ValueError(f"k={k!r} is not allowed for {sizes}; use 1 to {most}.")
+        raise LabError(f"k={k!r} is not allowed for {sizes}; use 1 to {most}.")
 
 
 def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Two sets of points in a space, as float64 `(num, dimension)`; a `ValueError` if they cannot be that."""
+    """Two sets of points in a space, as float64 `(num, dimension)`; a `LabError` if they cannot be that."""
     sets = [np.asarray(points, np.float64) for points in (first, second)]
     for name, points in zip(("first", "second"), sets, strict=True):
         if points.ndim != 2 or points.shape[1] < 1 or len(points) < at_least:
-            raise ValueError(
+            raise LabError(
                 f"The {name} set has shape {points.shape}; expected (at least {at_least} points, at least 1 dimension)."
             )
         good = np.abs(points) <= _LARGEST  # not so for NaN
         if not good.all():
             row = int(np.flatnonzero(~good.all(axis=1))[0])
-            raise ValueError(f"Point {row} of the {name} set is {points[row]}; float32 must be able to hold coordinates.")
+            raise LabError(f"Point {row} of the {name} set is {points[row]}; float32 must be able to hold coordinates.")
     if sets[0].shape[1] != sets[1].shape[1]:
-        raise ValueError(f"The sets have {sets[0].shape[1]} and {sets[1].shape[1]} dimensions; they must have the same.")
+        raise LabError(f"The sets have {sets[0].shape[1]} and {sets[1].shape[1]} dimensions; they must have the same.")
     return sets[0], sets[1]
 
 
@@ -38,6 +41,7 @@ def resolution(real: np.ndarray) -> float:
     return float(np.finfo(np.float32).eps * max(np.abs(real).max(), np.finfo(np.float32).tiny))
 
 
+@checked
 def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     r"""
     KL(real || generated) in bits, by the distances to nearest neighbours.
@@ -70,10 +74,11 @@ def _as_limits(limits: tuple[np.ndarray, np.ndarray], dimension: int) -> list[np
     ends = [np.asarray(end, np.float64) for end in limits]
     shapes_fit = len(ends) == 2 and all(end.shape == (dimension,) for end in ends)
     if not shapes_fit or not np.isfinite(ends).all() or (ends[0] >= ends[1]).any():
-        raise ValueError(f"limits={limits!r} are not allowed; give {dimension} lowest and as many higher coordinates.")
+        raise LabError(f"limits={limits!r} are not allowed; give {dimension} lowest and as many higher coordinates.")
     return ends
 
 
+@checked
 def histogram_kl(
     real: np.ndarray,
     generated: np.ndarray,
@@ -92,7 +97,7 @@ def histogram_kl(
     real, generated = as_points(real, generated)
     dimension = real.shape[1]
     if not 1 <= bins or bins**dimension > 10**7:
-        raise ValueError(f"bins={bins} in {dimension} dimensions are not allowed; use 1 to {int(10 ** (7 / dimension))}.")
+        raise LabError(f"bins={bins} in {dimension} dimensions are not allowed; use 1 to {int(10 ** (7 / dimension))}.")
     lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else _as_limits(limits, dimension)
     width = np.where(highest > lowest, highest - lowest, 1.0)
     shares = []

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..core.errors import LabError
 from ..core.registered import Unusable, call_registered, note_registered, python_number
 from ..core.registry import markdown_table
+from ..core.signatures import checked
 
 Of = Literal["samples", "run", "log"]
 Better = Literal["smaller", "larger", "neither"]
@@ -96,6 +97,7 @@ class Metric:
 METRICS: dict[str, Metric] = {}
 
 
+@checked
 def register_metric(
     name: str, *, description: str, source: str, traits: tuple[str, ...] = (), facts: Mapping[str, Any] | None = None
 ) -> Callable[[Any], Any]:

@@ -18,6 +18,7 @@ from ..core.errors import LabError
 from ..core.options import arguments_named, defaults_of, names_where
 from ..core.random_states import random_states_kept
 from ..core.registered import registered_code_located
+from ..core.signatures import checked
 from ..optimizers.entries import OPTIMIZERS
 from ..training.asked import as_call
 from ..training.config import TrainingConfig
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _RANGE = (1e-7, 1e-2)  # for AdamW
 
 
+@checked
 def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> FinderResult:
     """
     Tests learning rates with the model, data, optimizer and objective of a run, without starting it.
@@ -135,8 +137,6 @@ def find_lr_of(
 
 def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
     """Settings, checked, with both rates; a `LabError` for an optimizer that finds its rate by itself."""
-    if not isinstance(settings, FinderConfig):
-        raise LabError(f"find_lr() takes a FinderConfig, not {type(settings).__name__}: FinderConfig(num_updates=200, ...).")
     settings.check()
     name = optimizer.partition(":")[0]
     facts = OPTIMIZERS[name].facts if name in OPTIMIZERS else {}

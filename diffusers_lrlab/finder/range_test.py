@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ..core.errors import LabError
-from ..core.options import MOST_SAMPLES, THIS_START, check_ranges, check_types, option, shown_number
+from ..core.errors import LabError, shown_number
+from ..core.options import MOST_SAMPLES, THIS_START, check_ranges, check_types, option
 from ..core.streams import stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
@@ -33,7 +33,7 @@ _EXTENSION = 2  # decades
 _NARROWEST = 2.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FinderConfig:
     """Parameters that control the learning-rate finder."""
 
@@ -72,9 +72,11 @@ class FinderConfig:
         "minimum_tenth", "The rule whose rate is taken.", THIS_START
     )
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
-        check_types(self)
         check_ranges(self, FinderConfig)
         if not 1 < self.stop_factor <= sys.float_info.max:
             raise LabError(

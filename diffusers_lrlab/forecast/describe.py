@@ -16,6 +16,7 @@ from ..core.errors import Diverged
 from ..finder.range_test import FinderConfig
 from ..optimizers.entries import optimizer_state_bytes
 from ..preflight.run import run_checks
+from ..training.plan_text import slow_precision
 from .memory import MemoryForecast, available_bytes, batch_that_fits, forecast_memory, optimizer_bytes
 from .probes import Budget
 from .timing import SECONDS, TimeForecast, forecast_time
@@ -152,15 +153,18 @@ def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budge
         half, twice = plan.layout.micro_batch // 2, 2 * plan.layout.accumulation
         flags = f"--train_batch_size {half} --gradient_accumulation_steps {twice}"
         rows[flags] = partial(changed, micro_batch=half, accumulation=twice)
+    warning = slow_precision("bf16") if "--mixed_precision bf16" in rows else None
+    notes = [warning] if warning else []
     width = max(map(len, rows))
     lines = [f"{'memory with':>{width}}  {'total':>10}  {'share':>6}"]
     for done, (name, forecast) in enumerate(rows.items()):
         if done and not budget.share(1.0):
-            return [*lines, f"There was no time for {', '.join([*rows][done:])}. Give one of them to see its memory."]
+            missing = f"There was no time for {', '.join([*rows][done:])}. Give one of them to see its memory."
+            return [*lines, missing, *notes]
         with budget.shown(f"memory with {name}"):
             row = forecast()
         lines.append(f"{name:>{width}}  {_size(row.total):>10}  {row.total / memory.total:>6.0%}")
-    return lines
+    return [*lines, *notes]
 
 
 def _size(size: float) -> str:

@@ -14,6 +14,8 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
 from torch import nn
 
+_LARGEST = 100_000  # of sizes and layers; more is a slip
+
 
 @dataclass
 class MLPDenoiserOutput(BaseOutput):
@@ -65,12 +67,13 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
             ("num_layers", num_layers, 0),
             ("embedding_size", embedding_size, 4),
         ):
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} is not allowed; use a whole number, {least} or more.")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+                raise ValueError(f"{name} must be a whole number from {least} to {_LARGEST}, got {value!r}.")
         if embedding_size % 2:
             raise ValueError(f"embedding_size={embedding_size} is odd; half of it are sines and half cosines.")
-        if not 0 < coordinate_scale < math.inf:
-            raise ValueError(f"coordinate_scale={coordinate_scale!r} is not allowed; use a number above 0.")
+        is_number = isinstance(coordinate_scale, (int, float)) and not isinstance(coordinate_scale, bool)
+        if not is_number or not 0 < coordinate_scale < math.inf:
+            raise ValueError(f"coordinate_scale must be a number above 0, got {coordinate_scale!r}.")
         self.input = nn.Linear((dimension + 1) * embedding_size, hidden_size)
         self.blocks = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(num_layers))
         self.output = nn.Linear(hidden_size, dimension)

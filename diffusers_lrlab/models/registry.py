@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.registry import Parameter, Registry
+from ..core.signatures import checked
 
 _PACKAGE = "diffusers_lrlab"
 
@@ -27,6 +28,7 @@ DENOISERS.register(
 )("diffusers_lrlab.models.mlp_denoiser:MLPDenoiser")
 
 
+@checked
 def register_denoiser(
     name: str, *, description: str, source: str, parameters: tuple[Parameter, ...] = ()
 ) -> Callable[[Any], Any]:

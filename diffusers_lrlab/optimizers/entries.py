@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError
 from ..core.registered import unusable
 from ..core.registry import Entry, Parameter, Registry
+from ..core.signatures import checked
 from ..core.spec import resolve_spec
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def list_optimizers() -> list[str]:
     return [*OPTIMIZERS, *OPTIMIZERS.aliases]
 
 
+@checked
 def get_optimizer(
     name: str, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]], lr: float, **kwargs: Any
 ) -> Optimizer:

@@ -21,6 +21,7 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 
 # The files by which diffusers finds the code of components and of pipelines.
+
 _DENOISER_CODE, _PIPELINE_CODE = "denoiser/diffusers_lrlab.py", "pipeline.py"
 
 
@@ -42,9 +43,18 @@ class PointPipelineOutput(BaseOutput):
     frame_timesteps: list[int] | None = None
 
 
+_MOST_POINTS = 10**12  # more is a slip
+
+
 def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
     if not is_allowed:
-        raise ValueError(f"{name}={value!r} is not allowed; use {allowed}.")
+        raise ValueError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}).")
+
+
+def _check_count(name: str, value: Any, allowed: range, zero: bool = False) -> None:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    also = "0, or " * zero
+    _check(name, value, is_whole and (value in allowed or (zero and value == 0)), f"{also}{allowed[0]} to {allowed[-1]}")
 
 
 class PointDDPMPipeline(DiffusionPipeline):
@@ -65,6 +75,11 @@ class PointDDPMPipeline(DiffusionPipeline):
 
     def __init__(self, denoiser: ModelMixin, scheduler: SchedulerMixin):
         super().__init__()
+        # Not more than that: a compiled or a prepared model will do, and a part that is loaded later.
+        is_model = denoiser is None or isinstance(denoiser, torch.nn.Module)
+        _check("denoiser", denoiser, is_model, "a ModelMixin, such as MLPDenoiser()")
+        is_scheduler = scheduler is None or isinstance(scheduler, SchedulerMixin)
+        _check("scheduler", scheduler, is_scheduler, "a scheduler of diffusers, such as DDPMScheduler()")
         self.register_modules(denoiser=denoiser, scheduler=scheduler)
 
     @torch.no_grad()
@@ -104,11 +119,13 @@ class PointDDPMPipeline(DiffusionPipeline):
         """
         num_timesteps = self.scheduler.config.num_train_timesteps
         steps = min(100, num_timesteps) if num_inference_steps is None else num_inference_steps
-        _check("num_points", num_points, num_points >= 1, "1 or more")
-        _check("num_inference_steps", steps, 1 <= steps <= num_timesteps, f"1 to {num_timesteps}")
-        _check("num_frames", num_frames, num_frames == 0 or 2 <= num_frames <= steps + 1, f"0, or 2 to {steps + 1}")
-        _check("chunk_size", chunk_size, chunk_size >= 1, "1 or more")
-        _check("output_type", output_type, output_type in ("np", "pt"), "'np' or 'pt'")
+        _check_count("num_points", num_points, range(1, _MOST_POINTS + 1))
+        _check_count("num_inference_steps", steps, range(1, num_timesteps + 1))
+        _check_count("num_frames", num_frames, range(2, steps + 2), zero=True)
+        _check_count("chunk_size", chunk_size, range(1, _MOST_POINTS + 1))
+        _check("output_type", output_type, isinstance(output_type, str) and output_type in ("np", "pt"), "'np' or 'pt'")
+        _check("generator", generator, isinstance(generator, torch.Generator | None), "a torch.Generator or None")
+        _check("return_dict", return_dict, isinstance(return_dict, bool), "True or False")
         device = self._execution_device
         shape = (num_points, self.denoiser.config.dimension)
         points = randn_tensor(shape, generator=generator, device=device, dtype=self.denoiser.dtype)

@@ -8,6 +8,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.listing import aligned
 from ..core.progress import Progress
+from ..core.signatures import checked
 from ..core.spec import format_spec
 from ..core.terminal_plot import terminal_plot
 from ..schedules.expected import resolve_length, schedule_curves
@@ -20,6 +21,7 @@ _MOST_UPDATES, _MOST_SHARES = 10_000_000, 100_000
 _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
 
 
+@checked
 @dataclass(frozen=True)
 class Run:
     """The run that schedules are previewed for."""
@@ -89,6 +91,7 @@ class Preview:
         return shown
 
 
+@checked
 def preview(
     spec: str,
     run: Run,

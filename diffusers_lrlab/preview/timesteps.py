@@ -12,6 +12,7 @@ from ..core.errors import LabError
 from ..core.listing import aligned
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from ..core.registry import Registry
+from ..core.signatures import checked
 from ..core.spec import format_spec, merge_spec
 from ..timesteps.noise_levels import noise_levels
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
@@ -28,6 +29,7 @@ class TimestepPreview:
     curves: dict[int, np.ndarray]  # by update, float64 of shape (T,); one curve, at update 0, if it does not move
 
 
+@checked
 def preview_timesteps(
     samplers: list[str], weightings: list[str], num_updates: int | None, num_train_timesteps: int, prediction_type: str
 ) -> list[TimestepPreview]:

@@ -10,6 +10,7 @@ from ..core.errors import Interrupted, is_first_process, printable, system_error
 from ..core.options import arguments_named
 from ..core.registered import registered_code_located
 from ..core.signals import interrupts_raised
+from ..core.signatures import checked
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.resume import check_agreed, find_checkpoint, locked_folder, read_state, resumed_config
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..training.trainer import Trainer
 
 
+@checked
 def train(config: TrainingConfig) -> Path | None:
     """
     Trains a diffusers pipeline.

@@ -8,6 +8,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_warmup_updates
 from ..core.registry import Entry
+from ..core.signatures import checked
 from .registries import MOMENTUM_SCHEDULERS
 from .resolve import resolve_schedule
 from .schedule import ENDLESS, Schedule
@@ -43,6 +44,7 @@ def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_ste
     return resolve_warmup_updates(num_warmup_steps, num_training_steps), num_training_steps
 
 
+@checked
 def lr_curve(
     name: str,
     base_lr: float,

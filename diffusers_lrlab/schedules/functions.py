@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.registry import Entry
+from ..core.signatures import checked
 from .registries import SCHEDULERS
 from .scheduler import get_scheduler
 
@@ -65,7 +66,7 @@ def _make(name: str) -> Any:
     schedule.__name__ = schedule.__qualname__ = f"get_{name}_schedule"
     schedule.__doc__ = _documentation(entry)
     schedule.__signature__ = signature  # type: ignore[attr-defined]
-    return schedule
+    return checked(schedule)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..core.spec import checked_name
+from ..core.signatures import checked
 from .expected import resolve_length
 from .momentum import default_lr, initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
@@ -120,6 +120,7 @@ def _plan(schedule: Schedule, num_warmup_steps: int, num_training_steps: int) ->
     return {**dataclasses.asdict(schedule), **length}
 
 
+@checked
 def get_scheduler(
     name: str,
     optimizer: Optimizer,
@@ -148,10 +149,11 @@ def get_scheduler(
     Raises:
         LabError: for an unknown name or parameter, a value out of range, or warm-up that does not fit the run.
     """
-    schedule = resolve_schedule(checked_name(name), scheduler_specific_kwargs)
+    schedule = resolve_schedule(name, scheduler_specific_kwargs)
     return build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
 
 
+@checked
 def get_momentum_scheduler(
     name: str,
     optimizer: Optimizer,
@@ -182,7 +184,7 @@ def get_momentum_scheduler(
     Raises:
         LabError: as [`get_scheduler`], and for an optimizer without momentum or with another meaning of it.
     """
-    schedule = resolve_schedule(lr_scheduler, None, checked_name(name), scheduler_specific_kwargs)
+    schedule = resolve_schedule(lr_scheduler, None, name, scheduler_specific_kwargs)
     scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
     if isinstance(scheduler, CurveLR) and (warning := scheduler.double_decay()):
         warnings.warn(warning, stacklevel=2)
@@ -201,6 +203,11 @@ def build(
                 f"{schedule.name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler."
             )
         return cast(LRScheduler, SCHEDULERS[schedule.name](optimizer, warmup, **schedule.kwargs))
+    if last_epoch < -1 or (last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups)):
+        raise LabError(
+            f"last_epoch must be -1, or 0 or more for an optimizer that another schedule has driven, got "
+            f"{last_epoch}. Hint: leave it out, and restore the schedule by load_state_dict."
+        )
     return CurveLR(optimizer, schedule, warmup, total, last_epoch)
 
 

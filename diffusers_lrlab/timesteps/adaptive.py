@@ -11,6 +11,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.registry import Entry
+from ..core.signatures import checked
 from ..core.streams import stream_generator
 from .noise_levels import NoiseLevels
 
@@ -20,6 +21,14 @@ def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: 
     if "feedback" not in entry.traits:
         return None
     return entry(levels, **kwargs, device=device)
+
+
+def check_indices(timesteps: torch.Tensor) -> None:
+    """Raises a `LabError` for timesteps that are not whole numbers; it does not wait for their device."""
+    if timesteps.dtype not in (torch.int64, torch.int32):
+        raise LabError(
+            f"timesteps must be whole numbers (int64), got a tensor of {timesteps.dtype}. Hint: timesteps.long()."
+        )
 
 
 class MayFollowLosses:
@@ -32,9 +41,11 @@ class MayFollowLosses:
         """Whether [`observe`] has to be called."""
         return self.state is not None
 
+    @checked
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Takes the unweighted losses of an update, of the images of all processes; without a state it does nothing."""
         if self.state is not None:
+            check_indices(timesteps)
             self.state.observe(timesteps, losses)
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from ..core.errors import LabError
-from ..core.spec import checked_name, resolve_spec
-from .adaptive import MayFollowLosses, state_of
+from ..core.signatures import checked
+from ..core.spec import resolve_spec
+from .adaptive import MayFollowLosses, check_indices, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
 
@@ -62,13 +63,20 @@ class LossWeighting(MayFollowLosses):
         """The weights of all timesteps: `(T,)`; float64, or float32 as learned so far."""
         return self._table if self.state is None else self._finish(self.state.weights())
 
+    @checked
     def weights(self, timesteps: torch.Tensor) -> torch.Tensor:
         """The weights of these timesteps (int64 of any shape): float32 of their shape."""
+        check_indices(timesteps)
         return self.table.float().to(timesteps.device)[timesteps]
 
 
+@checked
 def get_loss_weighting(
-    name: str, noise_scheduler: Any, prediction_type: str | None = None, device: Any = None, **kwargs: Any
+    name: str,
+    noise_scheduler: Any,
+    prediction_type: str | None = None,
+    device: torch.device | str | None = None,
+    **kwargs: Any,
 ) -> LossWeighting:
     """
     A loss weighting by name.
@@ -84,6 +92,10 @@ def get_loss_weighting(
         device (*optional*): Where the weights are looked up.
         **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
     """
-    name, resolved = resolve_spec(checked_name(name), kwargs, LOSS_WEIGHTINGS)
-    prediction_type = prediction_type or noise_scheduler.config.prediction_type
-    return LossWeighting(name, resolved, noise_levels(noise_scheduler), prediction_type, device)
+    name, resolved = resolve_spec(name, kwargs, LOSS_WEIGHTINGS)
+    if noise_scheduler is None:
+        raise LabError("get_loss_weighting(): noise_scheduler must be given, got None. Hint: DDPMScheduler() of diffusers.")
+    levels = noise_levels(noise_scheduler)
+    if prediction_type is None:
+        prediction_type = str(getattr(getattr(noise_scheduler, "config", None), "prediction_type", "epsilon"))
+    return LossWeighting(name, resolved, levels, prediction_type, device)

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import LabError
-from ..core.options import shown_number
+from ..core.errors import LabError, shown_number
 
 _MOST_TIMESTEPS = 10_000_000
 

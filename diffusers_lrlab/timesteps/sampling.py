@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, shown_number
 from ..core.progress import Progress
-from ..core.spec import checked_name, resolve_spec
+from ..core.signatures import checked
+from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
-from .adaptive import MayFollowLosses, state_of
+from .adaptive import MayFollowLosses, check_indices, state_of
 from .noise_levels import PREDICTIONS, NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
@@ -107,8 +108,13 @@ class TimestepSampler(MayFollowLosses):
             )
         return torch.from_numpy(np.broadcast_to(weights / total, (*np.shape(update), weights.shape[-1])).copy())
 
+    @checked
     def sample(
-        self, batch_size: int, update: int, generator: torch.Generator | None = None, device: Any = None
+        self,
+        batch_size: int,
+        update: int,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
     ) -> torch.Tensor:
         """
         Timesteps for the images of an update, after `update` updates: int64 of shape `(batch_size,)`, in `[0, T)`.
@@ -117,6 +123,10 @@ class TimestepSampler(MayFollowLosses):
         the same numbers through their inverse distribution function, so that two samplers with one generator draw timesteps
         of the same rank. The result is on `device`, else on the generator's.
         """
+        if not 0 <= batch_size <= ENDLESS:
+            raise LabError(
+                f"sample(): batch_size must be a number of images, got {shown_number(batch_size)}. Hint: 0 or more."
+            )
         num = self.num_train_timesteps
         where = generator.device if generator is not None else torch.device(device or "cpu")
         drawn = torch.randint(0, num, (batch_size,), generator=generator, device=where)
@@ -160,20 +170,23 @@ class TimestepSampler(MayFollowLosses):
             self._cached[device] = (cumulative / cumulative[-1]).to(device, non_blocking=True)
         return self._cached[device]
 
+    @checked
     def loss_weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
         """Factors on the losses of timesteps drawn after `update` updates: `1 / (T p)` if `unbiased`, else `None`."""
         if not self.unbiased or (self.state is None and self._is_uniform(update)):
             return None
+        check_indices(timesteps)
         weights = 1 / (self.num_train_timesteps * self._now(update))
         return weights.float().to(timesteps.device, non_blocking=True)[timesteps]
 
 
+@checked
 def get_timestep_sampler(
     name: str,
     num_train_timesteps: int | None = None,
     num_training_steps: int | None = None,
     noise_scheduler: Any = None,
-    device: Any = None,
+    device: torch.device | str | None = None,
     **kwargs: Any,
 ) -> TimestepSampler:
     """
@@ -191,7 +204,7 @@ def get_timestep_sampler(
     Raises:
         LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.
     """
-    name, resolved = resolve_spec(checked_name(name), kwargs, TIMESTEP_SAMPLERS)
+    name, resolved = resolve_spec(name, kwargs, TIMESTEP_SAMPLERS)
     levels = noise_levels(noise_scheduler, num_train_timesteps)
     sampler = TimestepSampler(name, resolved, levels, num_training_steps, device)
     prediction_type = getattr(getattr(noise_scheduler, "config", None), "prediction_type", None)

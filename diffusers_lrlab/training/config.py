@@ -8,6 +8,7 @@ from typing import Any
 
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError
+from ..core.options import check_types
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
 from ..optimizers.scaling import scaled_learning_rate
@@ -33,6 +34,7 @@ class TrainingConfig(DataConfig, ModelConfig, ScheduleConfig, TimestepConfig, Op
         if isinstance(self.learning_rate, str) and self.learning_rate == "auto":
             object.__setattr__(self, "learning_rate", None)
             object.__setattr__(self, "auto_learning_rate", True)
+        check_types(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as data, without the token."""

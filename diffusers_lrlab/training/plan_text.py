@@ -1,5 +1,8 @@
 """What a run is going to do, in words; `--dry_run` prints this and stops."""
 
+import torch
+
+from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import format_spec
 from ..diagnostics.gradients import NUM_PROBES
 from ..optimizers.scaling import scaling_warning
@@ -90,7 +93,17 @@ def _warnings(plan: Plan) -> list[str]:
     if not plan.follows_metric:
         start = config.start_momentum
         warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))
-    return [warning for warning in warnings if warning]
+    return [warning for warning in [*warnings, slow_precision(config.mixed_precision)] if warning]
+
+
+def slow_precision(precision: str | None) -> str | None:
+    """A warning about bfloat16 on a CPU that has no instructions for it, else `None`."""
+    if precision != "bf16" or torch.accelerator.is_available() or cpu_computes_in_bf16():
+        return None
+    return (
+        "--mixed_precision bf16 is slower than float32 here, several times: this CPU has no instructions for it "
+        "(AVX512_BF16 or AMX). Use --mixed_precision no."
+    )
 
 
 def _scaling_in_words(plan: Plan) -> str:

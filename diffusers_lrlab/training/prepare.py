@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 def resolve_and_check(config: TrainingConfig, finder: bool = False) -> ResolvedConfig:
     """A configuration with nothing left open, held against everything but data and model."""
-    if not isinstance(config, TrainingConfig):
-        raise LabError(
-            f"train() and find_lr() take a TrainingConfig, not {type(config).__name__}. Write TrainingConfig(**options), or "
-            "TrainingConfig(lr_scheduler='cosine', ...)."
-        )
     resolved = resolve_config(config, find_columns=True)
     _check_launch()
     check_precision(resolved)

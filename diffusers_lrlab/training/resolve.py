@@ -9,7 +9,7 @@ from typing import Any
 
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError
-from ..core.options import check_needs, check_ranges, check_types, defaults_of
+from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
 from ..core.spec import format_spec, resolve_spec
 from ..data.options import EMBEDDED_DATASETS
@@ -33,7 +33,6 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     To `find_columns` is to find out the kind of data by the columns of the data set, which may be on the network.
     """
     load_plugins(config.plugins)
-    check_types(config)
     check_ranges(config, TrainingConfig)  # before anything asks the network
     _check_source(config)
     if find_columns and config.data_kind in (None, "points"):

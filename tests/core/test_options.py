@@ -6,7 +6,6 @@ import math
 import pickle
 import re
 import typing
-from functools import partial
 
 import pytest
 from tables import cases
@@ -127,9 +126,10 @@ def test_absurd_numbers_are_refused_before_anything_is_done(name):
         if (name, value) in MEANT:
             continue
         of_finder = name in options_of(FinderConfig)
-        check = (
-            FinderConfig(**{name: value}).check if of_finder else partial(resolve_and_check, TrainingConfig(**{name: value}))
-        )
+
+        def check(value=value, of_finder=of_finder):
+            return FinderConfig(**{name: value}).check() if of_finder else resolve_and_check(TrainingConfig(**{name: value}))
+
         with pytest.raises(LabError, match=name.removeprefix("lr_")) as refused:
             check()
         assert len(str(refused.value)) < 400
@@ -143,9 +143,9 @@ def test_numbers_in_range_pass():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"steps": 1.5}, "steps=1.5 is not allowed; give int"),
-        ({"steps": True}, "steps=True is not allowed; give int"),
-        ({"rate": "fast"}, "rate='fast' is not allowed; give float"),
+        ({"steps": 1.5}, "steps must be a whole number, got 1.5 "),
+        ({"steps": True}, "steps must be a whole number, got True"),
+        ({"rate": "fast"}, "rate must be a number or None, got 'fast'"),
     ],
 )
 def test_types(settings, expected):

@@ -2,15 +2,22 @@
 
 import dataclasses
 import json
+import platform
 
 import pytest
 import torch
 
 from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.core import environment
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.forecast.describe import describe_forecast
+from diffusers_lrlab.study.runs import precision
+from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.precision import products_in
+from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.training import plan_text
 from diffusers_lrlab.training.compiling import use_tf32
-from diffusers_lrlab.training.prepare import check_precision, make_accelerator, usual_precision
+from diffusers_lrlab.training.prepare import check_precision, make_accelerator, prepare, usual_precision
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import resumed_config
 
@@ -91,3 +98,54 @@ def test_a_run_of_float32_stays_one(tmp_path, then, asked, expected):
     saved = dataclasses.replace(config, mixed_precision=then).to_dict()
     (tmp_path / "trainer.json").write_text(json.dumps({"config": saved, "mixed_precision": then}))
     assert resumed_config(config, tmp_path).mixed_precision == expected
+
+
+# --- bfloat16 on a CPU -----------------------------------------------------------------------------------------------
+
+NO_GPU = pytest.mark.skipif(torch.accelerator.is_available(), reason="about CPUs")
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    ("mkldnn", "avx512", "amx", "machine", "expected"),
+    [
+        (False, True, True, "x86_64", False),  # as ONEDNN_MAX_CPU_ISA=AVX2 has it
+        (True, False, False, "x86_64", False),  # AVX-512 alone: there are kernels, and slow ones
+        (True, True, False, "x86_64", True),
+        (True, False, True, "AMD64", True),
+        (True, False, False, "aarch64", True),
+    ],
+)
+def test_whether_a_cpu_computes_in_bfloat16(monkeypatch, mkldnn, avx512, amx, machine, expected):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: mkldnn)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert environment.cpu_computes_in_bf16() is expected
+
+
+@NO_GPU
+@pytest.mark.parametrize("has_it", [False, True])
+def test_the_plan_and_the_forecast_say_that_bfloat16_is_slow(tmp_path, monkeypatch, has_it):
+    monkeypatch.setattr(plan_text, "cpu_computes_in_bf16", lambda: has_it)
+    config = TrainingConfig(dataset_name="moons", max_train_steps=20, cpu_threads=1, output_dir=str(tmp_path / "run"))
+    plan, data, accelerator = prepare(config)
+    assert "bf16" not in plan_text.describe_plan(plan)
+    asked = dataclasses.replace(plan, config=dataclasses.replace(plan.config, mixed_precision="bf16"))
+    assert ("bf16 is slower than float32 here" in plan_text.describe_plan(asked)) is not has_it
+    shown = "\n".join(describe_forecast(plan, data, accelerator))
+    assert ("bf16 is slower than float32 here" in shown) is not has_it
+
+
+@NO_GPU
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_study_says_that_products_in_bfloat16_are_none(tmp_path, monkeypatch, capsys, rounded):
+    monkeypatch.setattr(precision, "products_are_rounded", lambda name: rounded)
+    StudyContext(StudyFolder(tmp_path), precision="bf16")
+    assert ("--precision bf16 has no effect on this CPU" in capsys.readouterr().err) is not rounded
+    StudyContext(StudyFolder(tmp_path), precision="fp32")
+    assert not capsys.readouterr().err
+
+
+def test_products_of_float32_are_not_rounded():
+    assert not precision.products_are_rounded("fp32")

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ...core.environment import describe_environment
-from ...core.errors import LabError
+from ...core.errors import LabError, warn
 from ...core.files import remove
 from ...data.loading import TrainingData
 from ...training.config import DataConfig
 from ...training.kinds.select import kind_of
 from ...training.plan import Plan, make_plan
 from ..spec.spec import RunSpec
-from .precision import check_precision
+from .precision import check_precision, precision_warning
 from .progress import StudyProgress
 from .results import StudyFolder
 from .trackers import show_in_trackers
@@ -36,6 +36,8 @@ class StudyContext:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.stack_size = stack_size or _STACK_SIZES[self.device.type]
         check_precision(precision, self.device)
+        if not quiet and (warning := precision_warning(precision, self.device)):
+            warn(warning)
         self.meta = describe_environment()
         self._loaded: dict[Any, TrainingData] = {}
 

@@ -35,6 +35,25 @@ def check_precision(name: str, device: torch.device) -> None:
         raise LabError(f"--precision {name} is for {needed.upper()}s, and the study runs on {device.type}. Use fp32.")
 
 
+def precision_warning(name: str, device: torch.device) -> str | None:
+    """A warning if products asked for in bfloat16 are none on this CPU, else `None`."""
+    if name != "bf16" or device.type != "cpu" or products_are_rounded(name):
+        return None
+    return (
+        "--precision bf16 has no effect on this CPU: its products of float32 matrices stay in float32, as oneDNN has no "
+        "faster ones in bfloat16 for it (those need AMX). Leave it out."
+    )
+
+
+def products_are_rounded(name: str) -> bool:
+    """Whether a CPU rounds the factors of products to bfloat16 under this precision: tried, as torch does not say."""
+    import torch
+
+    factor = torch.full((256, 256), 1 + 2**-12)  # 1 in bfloat16
+    with products_in(name, factor.device):
+        return bool((factor @ factor == 256).all())
+
+
 @contextmanager
 def products_in(name: str, device: torch.device) -> Iterator[None]:
     """Products of float32 matrices are computed in this precision, by all threads of the process, inside this block only."""
