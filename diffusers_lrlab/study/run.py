@@ -9,7 +9,9 @@ import torch
 from ..core.environment import allowed_threads
 from ..core.errors import LabError
 from ..training.prepare import keep_freed_memory
-from .analysis.summary import chosen_rates, summarise, write_summary
+from .analysis.findings import counted
+from .analysis.summary import summarise, write_summary
+from .analysis.tuning import chosen_rates, tuning_rounds
 from .executors import EXECUTORS, check_executor, open_workers, share_out
 from .executors.jobs import Workers, make_jobs, run_jobs
 from .runs.context import StudyContext
@@ -54,7 +56,7 @@ def run_study(
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.write_spec(spec, command)
         with open_workers(executor, num_workers, address, study) as workers:
-            _do_missing(tuning, study, executor, workers, "tune")
+            tuning = _tune(spec, study, executor, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
             if unknown := folder.unknown_files([*tuning, *runs]):
                 where = folder.path / "runs"
@@ -72,7 +74,7 @@ def report_study(out: Path) -> Path:
     saved, command = folder.read_spec()
     spec = spec_from_dict(saved, folder.path)
     study = StudyContext(folder)  # whatever the runs were computed in
-    tuning = expand_tuning(spec)
+    tuning = sum(tuning_rounds(spec, folder), [])
     folder.check_results(tuning)
     if folder.missing(tuning):
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
@@ -91,6 +93,24 @@ def _write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], 
     summary = summarise(spec, runs, results, of_tuning, study, command)
     write_summary(study.folder, summary)
     return write_report(study.folder.path, [*results, *of_tuning], summary, study.progress)
+
+
+def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:
+    """Computes the runs for tuning that have no result yet, round by round; returns all of them."""
+    while True:
+        for runs in tuning_rounds(spec, study.folder):
+            study.drop_outdated(runs)  # which may change what follows from them
+        rounds = tuning_rounds(spec, study.folder)
+        tuning = sum(rounds, [])
+        if not study.folder.missing(tuning):
+            return tuning
+        if len(rounds) > 1:
+            at_edge = {f"{run.arm} on {run.dataset}": None for run in rounds[-1]}
+            study.progress.log(
+                f"The best learning rate is at the edge of those tried ({', '.join(at_edge)}): "
+                f"{counted(len(rounds[-1]), 'run')} beyond it."
+            )
+        _do_missing(rounds[-1], study, executor, workers, "tune")
 
 
 def _do_missing(

@@ -1,6 +1,5 @@
 """From the results of a study to its summary: rows, ranks, findings, cost."""
 
-import itertools
 import json
 import math
 from collections import Counter
@@ -8,20 +7,19 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...evaluation.metrics import better_of, metric_label
 from ..runs.context import StudyContext
 from ..runs.results import RunResult, StudyFolder, finite
-from ..spec.spec import RunSpec, StudySpec, Tuning, controlled
+from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
 from .findings import SPEEDUP, findings, speedup_findings
 from .paper import nearest_arms
 from .ranks import ranks
 from .speedups import speedups
 from .statistics import add_holm, compare
+from .tuning import tuning_rows
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
@@ -65,7 +63,7 @@ def summarise(
     if controlled(spec.arms):
         summary["controls"] = controls
     if spec.tune:
-        summary["tuning"] = _tuning_rows(spec, spec.tune, results, tuning)
+        summary["tuning"] = tuning_rows(spec, results, tuning)
     if spec.paper == "nearest":
         summary["search"] = nearest_arms(results)
     if between := consistency(runs, results, study):
@@ -152,43 +150,6 @@ def against_controls(
         rows += of_arm
     add_holm(rows)
     return rows, [sentence for control, of_pair in found for sentence in describe(of_pair, control)]
-
-
-def _tuning_rows(spec: StudySpec, tune: Tuning, results: list[RunResult], tuning: list[RunResult]) -> Rows:
-    chosen = {(result.arm, result.dataset): result.learning_rate for result in results}
-    rows = []
-    for arm, dataset in itertools.product(spec.arms, spec.datasets):
-        scores = _tuning_scores(tune, tuning, arm, dataset)
-        for rate, score in scores.items():
-            is_chosen = chosen.get((arm, dataset)) == rate
-            row = {"arm": arm, "dataset": dataset, "learning_rate": rate, "score": score, "chosen": is_chosen}
-            rows.append({**row, "at_edge": is_chosen and rate in (min(scores), max(scores))})
-    return rows
-
-
-def chosen_rates(spec: StudySpec, tuning: list[RunResult]) -> dict[tuple[str, str], float] | None:
-    """
-    The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out.
-
-    The lowest one where there is no other: the comparison shows how the arm fares with it.
-    """
-    if spec.tune is None:
-        return None
-    chosen = {}
-    for arm, dataset in itertools.product(spec.arms, spec.datasets):
-        scores = _tuning_scores(spec.tune, tuning, arm, dataset)
-        chosen[arm, dataset] = min(scores, key=lambda rate: (scores[rate], rate))
-    return chosen
-
-
-def _tuning_scores(tune: Tuning, tuning: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
-    """From learning rates to the mean of the metric over the seeds for tuning; infinite if one of them diverged."""
-    values: dict[float, list[float]] = {}
-    for result in tuning:
-        if (result.arm, result.dataset) == (arm, dataset):
-            figure = result.results.get(tune.metric)
-            values.setdefault(result.learning_rate, []).append(math.inf if figure is None else figure)
-    return {rate: float(np.mean(values[rate])) for rate in sorted(values)}
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
