@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,13 +11,15 @@ from ..core.environment import allowed_threads
 from ..core.errors import LabError
 from ..training.prepare import keep_freed_memory
 from .analysis.findings import counted
-from .analysis.summary import summarise, write_summary
+from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
+from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds
 from .executors import EXECUTORS, check_executor, open_workers, share_out
 from .executors.jobs import Workers, make_jobs, run_jobs
 from .runs.context import StudyContext
 from .runs.precision import products_in
-from .runs.results import StudyFolder
+from .runs.progress import StudyProgress
+from .runs.results import RunResult, StudyFolder
 from .runs.stops import stops_explained
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import spec_from_dict
@@ -65,14 +68,22 @@ def run_study(
         # Every run has its result: what is left here belongs to runs that were changed in between.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
-        return _write_results(spec, runs, tuning, study, command)
+        return _write_all(spec, runs, tuning, study, command)
 
 
 def report_study(out: Path) -> Path:
-    """Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none."""
+    """
+    Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none.
+
+    The folder may be a card, which has `runs.parquet` in place of the results.
+    """
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
     spec = spec_from_dict(saved, folder.path)
+    if (out / RUNS_TABLE).exists() and not (out / "runs").exists():
+        results, notes = read_runs(out)
+        with folder.locked():
+            return _write_results(spec, results, notes, folder, StudyProgress(), command)
     study = StudyContext(folder)  # whatever the runs were computed in
     tuning = sum(tuning_rounds(spec, folder), [])
     folder.check_results(tuning)
@@ -83,16 +94,32 @@ def report_study(out: Path) -> Path:
     if not folder.results(runs):
         raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
     with folder.locked():
-        return _write_results(spec, runs, tuning, study, command)
+        return _write_all(spec, runs, tuning, study, command)
 
 
-def _write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
+def _write_all(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
+    """Table of runs, summary and report."""
+    results = study.folder.results([*runs, *tuning])
+    notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
+    write_runs(results, notes, study.folder.path)
+    return _write_results(spec, results, notes, study.folder, study.progress, command)
+
+
+def _write_results(
+    spec: StudySpec,
+    results: list[RunResult],
+    notes: dict[str, Any],
+    folder: StudyFolder,
+    progress: StudyProgress,
+    command: str,
+) -> Path:
+    """Summary and report, from the results of all runs."""
     from .report.report import write_report
 
-    results, of_tuning = study.folder.results(runs), study.folder.results(tuning)
-    summary = summarise(spec, runs, results, of_tuning, study, command)
-    write_summary(study.folder, summary)
-    return write_report(study.folder.path, [*results, *of_tuning], summary, study.progress)
+    compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
+    summary = summarise(spec, compared, tuning, notes, progress, command)
+    write_summary(folder, summary)
+    return write_report(folder.path, results, summary, progress)
 
 
 def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:

@@ -39,6 +39,7 @@ from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.study import forecast
 from diffusers_lrlab.study.analysis.consistency import consistency
+from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.runs import measure
 from diffusers_lrlab.study.runs.context import StudyContext
@@ -495,7 +496,7 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     assert main(["study", "card", str(done), f"--out={card}"]) == 0
     assert f"Wrote {card / 'README.md'}." in capsys.readouterr().out
     names = {path.name for path in card.iterdir()}
-    assert names >= {"README.md", "summary.json", "summary.parquet", "spec.yaml", "tables"}
+    assert names >= {"README.md", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "tables"}
     assert names - {path.name for path in (done / "report").iterdir()} == {
         "README.md",
         *names & {path.name for path in done.iterdir()},
@@ -511,6 +512,69 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
 
 
+def test_a_card_makes_its_own_tables(reported, tmp_path, capsys, monkeypatch):
+    """Of the values of each seed: nothing else of the study is there, and the code is that of any report."""
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    before = {name: (card / name).read_bytes() for name in ("summary.json", "summary.parquet", "runs.parquet")}
+    for name in ("summary.json", "summary.parquet"):
+        (card / name).unlink()
+    monkeypatch.setattr(report, "write_report", write_report)
+    assert main(["study", "report", str(card)]) == 0
+    assert {name: (card / name).read_bytes() for name in before} == before
+    tables = {path.name: path.read_bytes() for path in (card / "tables").iterdir()}
+    assert {path.name: path.read_bytes() for path in (card / "report" / "tables").iterdir()} == tables
+    assert {"summary_energy_distance.tex", "speedups.tex", "cost.tex", "consistency.tex"} <= {*tables}
+    made, there = ((path / "report" / "report.md").read_text() for path in (card, reported))
+    assert made.split("## Before you rely on it")[0] == there.split("## Before you rely on it")[0]
+    values = read_runs(card).results
+    expected = records(reported)
+    assert {run.id: run.results for run in values} == {name: run["train"]["results"] for name, run in expected.items()}
+
+
+@pytest.mark.parametrize("name", ["beyond", "with_hot"])
+def test_the_table_of_runs_has_those_that_tuned_and_diverged(request, name, tmp_path):
+    out, card = request.getfixturevalue(name), tmp_path / "card"
+    card.mkdir()
+    for file in ("runs.parquet", "spec.yaml"):
+        shutil.copyfile(out / file, card / file)
+    assert main(["study", "report", str(card)]) == 0
+    assert (card / "summary.json").read_bytes() == (out / "summary.json").read_bytes()
+    rows = parquet.read_table(card / "runs.parquet").to_pylist()
+    runs = {run["run"]["id"]: run for run in records(out).values()}
+    assert {row["id"] for row in rows} == {*runs}
+    for row in rows:
+        run = runs[row["id"]]["run"]
+        for key in ("arm", "dataset", "seed", "stage", "status", "error", "learning_rate"):
+            assert row[key] == run[key]
+        assert row["validation_loss_ema"] == runs[row["id"]]["train"]["results"].get("validation_loss_ema")
+        assert row["training_seconds"] == runs[row["id"]]["train"]["training_seconds"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "another table"])
+def test_a_damaged_table_of_runs_is_said(stacked, tmp_path, capsys, damage):
+    for file in ("runs.parquet", "spec.yaml"):
+        shutil.copyfile(stacked / file, tmp_path / file)
+    table = tmp_path / "runs.parquet"
+    if damage == "another table":
+        shutil.copyfile(stacked / "summary.parquet", table)
+    else:
+        table.write_bytes(b"text" if damage == "text" else table.read_bytes()[:500])
+    assert main(["study", "report", str(tmp_path)]) == 2
+    assert "runs.parquet' is damaged, or not the table of a study's runs" in capsys.readouterr().err
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_metric_may_have_the_name_of_a_column(stacked, tmp_path):
+    results = read_runs(stacked).results
+    for result in results:
+        result.results["seed"] = 0.5
+    write_runs(results, {"metrics": []}, tmp_path)
+    again = read_runs(tmp_path)
+    assert [(run.seed, run.results) for run in again.results] == [(run.seed, run.results) for run in results]
+    assert again.notes == {"metrics": []}
+
+
 def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -520,6 +584,10 @@ def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
     assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
     assert f"has no report yet. Make one by `lrlab study report {done}`" in capsys.readouterr().err
+    shutil.copytree(reported / "report", done / "report")
+    (done / "runs.parquet").unlink()
+    assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
+    assert "has no runs.parquet, as its report is of an earlier version. Make it anew by" in capsys.readouterr().err
     assert main(["study", "card", str(tmp_path), f"--out={tmp_path / 'card'}"]) == 2
     assert "There is no study in" in capsys.readouterr().err
     assert not (tmp_path / "card").exists()

@@ -11,6 +11,7 @@ from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...evaluation.metrics import better_of, metric_label
 from ..runs.context import StudyContext
+from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, finite
 from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
@@ -34,20 +35,29 @@ def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
     return values
 
 
+def notes_on(runs: list[RunSpec], results: list[RunResult], study: StudyContext) -> dict[str, Any]:
+    """What a summary says that takes more than the figures of its runs: their specifications, weights, or this machine."""
+    return {
+        "metrics": list(dict.fromkeys(name for run in runs for name in run.metrics)),
+        "meta": describe_environment(),
+        "consistency": consistency(runs, results, study),
+    }
+
+
 def summarise(
     spec: StudySpec,
-    runs: list[RunSpec],
     results: list[RunResult],
     tuning: list[RunResult],
-    study: StudyContext,
+    notes: dict[str, Any],
+    progress: StudyProgress,
     command: str,
 ) -> dict[str, Any]:
-    """Everything that report and card say, as data; `results` are of `runs`, `tuning` of runs that chose learning rates."""
+    """Everything that report and card say, as data; `tuning` are runs that chose learning rates, `notes` of `notes_on`."""
     rows: Rows = []
     sentences, ranked, controls = {}, {}, {}
-    asked = dict.fromkeys(name for run in runs for name in run.metrics)
+    asked = notes["metrics"]
     metrics = list(spec.metrics) or [name for name in asked if any(name in result.results for result in results)]
-    for metric in study.progress.steps(metrics, "statistics"):
+    for metric in progress.steps(metrics, "statistics"):
         values = values_of(spec, results, metric)
         of_metric = _compare(results, metric, values, spec.baseline)
         rows += of_metric
@@ -56,7 +66,7 @@ def summarise(
         sentences[metric] = _sentences(metric, of_metric, spec.baseline) + of_controls
         if better_of(metric) != "neither":
             ranked[metric] = ranks(values, metric)
-    about = _study(spec, metrics, results, tuning, command)
+    about = _study(spec, metrics, results, tuning, command) | {"meta": notes["meta"]}
     summary: dict[str, Any] = {"study": about, "rows": rows, "ranks": ranked, "findings": sentences}
     if spec.speedup_metric:
         summary["speedups"], controls[SPEEDUP], sentences[SPEEDUP] = _compare_speed(spec, results)
@@ -66,8 +76,8 @@ def summarise(
         summary["tuning"] = tuning_rows(spec, results, tuning)
     if spec.paper == "nearest":
         summary["search"] = nearest_arms(results)
-    if between := consistency(runs, results, study):
-        summary["consistency"] = between
+    if notes["consistency"]:
+        summary["consistency"] = notes["consistency"]
     return finite(summary)
 
 
@@ -177,5 +187,4 @@ def _study(
         "seconds": seconds,
         "hours": sum(seconds.values()) / 3600,
         "runs": {status: sum(result.status == status for result in everything) for status in ("finished", "diverged")},
-        "meta": describe_environment(),
     }
