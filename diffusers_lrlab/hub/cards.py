@@ -69,9 +69,14 @@ def card_for_schedule(folder: Path, repo_id: str, revision: str) -> str:
 
 
 def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
-    """The card of a study as that of a dataset, whose rows are those of its summary."""
+    """The card of a study as that of a dataset, whose rows are those of its summary, and its runs."""
     card = parsed_card(_read(folder), "README.md")
-    card.data.configs = [{"config_name": "default", "data_files": [{"split": "summary", "path": "summary.parquet"}]}]
+    files = {"default": ("summary", "summary.parquet"), "runs": ("runs", "runs.parquet")}
+    card.data.configs = [
+        {"config_name": name, "data_files": [{"split": split, "path": path}]}
+        for name, (split, path) in files.items()
+        if (folder / path).exists()  # cards of earlier versions have no table of runs
+    ]
     text = re.sub(r"\n## Use\n\n```python\nfrom datasets.*\Z", "", card.text, flags=re.DOTALL).strip()
     branch = "" if revision == "main" else f'revision="{revision}", '
     return fill("study_card.md", card.data, text=text, repo_id=repo_id, revision=branch)

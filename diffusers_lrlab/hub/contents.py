@@ -16,7 +16,9 @@ from .records import read_json, read_record, updates_done
 _RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
 _NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*", "lrlab/profile.json.gz")
 _CHECKPOINTS = ("checkpoint-*/*",)
-_STUDY_FILES = ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "spec.yaml", "runs/*.json")
+_STUDY_FILES = (
+    *("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),
+)
 _STUDY_WEIGHTS = ("weights/*.safetensors",)
 _DATASET_FILES = ("README.md", "points.png", "data/*.parquet")
 _SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")

@@ -21,7 +21,7 @@ from ..training.plan import Plan
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
-from .analysis.summary import chosen_rates
+from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
 from .executors import WORKERS, check_executor, share_out
 from .run import check_one_process, use_all_cores
 from .runs.context import StudyContext
@@ -58,6 +58,7 @@ def describe_study(
     missing = [*tuning, *runs]
     if out is not None:
         folder.check_is_study(spec.name, missing)
+        tuning = sum(tuning_rounds(spec, folder), [])
         if not folder.missing(tuning):
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
         missing = folder.missing([*tuning, *runs])
@@ -71,7 +72,7 @@ def describe_study(
         f"({', '.join(spec.datasets)}) x {len(spec.seeds)} seeds = {len(runs)} runs",
     ]
     if tuning:
-        lines.append(f"  before, {len(tuning)} runs to choose learning rates")
+        lines.append(f"  before, {len(tuning)} runs to choose learning rates{_more_for_tuning(spec, tuning, missing)}")
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are done already in {out}")
     together = _Cost()
@@ -83,6 +84,13 @@ def describe_study(
         together += cost
     shared = ", in one process; workers share that out" if executor in WORKERS else ""
     return "\n".join([*lines, f"  together {together}{shared}"])
+
+
+def _more_for_tuning(spec: StudySpec, tuning: list[RunSpec], missing: list[RunSpec]) -> str:
+    """What tuning may add to its runs, unless all of them are done."""
+    more = most_tuning_runs(spec) - len(tuning)
+    is_done = not {run.id for run in tuning} & {run.id for run in missing}
+    return "" if is_done or not more else f", and up to {more} more, not counted below, where the best is at the edge"
 
 
 @dataclass

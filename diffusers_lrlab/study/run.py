@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,12 +11,16 @@ from ..core.environment import allowed_threads
 from ..core.errors import LabError
 from ..core.registered import registered_code_located
 from ..training.prepare import keep_freed_memory
-from .analysis.summary import chosen_rates, summarise, write_summary
+from .analysis.findings import counted
+from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
+from .analysis.summary import notes_on, summarise, write_summary
+from .analysis.tuning import chosen_rates, tuning_rounds
 from .executors import EXECUTORS, check_executor, open_workers, share_out
 from .executors.jobs import Workers, make_jobs, run_jobs
 from .runs.context import StudyContext
 from .runs.precision import products_in
-from .runs.results import StudyFolder
+from .runs.progress import StudyProgress
+from .runs.results import RunResult, StudyFolder
 from .runs.stops import stops_explained
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import spec_from_dict
@@ -56,7 +61,7 @@ def run_study(
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.write_spec(spec, command)
         with open_workers(executor, num_workers, address, study) as workers:
-            _do_missing(tuning, study, executor, workers, "tune")
+            tuning = _tune(spec, study, executor, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
             if unknown := folder.unknown_files([*tuning, *runs]):
                 where = folder.path / "runs"
@@ -65,16 +70,24 @@ def run_study(
         # Every run has its result: what is left here belongs to runs that were changed in between.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
-        return _write_results(spec, runs, tuning, study, command)
+        return _write_all(spec, runs, tuning, study, command)
 
 
 def report_study(out: Path) -> Path:
-    """Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none."""
+    """
+    Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none.
+
+    The folder may be a card, which has `runs.parquet` in place of the results.
+    """
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
     spec = spec_from_dict(saved, folder.path)
+    if (out / RUNS_TABLE).exists() and not (out / "runs").exists():
+        results, notes = read_runs(out)
+        with folder.locked():
+            return _write_results(spec, results, notes, folder, StudyProgress(), command)
     study = StudyContext(folder)  # whatever the runs were computed in
-    tuning = expand_tuning(spec)
+    tuning = sum(tuning_rounds(spec, folder), [])
     folder.check_results(tuning)
     if folder.missing(tuning):
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
@@ -83,16 +96,50 @@ def report_study(out: Path) -> Path:
     if not folder.results(runs):
         raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
     with folder.locked():
-        return _write_results(spec, runs, tuning, study, command)
+        return _write_all(spec, runs, tuning, study, command)
 
 
-def _write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
+def _write_all(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
+    """Table of runs, summary and report."""
+    results = study.folder.results([*runs, *tuning])
+    notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
+    write_runs(results, notes, study.folder.path)
+    return _write_results(spec, results, notes, study.folder, study.progress, command)
+
+
+def _write_results(
+    spec: StudySpec,
+    results: list[RunResult],
+    notes: dict[str, Any],
+    folder: StudyFolder,
+    progress: StudyProgress,
+    command: str,
+) -> Path:
+    """Summary and report, from the results of all runs."""
     from .report.report import write_report
 
-    results, of_tuning = study.folder.results(runs), study.folder.results(tuning)
-    summary = summarise(spec, runs, results, of_tuning, study, command)
-    write_summary(study.folder, summary)
-    return write_report(study.folder.path, [*results, *of_tuning], summary, study.progress)
+    compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
+    summary = summarise(spec, compared, tuning, notes, progress, command)
+    write_summary(folder, summary)
+    return write_report(folder.path, results, summary, progress)
+
+
+def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:
+    """Computes the runs for tuning that have no result yet, round by round; returns all of them."""
+    while True:
+        for runs in tuning_rounds(spec, study.folder):
+            study.drop_outdated(runs)  # which may change what follows from them
+        rounds = tuning_rounds(spec, study.folder)
+        tuning = sum(rounds, [])
+        if not study.folder.missing(tuning):
+            return tuning
+        if len(rounds) > 1:
+            at_edge = {f"{run.arm} on {run.dataset}": None for run in rounds[-1]}
+            study.progress.log(
+                f"The best learning rate is at the edge of those tried ({', '.join(at_edge)}): "
+                f"{counted(len(rounds[-1]), 'run')} beyond it."
+            )
+        _do_missing(rounds[-1], study, executor, workers, "tune")
 
 
 def _do_missing(

@@ -23,6 +23,7 @@ from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
 from diffusers_lrlab.hub.fetch import check_files
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
+from diffusers_lrlab.study.analysis.runs_table import write_runs
 from diffusers_lrlab.study.report.report import write_report
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -44,6 +45,7 @@ def folders(tmp_path_factory):
     for name in ("summary.parquet", "spec.yaml"):
         shutil.copyfile(STUDY / name, folder / "study" / name)
     (folder / "study" / "runs" / "a--dino--0--0.json").write_text("{}")
+    write_runs(results, {}, folder / "study")
     (folder / "study" / "weights").mkdir()
     (folder / "study" / "weights" / "a.safetensors").write_bytes(b"weights")
     return folder
@@ -152,6 +154,8 @@ def test_a_study_is_a_data_set_of_its_summary(folders, hub, tmp_path, folder):
     rows = len(json.loads((STUDY / "summary.json").read_text())["rows"])
     assert python(f"{example}\nprint(len(summary))", hub, tmp_path).strip() == str(rows)
     if folder == "study":
+        code = 'from datasets import load_dataset\nprint(len(load_dataset("user/study", "runs", split="runs")))'
+        assert python(code, hub, tmp_path).strip() == "4"
         lrlab("push", folders / folder, "--repo_id", "user/study", "--include_checkpoints", env=hub.env, cwd=tmp_path)
         assert "weights/a.safetensors" in hub.dataset("user/study").files
 

@@ -39,6 +39,7 @@ from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.study import forecast
 from diffusers_lrlab.study.analysis.consistency import consistency
+from diffusers_lrlab.study.analysis.runs_table import read_runs, write_runs
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.runs import measure
 from diffusers_lrlab.study.runs.context import StudyContext
@@ -495,7 +496,7 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     assert main(["study", "card", str(done), f"--out={card}"]) == 0
     assert f"Wrote {card / 'README.md'}." in capsys.readouterr().out
     names = {path.name for path in card.iterdir()}
-    assert names >= {"README.md", "summary.json", "summary.parquet", "spec.yaml", "tables"}
+    assert names >= {"README.md", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "tables"}
     assert names - {path.name for path in (done / "report").iterdir()} == {
         "README.md",
         *names & {path.name for path in done.iterdir()},
@@ -511,6 +512,69 @@ def test_a_card_is_what_others_are_to_see(reported, tmp_path, capsys):
     assert (card / "loss.png").read_bytes() == (done / "report/loss.png").read_bytes()
 
 
+def test_a_card_makes_its_own_tables(reported, tmp_path, capsys, monkeypatch):
+    """Of the values of each seed: nothing else of the study is there, and the code is that of any report."""
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    before = {name: (card / name).read_bytes() for name in ("summary.json", "summary.parquet", "runs.parquet")}
+    for name in ("summary.json", "summary.parquet"):
+        (card / name).unlink()
+    monkeypatch.setattr(report, "write_report", write_report)
+    assert main(["study", "report", str(card)]) == 0
+    assert {name: (card / name).read_bytes() for name in before} == before
+    tables = {path.name: path.read_bytes() for path in (card / "tables").iterdir()}
+    assert {path.name: path.read_bytes() for path in (card / "report" / "tables").iterdir()} == tables
+    assert {"summary_energy_distance.tex", "speedups.tex", "cost.tex", "consistency.tex"} <= {*tables}
+    made, there = ((path / "report" / "report.md").read_text() for path in (card, reported))
+    assert made.split("## Before you rely on it")[0] == there.split("## Before you rely on it")[0]
+    values = read_runs(card).results
+    expected = records(reported)
+    assert {run.id: run.results for run in values} == {name: run["train"]["results"] for name, run in expected.items()}
+
+
+@pytest.mark.parametrize("name", ["beyond", "with_hot"])
+def test_the_table_of_runs_has_those_that_tuned_and_diverged(request, name, tmp_path):
+    out, card = request.getfixturevalue(name), tmp_path / "card"
+    card.mkdir()
+    for file in ("runs.parquet", "spec.yaml"):
+        shutil.copyfile(out / file, card / file)
+    assert main(["study", "report", str(card)]) == 0
+    assert (card / "summary.json").read_bytes() == (out / "summary.json").read_bytes()
+    rows = parquet.read_table(card / "runs.parquet").to_pylist()
+    runs = {run["run"]["id"]: run for run in records(out).values()}
+    assert {row["id"] for row in rows} == {*runs}
+    for row in rows:
+        run = runs[row["id"]]["run"]
+        for key in ("arm", "dataset", "seed", "stage", "status", "error", "learning_rate"):
+            assert row[key] == run[key]
+        assert row["validation_loss_ema"] == runs[row["id"]]["train"]["results"].get("validation_loss_ema")
+        assert row["training_seconds"] == runs[row["id"]]["train"]["training_seconds"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "another table"])
+def test_a_damaged_table_of_runs_is_said(stacked, tmp_path, capsys, damage):
+    for file in ("runs.parquet", "spec.yaml"):
+        shutil.copyfile(stacked / file, tmp_path / file)
+    table = tmp_path / "runs.parquet"
+    if damage == "another table":
+        shutil.copyfile(stacked / "summary.parquet", table)
+    else:
+        table.write_bytes(b"text" if damage == "text" else table.read_bytes()[:500])
+    assert main(["study", "report", str(tmp_path)]) == 2
+    assert "runs.parquet' is damaged, or not the table of a study's runs" in capsys.readouterr().err
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_metric_may_have_the_name_of_a_column(stacked, tmp_path):
+    results = read_runs(stacked).results
+    for result in results:
+        result.results["seed"] = 0.5
+    write_runs(results, {"metrics": []}, tmp_path)
+    again = read_runs(tmp_path)
+    assert [(run.seed, run.results) for run in again.results] == [(run.seed, run.results) for run in results]
+    assert again.notes == {"metrics": []}
+
+
 def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -520,6 +584,10 @@ def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
     assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
     assert f"has no report yet. Make one by `lrlab study report {done}`" in capsys.readouterr().err
+    shutil.copytree(reported / "report", done / "report")
+    (done / "runs.parquet").unlink()
+    assert main(["study", "card", str(done), f"--out={tmp_path / 'card'}"]) == 2
+    assert "has no runs.parquet, as its report is of an earlier version. Make it anew by" in capsys.readouterr().err
     assert main(["study", "card", str(tmp_path), f"--out={tmp_path / 'card'}"]) == 2
     assert "There is no study in" in capsys.readouterr().err
     assert not (tmp_path / "card").exists()
@@ -738,7 +806,7 @@ def test_tuning_takes_the_best_rate_that_does_not_diverge(home, tmp_path):
 
 def test_a_chosen_rate_at_the_edge_is_said(home, tmp_path):
     """Here of the rates that were tried: the best may lie beyond."""
-    tune = {"factors": [0.1, 1, 10], "seeds": [10], "metric": "validation_loss_ema"}
+    tune = {"factors": [0.1, 1, 10], "seeds": [10], "metric": "validation_loss_ema", "extensions": 0}
     out = study(home, tmp_path / "out", **ONE, tune=tune, arms={"cosine": SPEC["arms"]["cosine"]})
     rows = read_summary(out)["tuning"]
     assert [row["learning_rate"] for row in rows] == pytest.approx([1e-4, 1e-3, 1e-2])
@@ -752,8 +820,99 @@ def test_an_arm_that_diverges_at_every_rate_takes_part_with_the_lowest(home, tmp
     rows = [row for row in read_summary(out)["rows"] if row["metric"] == "validation_loss_ema"]
     assert {row["arm"]: row["n"] for row in rows} == {"constant": 1, "cosine": 1, "hot": 0}
     assert {row["arm"]: row["diverged"] for row in rows} == {"constant": 0, "cosine": 0, "hot": 1}
-    assert [row["learning_rate"] for row in read_summary(out)["tuning"] if row["arm"] == "hot" and row["chosen"]] == [1e30]
+    rates = {row["learning_rate"]: row["chosen"] for row in read_summary(out)["tuning"] if row["arm"] == "hot"}
+    assert [*rates] == pytest.approx([1e27, 1e28, 1e29, 1e30, 1e31])
+    assert [*rates.values()] == [True, False, False, False, False]
     assert main(["study", "report", str(out)]) == 0
+
+
+# The best rate of these is far above the grid.
+BEYOND = {**ONE, "tune": {"factors": [0.1, 0.3], "seeds": [10], "metric": "validation_loss_ema", "extensions": 5}}
+BEYOND |= {"metrics": ["validation_loss_ema"]}
+
+
+def tuning_of(out):
+    return {record["run"]["id"]: record["run"] for record in records(out).values() if record["run"]["stage"] == "tune"}
+
+
+@pytest.fixture(scope="module")
+def beyond(home):
+    return study(home, home / "beyond", "--executor=stacked", **BEYOND)
+
+
+def test_rates_beyond_the_edge_are_tried(beyond, capsys):
+    rows = read_summary(beyond)["tuning"]
+    for arm in SPEC["arms"]:
+        rates = {row["learning_rate"]: row["score"] for row in rows if row["arm"] == arm}
+        assert len(rates) > 3
+        assert [*rates] == pytest.approx([1e-3 * 10 ** (number / 2 - 1) for number in range(len(rates))], rel=0.06)
+        best = min(rates, key=rates.get)
+        assert min(rates) < best < max(rates)
+        assert [(row["learning_rate"], row["at_edge"]) for row in rows if row["arm"] == arm and row["chosen"]] == [
+            (best, False)
+        ]
+        compared = [record["run"] for record in records(beyond).values() if record["run"]["stage"] == "compare"]
+        assert {run["learning_rate"] for run in compared if run["arm"] == arm} == {best}
+    before = (beyond / "summary.json").read_text()
+    assert main(["study", "report", str(beyond)]) == 0
+    assert (beyond / "summary.json").read_text() == before
+    capsys.readouterr()
+    main(["study", "run", str(beyond / "spec.yaml"), f"--out={beyond}", "--dry_run"])
+    text = capsys.readouterr().out
+    assert f"before, {len(rows)} runs to choose learning rates\n" in text
+    assert f"{len(records(beyond))} of them are done already" in text
+
+
+def test_the_forecast_says_that_tuning_may_add_runs(home, capsys):
+    assert main(["study", "run", str(write_spec(home, **BEYOND)), "--dry_run"]) == 0
+    assert "before, 4 runs to choose learning rates, and up to 10 more" in capsys.readouterr().out
+
+
+def test_tuning_goes_on_in_the_middle_of_a_round(home, beyond):
+    """As after a kill: of the third round, one run of two has its result, and nothing after that is there."""
+    out = shutil.copytree(beyond, home / "middle-of-a-round")
+    rates = {run["id"]: run["learning_rate"] for run in tuning_of(out).values()}
+    third = sorted(name for name, rate in rates.items() if rate == pytest.approx(3e-3))
+    assert len(third) == 2
+    gone = {third[0], *(name for name, rate in rates.items() if rate > 5e-3)} | {*records(out)} - {*rates}
+    for name in gone:
+        (out / "runs" / f"{name}.json").unlink()
+    assert main(["study", "report", str(out)]) == 2  # the rates are not chosen yet
+    study(home, out, "--executor=stacked", **BEYOND)
+    assert_same_but_for_times(beyond, out)
+
+
+def test_a_study_without_extensions_goes_on_with_them(home, beyond, tmp_path):
+    """As one of an earlier version: its results stay."""
+    out = study(home, tmp_path / "out", **{**BEYOND, "tune": {**BEYOND["tune"], "extensions": 0}})
+    assert {row["at_edge"] for row in read_summary(out)["tuning"] if row["chosen"]} == {True}
+    before = moments(out)
+    study(home, out, "--executor=stacked", **BEYOND)
+    assert before.items() <= moments(out).items()
+    assert {*tuning_of(out)} == {*tuning_of(beyond)}
+    assert read_summary(out)["tuning"] == read_summary(beyond)["tuning"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["local", "pool"])
+def test_executors_agree_on_the_rates_that_are_tried(home, beyond, tmp_path, executor):
+    out = study(home, tmp_path / "out", f"--executor={executor}", **BEYOND)
+    assert {*tuning_of(out)} == {*tuning_of(beyond)}
+
+
+@pytest.mark.slow
+def test_killed_while_it_tunes_beyond_the_edge(home, beyond, tmp_path):
+    (name,) = [
+        run["id"] for run in tuning_of(beyond).values() if run["arm"] == "cosine" and 2e-3 < run["learning_rate"] < 5e-3
+    ]
+    out = tmp_path / "out"
+    with started(home, out, "--executor=stacked", **BEYOND) as process:
+        wait_for(process, out, f"runs/{name}.json")
+        process.kill()
+        process.wait()
+    assert len(tuning_of(out)) < len(tuning_of(beyond))
+    study(home, out, "--executor=stacked", **BEYOND)
+    assert_same_but_for_times(beyond, out)
 
 
 # --- divergence, little to compare -----------------------------------------------------------------------------------
@@ -932,7 +1091,7 @@ def test_a_run_that_breaks_at_its_very_end_diverged(home, tmp_path):
 
 
 def test_a_dry_run_knows_the_rates_that_were_chosen(home, tmp_path, capsys):
-    tune = {"factors": [0.3, 3], "seeds": [10], "metric": "validation_loss_ema"}
+    tune = {"factors": [0.3, 3], "seeds": [10], "metric": "validation_loss_ema", "extensions": 0}
     out = study(home, tmp_path / "out", **ONE, tune=tune)
     capsys.readouterr()
     assert main(["study", "run", str(home / "study.yaml"), f"--out={out}", "--dry_run"]) == 0

@@ -1,6 +1,5 @@
 """From the results of a study to its summary: rows, ranks, findings, cost."""
 
-import itertools
 import json
 import math
 from collections import Counter
@@ -8,20 +7,20 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...evaluation.metrics import better_of, metric_label
 from ..runs.context import StudyContext
+from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, finite
-from ..spec.spec import RunSpec, StudySpec, Tuning, controlled
+from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
 from .findings import SPEEDUP, findings, speedup_findings
 from .paper import nearest_arms
 from .ranks import ranks
 from .speedups import speedups
 from .statistics import add_holm, compare
+from .tuning import tuning_rows
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
@@ -36,20 +35,29 @@ def values_of(spec: StudySpec, results: list[RunResult], metric: str) -> Values:
     return values
 
 
+def notes_on(runs: list[RunSpec], results: list[RunResult], study: StudyContext) -> dict[str, Any]:
+    """What a summary says that takes more than the figures of its runs: their specifications, weights, or this machine."""
+    return {
+        "metrics": list(dict.fromkeys(name for run in runs for name in run.metrics)),
+        "meta": describe_environment(),
+        "consistency": consistency(runs, results, study),
+    }
+
+
 def summarise(
     spec: StudySpec,
-    runs: list[RunSpec],
     results: list[RunResult],
     tuning: list[RunResult],
-    study: StudyContext,
+    notes: dict[str, Any],
+    progress: StudyProgress,
     command: str,
 ) -> dict[str, Any]:
-    """Everything that report and card say, as data; `results` are of `runs`, `tuning` of runs that chose learning rates."""
+    """Everything that report and card say, as data; `tuning` are runs that chose learning rates, `notes` of `notes_on`."""
     rows: Rows = []
     sentences, ranked, controls = {}, {}, {}
-    asked = dict.fromkeys(name for run in runs for name in run.metrics)
+    asked = notes["metrics"]
     metrics = list(spec.metrics) or [name for name in asked if any(name in result.results for result in results)]
-    for metric in study.progress.steps(metrics, "statistics"):
+    for metric in progress.steps(metrics, "statistics"):
         values = values_of(spec, results, metric)
         of_metric = _compare(results, metric, values, spec.baseline)
         rows += of_metric
@@ -58,18 +66,18 @@ def summarise(
         sentences[metric] = _sentences(metric, of_metric, spec.baseline) + of_controls
         if better_of(metric) != "neither":
             ranked[metric] = ranks(values, metric)
-    about = _study(spec, metrics, results, tuning, command)
+    about = _study(spec, metrics, results, tuning, command) | {"meta": notes["meta"]}
     summary: dict[str, Any] = {"study": about, "rows": rows, "ranks": ranked, "findings": sentences}
     if spec.speedup_metric:
         summary["speedups"], controls[SPEEDUP], sentences[SPEEDUP] = _compare_speed(spec, results)
     if controlled(spec.arms):
         summary["controls"] = controls
     if spec.tune:
-        summary["tuning"] = _tuning_rows(spec, spec.tune, results, tuning)
+        summary["tuning"] = tuning_rows(spec, results, tuning)
     if spec.paper == "nearest":
         summary["search"] = nearest_arms(results)
-    if between := consistency(runs, results, study):
-        summary["consistency"] = between
+    if notes["consistency"]:
+        summary["consistency"] = notes["consistency"]
     return finite(summary)
 
 
@@ -154,43 +162,6 @@ def against_controls(
     return rows, [sentence for control, of_pair in found for sentence in describe(of_pair, control)]
 
 
-def _tuning_rows(spec: StudySpec, tune: Tuning, results: list[RunResult], tuning: list[RunResult]) -> Rows:
-    chosen = {(result.arm, result.dataset): result.learning_rate for result in results}
-    rows = []
-    for arm, dataset in itertools.product(spec.arms, spec.datasets):
-        scores = _tuning_scores(tune, tuning, arm, dataset)
-        for rate, score in scores.items():
-            is_chosen = chosen.get((arm, dataset)) == rate
-            row = {"arm": arm, "dataset": dataset, "learning_rate": rate, "score": score, "chosen": is_chosen}
-            rows.append({**row, "at_edge": is_chosen and rate in (min(scores), max(scores))})
-    return rows
-
-
-def chosen_rates(spec: StudySpec, tuning: list[RunResult]) -> dict[tuple[str, str], float] | None:
-    """
-    The learning rate of each arm on each data set, by the mean of the metric; rates at which a run diverged are out.
-
-    The lowest one where there is no other: the comparison shows how the arm fares with it.
-    """
-    if spec.tune is None:
-        return None
-    chosen = {}
-    for arm, dataset in itertools.product(spec.arms, spec.datasets):
-        scores = _tuning_scores(spec.tune, tuning, arm, dataset)
-        chosen[arm, dataset] = min(scores, key=lambda rate: (scores[rate], rate))
-    return chosen
-
-
-def _tuning_scores(tune: Tuning, tuning: list[RunResult], arm: str, dataset: str) -> dict[float, float]:
-    """From learning rates to the mean of the metric over the seeds for tuning; infinite if one of them diverged."""
-    values: dict[float, list[float]] = {}
-    for result in tuning:
-        if (result.arm, result.dataset) == (arm, dataset):
-            figure = result.results.get(tune.metric)
-            values.setdefault(result.learning_rate, []).append(math.inf if figure is None else figure)
-    return {rate: float(np.mean(values[rate])) for rate in sorted(values)}
-
-
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -216,5 +187,4 @@ def _study(
         "seconds": seconds,
         "hours": sum(seconds.values()) / 3600,
         "runs": {status: sum(result.status == status for result in everything) for status in ("finished", "diverged")},
-        "meta": describe_environment(),
     }

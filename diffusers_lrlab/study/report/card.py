@@ -7,6 +7,7 @@ import yaml
 
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
+from ..analysis.runs_table import RUNS_TABLE
 from ..runs.results import StudyFolder
 
 
@@ -20,13 +21,18 @@ def write_study_card(folder: Path, out: Path) -> Path:
     study.read_spec()
     if not report.exists():
         raise LabError(f"{str(folder)!r} has no report yet. Make one by `lrlab study report {folder}`.")
+    if not (folder / RUNS_TABLE).exists():
+        raise LabError(
+            f"{str(folder)!r} has no {RUNS_TABLE}, as its report is of an earlier version. Make it anew by `lrlab study "
+            f"report {folder}`."
+        )
     if out.exists() and not (out / "summary.json").exists() and (out.is_file() or next(out.iterdir(), None) is not None):
         raise LabError(f"{str(out)!r} holds something else than the card of a study. Give a new folder.")
     with atomic_folder(out) as temporary:
         for path in sorted((folder / "report").glob("*.png")):
             shutil.copyfile(path, temporary / path.name)
         shutil.copytree(folder / "report" / "tables", temporary / "tables")
-        for name in ("summary.json", "summary.parquet", "spec.yaml"):
+        for name in ("summary.json", "summary.parquet", RUNS_TABLE, "spec.yaml"):
             shutil.copyfile(folder / name, temporary / name)
         tags = ["diffusers", "learning-rate-schedule", "study"]
         metadata = {"license": "apache-2.0", "library_name": "diffusers_lrlab", "tags": tags}

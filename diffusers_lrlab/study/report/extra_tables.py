@@ -92,7 +92,9 @@ def tuning_table(rows: list[dict[str, Any]]) -> Table:
         said = ("chosen" + (", at the edge of those tried" if row["at_edge"] else "")) if row["chosen"] else ""
         cells.append([row["dataset"], row["arm"], said, f"{row['learning_rate']:g}", number(row["score"])])
     strong = frozenset((place, 2) for place, row in enumerate(rows) if row["chosen"])
-    note = "Chosen on seeds that the comparison does not use. At the edge, a better one may lie outside of what was tried."
+    note = (
+        "Chosen on seeds that the comparison does not use. At the edge, a better one may lie outside of all that was tried."
+    )
     columns = ["data set", "arm", "", "learning rate", "score"]
     return Table("tuning", "The learning rate of each arm", columns, cells, note, labels=3, strong=strong)
 

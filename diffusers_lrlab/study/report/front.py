@@ -182,4 +182,8 @@ def _rates(study: dict[str, Any], tuning: list[dict[str, Any]]) -> list[str]:
     if not edges:
         return []
     where = _short(edges, "choice")
-    return [f"The best learning rate tried was the lowest or the highest ({where}): a better one may lie outside."]
+    chosen = sum(row["chosen"] for row in tuning)
+    return [
+        f"{len(edges)} of {chosen} learning rates are not known to be the best: the lowest or the highest of those tried "
+        f"({where}), so a better one may lie outside."
+    ]

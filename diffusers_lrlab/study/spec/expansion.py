@@ -1,7 +1,9 @@
 """From the specification of a study to all of its runs, checked as a whole before one of them begins."""
 
 import dataclasses
+import itertools
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
 from .metrics import check_metrics, default_metrics
-from .spec import ARM_NOTES, PRESETS, PRESETS_FOLDER, RunSpec, StudySpec
+from .rates import extended
+from .spec import ARM_NOTES, PRESETS, PRESETS_FOLDER, Place, RunSpec, StudySpec, Tuning
 
 
-def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) -> list[RunSpec]:
+def expand(spec: StudySpec, chosen: dict[Place, float] | None = None) -> list[RunSpec]:
     """
     All runs of a comparison, checked, as far as that can be done without data.
 
@@ -44,21 +47,35 @@ def expand(spec: StudySpec, chosen: dict[tuple[str, str], float] | None = None) 
     return runs
 
 
-def expand_tuning(spec: StudySpec) -> list[RunSpec]:
+def expand_tuning(spec: StudySpec, numbers: Mapping[Place, Sequence[float]] | None = None) -> list[RunSpec]:
+    """
+    The runs that choose learning rates: of the grid of the specification, or of other numbers for each arm and data set.
+
+    Raises a `LabError` as `expand` does, also for arms that extensions of the grid would make the same.
+    """
     if spec.tune is None:
         return []
+    if numbers is not None:
+        return _tuning_runs(spec, spec.tune, numbers)
+    places = list(itertools.product(spec.arms, spec.datasets))
+    _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(places, extended(spec.tune.grid, spec.tune.extensions))))
+    return _tuning_runs(spec, spec.tune, dict.fromkeys(places, spec.tune.grid))
+
+
+def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Place, Sequence[float]]) -> list[RunSpec]:
+    if not any(numbers.values()):
+        return []
     runs = []
-    for (arm, dataset), (config, model, given) in _configs(spec).items():
-        check_metrics((spec.tune.metric,), config, "tune: metric")
-        for rate in spec.tune.rates_for(config):
-            for seed in spec.tune.seeds:
-                own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-                runs.append(RunSpec(arm, dataset, seed, "tune", own, (spec.tune.metric,), spec.precision, model, given))
-    _check_distinct(runs)
+    for place, (config, model, given) in _configs(spec).items():
+        check_metrics((tune.metric,), config, "tune: metric")
+        for number in numbers[place]:
+            for seed in tune.seeds:
+                own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
+                runs.append(RunSpec(*place, seed, "tune", own, (tune.metric,), spec.precision, model, given))
     return runs
 
 
-def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
+def _configs(spec: StudySpec) -> dict[Place, tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any]]]:
     """The resolved configuration of each arm on each data set, that of its model if one is asked for, and paths as given."""
     configs = {}
     models: dict[Any, dict[str, Any] | None] = {}  # read once each, as they may be on the Hub
@@ -84,7 +101,7 @@ def _configs(spec: StudySpec) -> dict[tuple[str, str], tuple[ResolvedConfig, dic
     return configs
 
 
-def _check_comparable(spec: StudySpec, configs: dict[tuple[str, str], ResolvedConfig]) -> None:
+def _check_comparable(spec: StudySpec, configs: dict[Place, ResolvedConfig]) -> None:
     """Raises a `LabError` if arms are compared by a loss or a distance that differs in meaning between them."""
     asked = {*spec.metrics, spec.speedup_metric}
     losses = sorted(name for name, metric in METRICS.items() if name in asked and metric.is_loss)

@@ -11,6 +11,7 @@ from ...training.config import TrainingConfig
 from .spec import ARM_NOTES, Tuning, controlled
 
 _LONGEST = 1000  # a list, and how many seeds
+_MOST_EXTENSIONS = 20  # ten decades, by 1, 3, 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
 
@@ -179,7 +180,7 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
         return None
     if not isinstance(value, dict):
         raise LabError("tune must be a mapping with learning_rates, seeds and metric.")
-    check_keys(value, ("learning_rates", "factors", "seeds", "metric"), "tune")
+    check_keys(value, ("learning_rates", "factors", "seeds", "metric", "extensions"), "tune")
     if ("learning_rates" in value) == ("factors" in value):
         raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")
     own = read_seeds(value.get("seeds", [1000, 1001]), "tune: seeds")
@@ -191,4 +192,10 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
     metric = str(value.get("metric", "kl"))
     if better_of(metric) != "smaller":
         raise LabError(f"tune: metric {metric!r} is not better the smaller it is. Choose by one that is.")
-    return Tuning(numbers.get("learning_rates", ()), numbers.get("factors", ()), own, metric)
+    extensions = value.get("extensions", 3)
+    if not is_whole(extensions) or not 0 <= extensions <= _MOST_EXTENSIONS:
+        raise LabError(
+            f"tune: extensions: must be a whole number from 0 to {_MOST_EXTENSIONS}, got {extensions!r}. Hint: it limits "
+            "the rates that are added on a side while the best rate is at the edge."
+        )
+    return Tuning(numbers.get("learning_rates", ()), numbers.get("factors", ()), own, metric, extensions)

@@ -100,6 +100,7 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
     if isinstance(options.get("base"), dict):  # it may be somebody else's, whose code is only run where --import says so
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
-        options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
+        tune = {key: value for key, value in options["tune"].items() if value != []}
+        options["tune"] = {"extensions": 0, **tune}  # earlier versions had none, and did not save the key
     spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
     return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec

@@ -16,6 +16,7 @@ _ALWAYS_THERE = {"cache_dir": None, "dataloader_num_workers": 0}
 ARM_NOTES = ("description", "controls")  # what an arm has besides fields of the training configuration
 PRESETS = "(presets)"  # what is saved as the folder of those of the package
 PRESETS_FOLDER = Path(__file__).parent / "presets"
+Place = tuple[str, str]  # an arm and a data set
 _FORMAT = 1  # of result files; part of the identity of a run
 
 
@@ -32,9 +33,16 @@ class Tuning:
     factors: tuple[float, ...]  # instead: what to multiply the arm's own learning rate by
     seeds: tuple[int, ...]  # none of those that the comparison uses
     metric: str  # smaller is better
+    extensions: int  # rates on each side, at most, by which a grid is extended whose best rate is at its edge
 
-    def rates_for(self, config: ResolvedConfig) -> list[float]:
-        return list(self.learning_rates) or [config.learning_rate * factor for factor in self.factors]
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """Learning rates, or factors of the arm's own."""
+        return self.learning_rates or self.factors
+
+    def rate(self, number: float, config: ResolvedConfig) -> float:
+        """The learning rate that a number of the grid stands for."""
+        return number if self.learning_rates else config.learning_rate * number
 
 
 @dataclass(frozen=True)

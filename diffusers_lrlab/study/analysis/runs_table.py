@@ -1,0 +1,88 @@
+"""The runs of a study as one table, `runs.parquet`: all that its statistics and tables are made of."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from ...core.errors import LabError
+from ...core.files import atomic_file
+from ..runs.results import RunResult, finite
+from .falling import has_end
+
+RUNS_TABLE = "runs.parquet"
+_KEY = b"diffusers_lrlab"  # of the metadata of the file
+_OF_RUN = {
+    **dict.fromkeys(("id", "arm", "dataset"), pa.string()),
+    "seed": pa.int64(),
+    **dict.fromkeys(("stage", "status"), pa.string()),
+    "learning_rate": pa.float64(),
+}
+_OF_TRAINING = {
+    **dict.fromkeys(("num_updates", "updates_done", "global_batch", "num_parameters"), pa.int64()),
+    **dict.fromkeys(("training_seconds", "sampling_seconds", "evaluation_seconds"), pa.float64()),
+}
+_OTHERS = {"error": pa.string(), "executor": pa.string(), "curves": pa.string()}  # the last two as JSON
+_FIXED = {**_OF_RUN, **_OF_TRAINING, **_OTHERS}
+
+
+class Runs(NamedTuple):
+    """Runs that were read from a table, and what the summary says that does not follow from them."""
+
+    results: list[RunResult]
+    notes: dict[str, Any]
+
+
+def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path) -> None:
+    """
+    Writes `runs.parquet`: a row for each run, tuning and diverged runs included, and a column for each metric.
+
+    `notes` are kept in the metadata of the file, as JSON. docs/reference/studies.md describes the columns.
+    """
+    results = list(results)
+    measured = dict.fromkeys(name for result in results for name in result.results)
+    metrics = {name: f"metric_{name}" if name in _FIXED else name for name in measured}
+    rows = []
+    for result in results:
+        run, train = result.record["run"], result.record["train"]
+        row = {name: getattr(result, name) for name in _OF_RUN} | {name: train.get(name) for name in _OF_TRAINING}
+        row |= {column: result.results.get(name) for name, column in metrics.items()}
+        executor, curves = json.dumps(run["executor"]), json.dumps(finite(_kept(result.curves)))
+        rows.append(row | {"error": run["error"], "executor": executor, "curves": curves})
+    columns = {**_OF_RUN, **_OF_TRAINING, **dict.fromkeys(metrics.values(), pa.float64()), **_OTHERS}
+    about = json.dumps(finite({"metrics": metrics, "notes": notes}), allow_nan=False)
+    schema = pa.schema(columns, metadata={_KEY: about.encode()})
+    with atomic_file(folder / RUNS_TABLE) as path:
+        parquet.write_table(pa.Table.from_pylist(rows, schema), path)
+
+
+def read_runs(folder: Path) -> Runs:
+    """What `write_runs` has written; raises a `LabError` for a file that it has not."""
+    file = folder / RUNS_TABLE
+    try:
+        table = parquet.read_table(file)
+        about = json.loads(table.schema.metadata[_KEY])
+        return Runs([_result(row, about["metrics"]) for row in table.to_pylist()], about["notes"])
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        raise LabError(f"{str(file)!r} is damaged, or not the table of a study's runs. Restore it from a copy.") from None
+
+
+def _result(row: dict[str, Any], metrics: dict[str, str]) -> RunResult:
+    run = {name: row[name] for name in (*_OF_RUN, "error")} | {"executor": json.loads(row["executor"])}
+    train = {name: row[name] for name in _OF_TRAINING}
+    train["results"] = {name: row[column] for name, column in metrics.items() if row[column] is not None}
+    return RunResult({"run": run, "train": train, "curves": json.loads(row["curves"]), "config": {}})
+
+
+def _kept(curves: dict[str, Any]) -> dict[str, Any]:
+    """The curves that tables and sentences need: held-out losses, and the training loss where those are too few."""
+    quality, loss = curves["quality"], curves["loss"]
+    updates = np.array(quality.get("update", []))
+    columns = [np.array(values, float) for name, values in quality.items() if name != "update"]
+    is_enough = bool(columns) and all(has_end(updates[np.isfinite(values)]) for values in columns)
+    names = () if is_enough else ("update", "loss")
+    return {"loss": {name: loss[name] for name in names if name in loss}, "quality": quality}

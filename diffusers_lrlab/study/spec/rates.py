@@ -1,0 +1,47 @@
+"""How a grid of learning rates, or of factors of one, goes on beyond its edge."""
+
+import math
+from collections.abc import Sequence
+
+_REL_TOL = 1e-9
+
+
+def next_beyond(grid: Sequence[float], higher: bool) -> float | None:
+    """
+    The next number above or below all of a grid; `None` where floats end.
+
+    A grid whose last two numbers are neighbours in 1, 3, 10, 30 goes on in that series, and so does a single number. Any
+    other grid goes on by the ratio of its last two.
+    """
+    *inner, edge = sorted(grid, reverse=not higher)
+    if not inner or _are_neighbours(inner[-1], edge, higher):
+        number = _next_in_series(edge, higher)
+    else:
+        number = float(f"{edge * (edge / inner[-1]):.12g}")
+    is_beyond = edge < number < math.inf if higher else 0 < number < edge
+    return number if is_beyond else None
+
+
+def extended(grid: Sequence[float], extensions: int) -> tuple[float, ...]:
+    """A grid, and so many numbers beyond it on both sides, as far as there are floats."""
+    numbers = list(grid)
+    for higher in (False, True):
+        for _ in range(extensions):
+            if (number := next_beyond(numbers, higher)) is None:
+                break
+            numbers.append(number)
+    return tuple(numbers)
+
+
+def _are_neighbours(inner: float, edge: float, higher: bool) -> bool:
+    there, back = _next_in_series(inner, higher), _next_in_series(edge, not higher)
+    return math.isclose(there, edge, rel_tol=_REL_TOL) and math.isclose(back, inner, rel_tol=_REL_TOL)
+
+
+def _next_in_series(number: float, higher: bool) -> float:
+    """The nearest of 1, 3, 10, 30, ..., 0.3, 0.1, ... above or below a number, as the float that one would type."""
+    exponent = math.floor(math.log10(number))
+    series = [float(f"{digit}e{exponent + shift}") for shift in (-1, 0, 1) for digit in (1, 3)]
+    if higher:
+        return min(other for other in series if other > number * (1 + _REL_TOL))
+    return max(other for other in series if other < number * (1 - _REL_TOL))

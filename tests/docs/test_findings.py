@@ -1,0 +1,80 @@
+"""The figures of docs/findings.md are those of the cards beside them."""
+
+import json
+import re
+from pathlib import Path
+
+from tables import cases
+
+from diffusers_lrlab.study.analysis.paper import _ROWS
+
+ROOT = Path(__file__).parents[2]
+_NUMBER = re.compile(r"(?<![\w.-])\d+\.\d+(?![\w.]*\d)")
+_ELSEWHERE = {"0.0003", "0.1", "0.99", "0.75"}  # of specifications
+
+
+def sections():
+    """The sections of the findings that refer to cards, by title: the cards, and the text without versions and links."""
+    found = {}
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        if cards := set(re.findall(r"model_cards/([\w-]+)/", section)):
+            title, _, rest = section.partition("\n")
+            found[title] = sorted(cards), re.sub(r"torch\s[\d.]+|arXiv [\d.]+|\(https:[^)]*\)", "", rest)
+    return found
+
+
+def summary_of(card):
+    return json.loads((ROOT / "model_cards" / card / "summary.json").read_text())
+
+
+def numbers(value):
+    """All numbers of a summary but p before it was adjusted."""
+    if isinstance(value, dict):
+        return [number for key, item in value.items() if key != "p" for number in numbers(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in numbers(item)]
+    return [value] if isinstance(value, float) else []
+
+
+def unknown(text, values):
+    """The decimal numbers of a text that are no rounded value, nor one as a percentage."""
+    known = [abs(factor * value) for value in values for factor in (1, 100)]
+    found = [number for number in _NUMBER.findall(text) if number not in _ELSEWHERE]
+    return [number for number in found if number not in {f"{value:.{len(number.split('.')[1])}f}" for value in known}]
+
+
+def of_paper():
+    return [figure for row in _ROWS.values() for of_dataset in row for figure in of_dataset]
+
+
+@cases("title", sorted(sections()))
+def test_every_figure_of_a_finding_is_in_its_cards(title):
+    """Loosely: it is a figure of them, if not that of its row."""
+    cards, text = sections()[title]
+    assert unknown(text, [*numbers(list(map(summary_of, cards))), *of_paper()]) == []
+
+
+def test_the_table_of_optimizers_is_that_of_the_card():
+    summary = summary_of("optimizers-2d")
+    (text,) = [text for cards, text in sections().values() if cards == ["optimizers-2d"]]
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, flags=re.MULTILINE))
+    assert [*shown] == [*summary["study"]["arms"]]
+    for arm, line in shown.items():
+        expected = []
+        for dataset in summary["study"]["datasets"]:
+            (rate,) = [row for row in summary["tuning"] if row["chosen"] and (row["arm"], row["dataset"]) == (arm, dataset)]
+            expected.append(f"{rate['learning_rate']:g}" + (", at the edge" if rate["at_edge"] else ""))
+            for metric, digits in (("kl", 3 if dataset == "dino" else 4), ("validation_loss_ema", 4)):
+                (row,) = [
+                    row for row in summary["rows"] if (row["arm"], row["dataset"], row["metric"]) == (arm, dataset, metric)
+                ]
+                figures = f"{row['mean']:.{digits}f} ± {row['std']:.{digits}f}"
+                differs = row["p_adjusted"] is not None and row["p_adjusted"] < 0.05
+                expected.append(f"**{figures}**" if differs else figures)
+        assert line.split(" | ") == expected
+
+
+def test_a_figure_that_is_not_in_the_card_is_found():
+    assert unknown("2.36 instead of 3.31, by 12.5 %", [2.36453, 3.31278, 0.125]) == []
+    assert unknown("2.37 instead of 3.31", [2.36453, 3.31278]) == ["2.37"]
