@@ -54,7 +54,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if src_uri.startswith("repository/"):
         page.meta["search"] = {"exclude": True}  # cards would drown the pages
         source = src_uri.removeprefix("repository/")
-        return _LINK.sub(lambda match: _in_the_site(match, source, src_uri), markdown) if (ROOT / source).is_file() else markdown
+        return (
+            _LINK.sub(lambda match: _in_the_site(match, source, src_uri), markdown)
+            if (ROOT / source).is_file()
+            else markdown
+        )
     markdown = generated.fill(markdown)
     for name, make in generated.BUILT.items():
         if f"<!-- {name}:" in markdown:

@@ -51,7 +51,9 @@ BREAKS = {  # what is added to a page, and what mkdocs says of it
 def test_a_broken_page_stops_the_site(tmp_path):
     shutil.copytree(printed.ROOT, tmp_path / "clone", ignore=shutil.ignore_patterns(".*", "tests", "*.parquet"))
     page = tmp_path / "clone/docs/index.md"
-    page.write_text("\n\n".join([page.read_text(encoding="utf-8"), *(text for text, _ in BREAKS.values())]), encoding="utf-8")
+    page.write_text(
+        "\n\n".join([page.read_text(encoding="utf-8"), *(text for text, _ in BREAKS.values())]), encoding="utf-8"
+    )
     (page.parent / "left-out.md").write_text("# A page that is not in the navigation\n", encoding="utf-8")
     done = build(tmp_path / "clone", tmp_path / "site")
     assert done.returncode == 1
