@@ -128,7 +128,7 @@ def _part_of_training_set_loss(evaluation: Evaluation) -> float:
     "training_set_loss",
     description='Loss of the raw weights on all training points (the paper\'s "evaluation loss")',
     source="the objective of the run",
-    traits=("is_loss",),
+    traits=("is_loss", "on_request"),
     facts={
         "card_title": "Loss of raw weights on all training points",
         "of": "run",
@@ -159,9 +159,14 @@ _of_points(
 )(kl.knn_kl)
 
 
+def _points_of_likelihood(evaluation: Evaluation) -> np.ndarray:
+    """No more than samples are measured: fewer after a short run."""
+    return evaluation.held_out[: min(_LIKELIHOOD_POINTS, evaluation.run.config.distance_samples or 0)]
+
+
 def _part_of_exact_kl(evaluation: Evaluation) -> float:
     """Two steps of the integration, which passes through the model once at its start and twice in each step."""
-    run, points = evaluation.run, evaluation.held_out[:_LIKELIHOOD_POINTS]
+    run, points = evaluation.run, _points_of_likelihood(evaluation)
     if run.config.dataset_name not in LOG_PROBS or len(points) < 2 or run.config.ddpm_num_steps < 2:
         return 0.0
     log_likelihood(run.bare_model, run.process, torch.from_numpy(points).to(run.bare_model.device), num_steps=2)
@@ -181,7 +186,7 @@ def _part_of_exact_kl(evaluation: Evaluation) -> float:
 )
 def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
     """With its standard error; nothing where the density of the data is not known."""
-    run, points = evaluation.run, evaluation.held_out[:_LIKELIHOOD_POINTS]
+    run, points = evaluation.run, _points_of_likelihood(evaluation)
     log_prob = LOG_PROBS.get(run.config.dataset_name or "")
     if log_prob is None or len(points) < 2 or run.config.ddpm_num_steps < 2:
         return {}  # the path of the ODE is from the first timestep to the last

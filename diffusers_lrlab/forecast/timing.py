@@ -71,11 +71,13 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
         validation, is_guess = _seconds_of_validation(trainer, trainer.validation, item, budget)
         validation *= plan.num_validations
         guessed += ["validation"] * is_guess
-    samples = results_of(trainer.kind).num_samples(config, plan.num_held_out, plan.num_images)
+    samples, shown = 0, 0
+    if config.evaluation:
+        samples, shown = results_of(trainer.kind).num_samples(config, plan.num_held_out, plan.num_images), plan.num_pictures
     of_samples, is_guess = _seconds_of_samples(trainer, max(samples, config.eval_batch_size), item, budget)
     guessed += ["sampling"] * is_guess
-    sampling = of_samples(config.eval_batch_size) * plan.num_pictures + (of_samples(samples) if samples else 0.0)
-    if trainer.accelerator.is_main_process:
+    sampling = of_samples(config.eval_batch_size) * shown + (of_samples(samples) if samples else 0.0)
+    if trainer.accelerator.is_main_process and config.evaluation:
         evaluation = forecast_evaluation(trainer, samples, budget)
     known = {name: seconds for name, seconds in evaluation.items() if seconds is not None}
     num, of_evaluation = plan.num_updates, sum(known.values())

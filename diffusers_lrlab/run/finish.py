@@ -6,7 +6,6 @@ import numpy as np
 from PIL import Image
 
 from ..training.results.base import results_of
-from ..training.samples import draw_samples
 from ..training.trackers import show_pictures
 from ..training.trainer import Trainer
 from .record import training_figures
@@ -30,11 +29,13 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     rows = folder.read_metrics()
     results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
     record["train"]["results"] = results
-    with trainer.averaged_weights():
-        samples = draw_samples(trainer, config.eval_batch_size)
-    figures = shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer))
-    results.update(figures)
-    trainer.keep_samples(samples)
+    figures: dict[str, Any] = {}
+    if config.evaluation:
+        with trainer.averaged_weights():
+            samples = shown_by.samples_to_show(trainer)
+        figures = shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer))
+        results.update(figures)
+        trainer.keep_samples(samples)
     record["train"] |= training_figures(trainer)
 
     from ..diagnostics.plot import plot_timesteps
@@ -43,7 +44,8 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
 
     plot_losses(rows, folder.lab / "loss.png")
     plot_lr(rows, trainer.plan, folder.lab / "lr.png", trainer.rollbacks.factors(np.arange(trainer.update)))
-    shown_by.draw(trainer, samples, folder.lab)
+    if config.evaluation:
+        shown_by.draw(trainer, samples, folder.lab)
     if trainer.observer is not None:
         plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
     _show_results(trainer, figures)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -98,6 +99,8 @@ class Plan:
     def num_previews(self) -> int:
         """Times during the run that samples are drawn, unless `save_images_epochs` says: 4, if they take 5 % at most."""
         config = self.config
+        if not config.evaluation:
+            return 0
         cost = self.kind.sampling_cost * config.eval_batch_size * config.ddpm_num_inference_steps
         return min(_MOST_PREVIEWS, self.num_updates - 1, int(_PREVIEW_SHARE * self._num_trained / cost))
 
@@ -126,9 +129,18 @@ class Plan:
 
 
 def make_plan(
-    config: ResolvedConfig, data: TrainingData, model_config: dict[str, Any] | None, num_processes: int = 1, rank: int = 0
+    config: ResolvedConfig,
+    data: TrainingData,
+    model_config: dict[str, Any] | None,
+    num_processes: int = 1,
+    rank: int = 0,
+    measures_in_full: bool = False,
 ) -> Plan:
-    """The plan of a run; a `LabError` for a batch larger than the data, and for a schedule that does not fit the length."""
+    """
+    The plan of a run; a `LabError` for a batch larger than the data, and for a schedule that does not fit the length.
+
+    `measures_in_full` has as many samples measured as after a long run: those of a study, which are compared.
+    """
     layout, kind, lr_form = config.layout(num_processes, rank), kind_of(config), config.timestep_lr_form
     schedule, peak = config.schedule_for(layout.global_batch), config.peak_learning_rate(layout.global_batch)
     if not config.auto_learning_rate:
@@ -139,8 +151,10 @@ def make_plan(
     if not num_updates:
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are no stream.")
     lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
-    if config.frechet_samples is None:
-        config = dataclasses.replace(config, frechet_samples=kind.frechet_samples(num_updates * layout.global_batch))
+    images_seen = sys.maxsize if measures_in_full else num_updates * layout.global_batch
+    samples = kind.measured_samples(images_seen, num_held_out, num_images)
+    open_ones: dict[str, Any] = {name: num for name, num in samples.items() if getattr(config, name) is None}
+    config = dataclasses.replace(config, **open_ones)
     return Plan(
         config=config,
         model_config=kind.model_arguments(config, model_config, data),

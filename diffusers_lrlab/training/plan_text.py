@@ -78,6 +78,8 @@ def _validation_in_words(plan: Plan) -> str:
 
 def _samples_in_words(plan: Plan) -> str:
     config = plan.config
+    if not config.evaluation:
+        return "none, as --no_evaluation says"
     times = "at the end"
     if config.save_images_epochs is not None:
         times = f"every {config.save_images_epochs} epochs, and {times}"

@@ -168,6 +168,13 @@ class OutputConfig:
         at_least=1,
         at_most=MOST_SAMPLES,
     )
+    evaluation: bool = option(
+        True,
+        "Draw samples during the run and at its end, measure them, and show them; a quick try may do without.",
+        EVALUATION,
+        study="no",
+        omit_default=True,
+    )
     frechet_samples: int | None = option(
         None,
         "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, fewer for a run of less than "
@@ -178,7 +185,8 @@ class OutputConfig:
     )
     distance_samples: int | None = option(
         None,
-        "Samples for the distances at the end of a run on points; as many as points are held out, 0 turns them off.",
+        "Samples for the distances at the end of a run on points; as many as points are held out, fewer for a run of less "
+        "than 2,560,000 points, 0 turns them off.",
         EVALUATION,
         at_least=0,
         at_most=MOST_SAMPLES,

@@ -62,7 +62,7 @@ class MadeUpStudy:
     def __init__(self):
         self.kept, self.told = [], []
         self.folder = SimpleNamespace(missing=lambda specs: [spec for spec in specs if spec.id not in self.kept])
-        self.progress = SimpleNamespace(log=self.told.append, advance=lambda updates: None)
+        self.progress = SimpleNamespace(log=self.told.append, advance=lambda amount, counter=None: None)
 
     def keep(self, spec, record, weights):
         self.kept.append(spec.id)

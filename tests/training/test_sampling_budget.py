@@ -7,6 +7,7 @@ import runs
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.training.kinds.base import KINDS
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 
@@ -14,6 +15,11 @@ from diffusers_lrlab.training.prepare import prepare
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     return prepare(TrainingConfig(output_dir=str(tmp_path_factory.mktemp("run")), cpu_threads=1))[0]
+
+
+@pytest.fixture
+def points():
+    return KINDS["points"].factory()
 
 
 @pytest.mark.parametrize(("updates", "times"), [(2408, 4), (1000, 2), (400, 0), (1, 0)])
@@ -30,7 +36,16 @@ def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
 
 @pytest.mark.parametrize(("updates", "samples"), [(2408, 1000), (1172, 500), (240, 100), (200, 0)])
 def test_a_short_run_is_evaluated_by_fewer_samples(digits, updates, samples):
-    assert digits.kind.frechet_samples(updates * digits.layout.global_batch) == samples
+    assert digits.kind.measured_samples(updates * digits.layout.global_batch, 256, 1541) == {"frechet_samples": samples}
+
+
+@pytest.mark.parametrize(
+    ("updates", "held_out", "samples"),
+    [(20_000, 10_000, 10_000), (10_000, 10_000, 10_000), (5_000, 10_000, 5_000), (300, 10_000, 300), (1, 10_000, 200)]
+    + [(300, 60, 60), (10_000, 0, 10_000), (10_000, 2_000, 2_000)],
+)
+def test_a_short_run_on_points_is_measured_by_fewer_samples(points, updates, held_out, samples):
+    assert points.measured_samples(updates * 256, held_out, 100_000) == {"distance_samples": samples}
 
 
 @pytest.mark.parametrize(("updates", "times"), [(2408, 21), (1000, 20), (300, 11), (52, 1), (1, 1)])

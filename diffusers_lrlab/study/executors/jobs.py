@@ -6,11 +6,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...core.errors import LabError, is_out_of_memory
 from ..runs.context import StudyContext
+from ..runs.progress import MEASURED, UPDATES
 from ..spec.spec import RunSpec
 from ..stacked.stacks import run_stacked, split_into_stacks
 from .local import run_local
@@ -47,7 +48,7 @@ class _Turn:
     job: Job
     future: Future[Outcome]
     last_sign: float | None  # none before it has begun, where nobody knows when that will be
-    shown: int = 0  # updates
+    shown: dict[str, float] = field(default_factory=lambda: dict.fromkeys((UPDATES, MEASURED), 0.0))
     hung: bool = False
 
 
@@ -100,9 +101,9 @@ def _listen(crew: Workers, busy: dict[Worker, _Turn], logged: set[str], study: S
             study.progress.log(value)
         if turn := turns.get(number):
             turn.last_sign = time.monotonic()
-            if about == "updates":
-                study.progress.advance(value - turn.shown)
-                turn.shown = value
+            if about in turn.shown:
+                study.progress.advance(value - turn.shown[about], about)
+                turn.shown[about] = value
 
 
 def _keep(turn: _Turn, outcome: Outcome, study: StudyContext) -> None:
@@ -122,7 +123,8 @@ def _after(turn: _Turn, study: StudyContext) -> list[Job]:
     _keep(turn, outcome, study)
     left = study.folder.missing(job.specs)
     # What is lost is done again, from what was saved.
-    study.progress.advance((0 if left else outcome.updates) - turn.shown)
+    for counter, shown in turn.shown.items():
+        study.progress.advance((0 if left else outcome.counts.get(counter, 0.0)) - shown, counter)
     if not left:
         return []
     names = ", ".join(spec.id for spec in job.specs)

@@ -21,7 +21,7 @@ from ...core.registered import registered_code_located
 from ...training.prepare import keep_freed_memory
 from ..runs.context import StudyContext
 from ..runs.precision import products_in
-from ..runs.progress import StudyProgress
+from ..runs.progress import MEASURED, UPDATES, StudyProgress
 from ..runs.results import StudyFolder
 from ..runs.stops import stops_explained
 from ..spec.spec import RunSpec
@@ -29,7 +29,7 @@ from ..spec.spec import RunSpec
 # How a job may end. A worker that is lost returns nothing; a job that is refused would be refused again.
 DONE, STOPPED, NO_MEMORY, REFUSED, FAILED, LOST = "done", "stopped", "no memory", "refused", "failed", "lost"
 _BUSY_SHARE = 0.05  # of a processor core: what does less is waiting
-Report = Callable[[str, Any], None]  # what it is about ("updates" done in this job, a line of "log", "alive"), and the value
+Report = Callable[[str, Any], None]  # what it is about (a counter of this job, a line of "log", "alive"), and the value
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Outcome:
     results: list[tuple[RunSpec, dict[str, Any], bytes | None]]
     ended: str
     text: str = ""
-    updates: int = 0
+    counts: dict[str, float] = field(default_factory=dict)  # of what a [`StudyProgress`] counts
     discarded: list[Path] = field(default_factory=list)
 
 
@@ -90,16 +90,16 @@ class _Progress(StudyProgress):
     def __init__(self) -> None:
         super().__init__(quiet=True)
         self.report: Report = lambda *_: None
-        self.updates, self._told_at = 0, 0.0
+        self.counts, self._told_at = dict.fromkeys((UPDATES, MEASURED), 0.0), 0.0
 
     def log(self, text: str) -> None:
         self.report("log", text[:1000])  # as much as a pipe takes at once
 
-    def advance(self, updates: int) -> None:
-        self.updates += updates
+    def advance(self, amount: float, counter: str = UPDATES) -> None:
+        self.counts[counter] += amount
         if time.monotonic() - self._told_at > 0.2:
             self._told_at = time.monotonic()
-            self.report("updates", self.updates)
+            self.report(counter, self.counts[counter])
 
 
 class _WorkerStudy(StudyContext):
@@ -116,7 +116,7 @@ class _WorkerStudy(StudyContext):
         self.stack_size, self.folder.done = len(job.specs), set(job.done)
         self.results: list[tuple[RunSpec, dict[str, Any], bytes | None]] = []
         self.discarded: list[Path] = []
-        self.progress.report, self.progress.updates = report, 0
+        self.progress.report, self.progress.counts = report, dict.fromkeys(self.progress.counts, 0.0)
 
     def keep(self, spec: RunSpec, record: dict[str, Any], weights: bytes | None) -> None:
         self.results.append((spec, record, weights))
@@ -154,7 +154,7 @@ def do_job(setup: Setup, job: Job, report: Report) -> Outcome:
         clear_device_cache(garbage_collection=True)
     if study is None:
         return Outcome([], ended, text)
-    return Outcome(study.results, ended, text, study.progress.updates, study.discarded)
+    return Outcome(study.results, ended, text, study.progress.counts, study.discarded)
 
 
 def _begin(setup: Setup) -> _WorkerStudy:

@@ -18,8 +18,10 @@ from ...training.samples import draw_samples
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .curves import Curves
+from .progress import MEASURED
 
 _FIXED_SAMPLES, _FIXED_STEPS = 500, 50
+DRAWN = 0.5  # the part of measuring a run, in its progress bar, that is drawing samples
 # Samples of a run by what they are for: "compared" by its metrics or else only "recorded", and "fixed_start".
 Drawn = dict[str, np.ndarray]
 
@@ -39,6 +41,7 @@ def record_run(
     is not `drawn` yet is drawn here.
     """
     sections, error = finish(run, spec, curves, error, drawn)
+    study.progress.advance(1 - (DRAWN if drawn else 0), MEASURED)
     weights = None
     if error is None and spec.stage == "compare" and run.kind.is_compared_between_runs:
         with run.averaged_weights():

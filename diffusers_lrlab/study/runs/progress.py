@@ -1,8 +1,8 @@
-"""What a user sees of a study while it runs: a bar over all updates, and lines above it."""
+"""What a user sees of a study while it runs: bars over its updates and over what is measured, and lines above them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
@@ -10,14 +10,15 @@ from ...core.environment import is_watched
 from ..spec.spec import RunSpec
 
 T = TypeVar("T")
+UPDATES, MEASURED = "updates", "measured"  # what is counted: updates of all runs, and runs, which may be measured in part
 
 
 class StudyProgress:
-    """The progress bar of a study; `quiet` prints nothing."""
+    """The progress bars of a study; `quiet` prints nothing."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
-        self._bar = tqdm(disable=True)  # outside of `bar` nothing is shown
+        self._bars = {name: tqdm(disable=True) for name in (UPDATES, MEASURED)}  # outside of `bar` nothing is shown
 
     def log(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
@@ -26,25 +27,24 @@ class StudyProgress:
 
     @contextmanager
     def bar(self, specs: list[RunSpec], description: str) -> Iterator[None]:
-        """Shows a bar over the updates of these runs inside this block."""
-        self._bar = tqdm(
-            total=sum(spec.config.max_train_steps or 0 for spec in specs) or None,
-            desc=description,
-            unit="update",
-            unit_scale=True,
-            disable=self.quiet,
-            mininterval=0.2 if is_watched() else 30,
-        )
-        with self._bar:
+        """Shows a bar over the updates of these runs inside this block, and one over what is measured of them."""
+        shown: dict[str, Any] = {"disable": self.quiet, "mininterval": 0.2 if is_watched() else 30}
+        num_updates = sum(spec.config.max_train_steps or 0 for spec in specs) or None
+        layout = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} runs [{elapsed}<{remaining}]"
+        with (
+            tqdm(total=num_updates, desc=description, unit="update", unit_scale=True, **shown) as updates,
+            tqdm(total=len(specs), desc="measured", bar_format=layout, **shown) as measured,
+        ):
+            self._bars = {UPDATES: updates, MEASURED: measured}
             yield
 
     def steps(self, items: list[T], description: str) -> Iterator[T]:
         """The items, with a bar of their own over them: for work that is not counted in updates."""
         yield from tqdm(items, description, disable=self.quiet, mininterval=0.2 if is_watched() else 30)
 
-    def advance(self, updates: int) -> None:
-        self._bar.update(updates)
+    def advance(self, amount: float, counter: str = UPDATES) -> None:
+        self._bars[counter].update(amount)
 
     def finished(self, spec: RunSpec) -> None:
         """Shows that the result of a run is written."""
-        self._bar.set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")
+        self._bars[UPDATES].set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")

@@ -159,7 +159,8 @@ def _resolve(options: dict[str, Any], where: str, evaluation_points: int) -> Res
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
         points = max(1, config.max_train_steps // evaluation_points)
     # The precision is the study's, not a launcher's; and arms of different lengths have equally many samples.
-    samples = kind_of(config).frechet_samples(sys.maxsize) if config.frechet_samples is None else config.frechet_samples
+    in_full = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
+    samples = in_full.get("frechet_samples", 0) if config.frechet_samples is None else config.frechet_samples
     own: dict[str, Any] = {
         "mixed_precision": config.mixed_precision or "no",
         "validation_steps": points,

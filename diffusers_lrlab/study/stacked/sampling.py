@@ -21,9 +21,9 @@ _POINTS_OF_A_PASS, _ON_A_DEVICE = 1000, 262_144
 
 def draw_together(
     runs: list[tuple[Member, RunSpec]], backends: dict[str, str] | None, drawn: dict[str, Drawn]
-) -> Iterator[bool]:
+) -> Iterator[float]:
     """
-    Draws what the runs are measured by into `drawn`, by their ids, and yields `True` after each step.
+    Draws what the runs are measured by into `drawn`, by their ids, and yields the share of it that each step does.
 
     Random numbers and operations are those of each run's own pipeline, whose samples these are: to the bit where a product
     does not round otherwise as one of several.
@@ -34,17 +34,21 @@ def draw_together(
             if drawing.num <= member.kind.sampling_batch:  # else in parts, by itself
                 alike.setdefault((name, *drawing[:3]), []).append((member, spec.id, name, drawing))
     forward = StackedForward(runs[0][0].model, backends)
+    whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
     for some in alike.values():
         started = time.perf_counter()
         members, drawings = [member for member, *_ in some], [drawing for *_, drawing in some]
-        samples = yield from _sample(forward, members, drawings)
+        share = sum(drawing.num for drawing in drawings) / whole
+        samples = yield from _sample(forward, members, drawings, share)
         seconds = (time.perf_counter() - started) / len(some)
         for (member, run_id, name, _), own in zip(some, samples, strict=True):
             drawn.setdefault(run_id, {})[name] = own
             note_seconds(member, name, seconds)
 
 
-def _sample(forward: StackedForward, members: list[Member], drawings: list[Drawing]) -> Generator[bool, None, np.ndarray]:
+def _sample(
+    forward: StackedForward, members: list[Member], drawings: list[Drawing], share: float
+) -> Generator[float, None, np.ndarray]:
     matrix = forward.rows.gather([_averaged(member) for member in members])
     num, scheduler_class, num_steps, _ = drawings[0]
     scheduler = scheduler_class.from_config(members[0].process.scheduler.config)
@@ -58,7 +62,7 @@ def _sample(forward: StackedForward, members: list[Member], drawings: list[Drawi
         with torch.no_grad():
             prediction = _predict(forward, matrix, scheduler.scale_model_input(points, timestep), timestep)
             points = scheduler.step(prediction, timestep, points, **arguments).prev_sample
-        yield True
+        yield share
     return points.float().cpu().numpy()
 
 

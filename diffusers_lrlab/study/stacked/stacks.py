@@ -20,7 +20,8 @@ from ...models.mlp_denoiser import MLPDenoiser
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
 from ..runs.context import StudyContext
-from ..runs.measure import Drawn, record_run
+from ..runs.measure import DRAWN, Drawn, record_run
+from ..runs.progress import MEASURED, StudyProgress
 from ..runs.stops import StudyInterrupted
 from ..spec.spec import RunSpec
 from .matmul_backends import CANDIDATES, STOCK
@@ -123,19 +124,22 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
 
     _train(stacks, save, study)
     save()
-    drawn = _draw([(members[spec.id], spec) for spec in together], backends, threads)
+    drawn = _draw([(members[spec.id], spec) for spec in together], backends, threads, study.progress)
     threads.map(finish, together)
     study.discard(*saved())
 
 
-def _draw(runs: list[tuple[Member, RunSpec]], backends: dict[str, str], threads: WorkerThreads) -> dict[str, Drawn]:
+def _draw(
+    runs: list[tuple[Member, RunSpec]], backends: dict[str, str], threads: WorkerThreads, progress: StudyProgress
+) -> dict[str, Drawn]:
     """What is drawn of runs that have not diverged, by their ids: in as many groups as there are threads, step by step."""
     runs = [(member, spec) for member, spec in runs if member.error is None]
     drawn: dict[str, Drawn] = {}
-    groups = [runs[start :: threads.num_threads] for start in range(threads.num_threads)]
-    steps = [draw_together(group, backends, drawn) for group in groups if group]
-    while any(threads.map(lambda step: next(step, False), steps)):
-        pass
+    groups = [group for start in range(threads.num_threads) if (group := runs[start :: threads.num_threads])]
+    steps = [draw_together(group, backends, drawn) for group in groups]
+    while any(shares := threads.map(lambda step: next(step, 0.0), steps)):
+        num_drawn = sum(share * len(group) for share, group in zip(shares, groups, strict=True))
+        progress.advance(DRAWN * num_drawn, MEASURED)
     return drawn
 
 

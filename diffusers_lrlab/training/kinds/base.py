@@ -65,9 +65,12 @@ class DataKind(ABC):
         """Options whose values follow from others; raises a `LabError` for what cannot be done with these data."""
         return {}
 
-    def frechet_samples(self, images_seen: int) -> int:
-        """Samples for the Fréchet distance at the end of a run that sees so many images, where nobody says how many."""
-        return 0
+    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
+        """
+        The options that say how many samples are measured at the end of a run, at their defaults: in proportion to the
+        images that it sees, so that measuring takes the smaller part of a short run.
+        """
+        return {}
 
     def folder_name(self, dataset: str, config: TrainingConfig) -> str:
         """The default of `--output_dir`."""

@@ -37,7 +37,7 @@ _DIGITS = {
     "image_channels": 1,
     "train_batch_size": 64,
     "learning_rate": 1e-3,
-    "frechet_samples": None,  # see Images.frechet_samples
+    "frechet_samples": None,  # see Images.measured_samples
     "eval_batch_size": 40,
 }
 
@@ -84,9 +84,9 @@ class Images(DataKind):
             )
         return {}
 
-    def frechet_samples(self, images_seen: int) -> int:
+    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
         affordable = int(_FULL_FRECHET * min(1.0, images_seen / _FULL_EVALUATION)) // 50 * 50
-        return affordable if affordable >= _FEWEST_FRECHET else 0
+        return {"frechet_samples": affordable if affordable >= _FEWEST_FRECHET else 0}
 
     def folder_name(self, dataset: str, config: TrainingConfig) -> str:
         return f"ddpm-{dataset}-{config.resolution}"

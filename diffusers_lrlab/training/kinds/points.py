@@ -29,6 +29,8 @@ _DEFAULTS: dict[str, Any] = {
     "dataloader_num_workers": 0,
 }
 _LOSS_BATCH = 10_000  # a pass takes little memory, and small ones take long
+# Samples to measure after so many points, those of a run of the default length; fewer in proportion before.
+_FULL_SAMPLES, _FULL_EVALUATION, _FEWEST_SAMPLES = 10_000, 2_560_000, 200
 
 
 @KINDS.register("points", description="points of any dimension, by an MLPDenoiser", source="own")
@@ -113,6 +115,13 @@ class Points(DataKind):
     def arguments_of_data(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         return {"dimension": data.image_shape[0]}
 
+    def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
+        at_most = num_held_out or min(_FULL_SAMPLES, num_images or _FULL_SAMPLES)
+        if images_seen < _FULL_EVALUATION:
+            affordable = int(_FULL_SAMPLES * images_seen / _FULL_EVALUATION) // 50 * 50
+            at_most = min(at_most, max(_FEWEST_SAMPLES, affordable))
+        return {"distance_samples": at_most}
+
     def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
         return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points
 
@@ -143,7 +152,9 @@ pipeline = DiffusionPipeline.from_pretrained(
     "{location}", custom_pipeline="{location}", trust_remote_code=True
 )
 ```
+"""
+    card_pictures = """
+![From noise to data](lrlab/trajectory.png)
 
 ![Points on their way from noise to data](lrlab/sampling.gif)
 """
-    card_pictures = "\n![From noise to data](lrlab/trajectory.png)\n"

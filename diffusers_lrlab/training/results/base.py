@@ -28,6 +28,10 @@ class Results(ABC):
         """The number of samples to evaluate at the end of a run; 0 for none."""
         return 0
 
+    def samples_to_show(self, run: BaseRun) -> np.ndarray:
+        """Samples of the model as it is, for the pictures at the end of a run."""
+        return draw_samples(run, run.config.eval_batch_size)
+
     def samples_to_evaluate(self, run: BaseRun) -> np.ndarray | None:
         """Samples of the averaged weights; `None` if there are to be none."""
         num_samples = self.num_samples(run.config, len(run.data.held_out), run.data.num_images)
@@ -51,7 +55,7 @@ class Results(ABC):
 
     @abstractmethod
     def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
-        """Pictures of samples, and of samples over training, into the folder `lab`."""
+        """Pictures of [`samples_to_show`], and of samples over training, into the folder `lab`."""
 
 
 def results_of(kind: DataKind) -> Results:

@@ -10,10 +10,10 @@ from ...core.streams import stream_generator
 from ...data.loading import TrainingData
 from ..base_run import BaseRun
 from ..config import ResolvedConfig
-from ..samples import load_previews
+from ..samples import load_previews, sampling_pipeline
 from .base import Results
 
-_FRAMES = 41
+_FRAMES = 31
 
 
 class PointResults(Results):
@@ -28,9 +28,7 @@ class PointResults(Results):
         return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
-        if config.distance_samples is None:
-            return num_held_out or min(10_000, num_images or 10_000)
-        return config.distance_samples
+        return config.distance_samples or 0
 
     def evaluate(self, run: BaseRun, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         results = super().evaluate(run, samples, metrics)
@@ -42,24 +40,27 @@ class PointResults(Results):
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         return {"points": np.round(samples.astype(np.float64), 4).tolist()}
 
+    def samples_to_show(self, run: BaseRun) -> np.ndarray:
+        """Those of the base class, whose way from noise `draw` shows."""
+        config, pipeline = run.config, sampling_pipeline(run)
+        pipeline.set_progress_bar_config(disable=True)
+        run.bare_model.eval()
+        self._way = pipeline(
+            num_points=config.eval_batch_size,
+            generator=stream_generator(config.seed, "samples", 0, device=run.bare_model.device),
+            num_inference_steps=config.ddpm_num_inference_steps,
+            num_frames=min(_FRAMES, config.ddpm_num_inference_steps + 1),
+        )
+        return self._way.points
+
     def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
         from ..plots.points import animate, plot_beside, plot_progress, plot_trajectory
 
-        config = run.config
-        real = _real_points(run.data, len(samples))
+        real, way = _real_points(run.data, len(samples)), self._way
         plot_beside(real, samples, lab / "samples.png")
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, real, lab / "progress.png")
-        with run.averaged_weights():
-            pipeline = run.kind.make_pipeline(run.bare_model.eval(), run.process.scheduler)
-            pipeline.set_progress_bar_config(disable=True)
-            output = pipeline(
-                num_points=len(samples),
-                generator=stream_generator(config.seed, "samples", 0, device=run.bare_model.device),
-                num_inference_steps=config.ddpm_num_inference_steps,
-                num_frames=min(_FRAMES, config.ddpm_num_inference_steps + 1),
-            )
-        plot_trajectory(output.frames, output.frame_timesteps, real, lab / "trajectory.png")
-        animate(output.frames, output.frame_timesteps, real, lab / "sampling.gif")
+        plot_trajectory(way.frames, way.frame_timesteps, real, lab / "trajectory.png")
+        animate(way.frames, way.frame_timesteps, real, lab / "sampling.gif")
 
 
 def _real_points(data: TrainingData, num: int) -> np.ndarray:
