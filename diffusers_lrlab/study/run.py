@@ -8,6 +8,8 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError
+from ..core.held import refuse_damaged
+from ..core.manifest import open_manifest
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
 from .executors import EXECUTORS, check_executor, open_workers, share_out
@@ -52,6 +54,7 @@ def run_study(
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
+        folder.reopen()
         folder.write_spec(spec, command)
         with open_workers(executor, num_workers, address, study) as workers:
             _do_missing(tuning, study, executor, workers, "tune")
@@ -70,6 +73,8 @@ def report_study(out: Path) -> Path:
     """Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none."""
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
+    again = "give the command of the study again, which repeats what is damaged."
+    refuse_damaged(out, "study", again, only=lambda name: name.startswith("runs/"))
     spec = spec_from_dict(saved, folder.path)
     study = StudyContext(folder)  # whatever the runs were computed in
     tuning = expand_tuning(spec)
@@ -87,10 +92,14 @@ def report_study(out: Path) -> Path:
 def _write_results(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
     from .report.report import write_report
 
-    results, of_tuning = study.folder.results(runs), study.folder.results(tuning)
+    folder = study.folder
+    results, of_tuning = folder.results(runs), folder.results(tuning)
     summary = summarise(spec, runs, results, of_tuning, study, command)
-    write_summary(study.folder, summary)
-    return write_report(study.folder.path, [*results, *of_tuning], summary, study.progress)
+    open_manifest(folder.path)  # a summary says that there is one
+    write_summary(folder, summary)
+    page = write_report(folder.path, [*results, *of_tuning], summary, study.progress)
+    folder.write_manifest([*results, *of_tuning])
+    return page
 
 
 def _do_missing(

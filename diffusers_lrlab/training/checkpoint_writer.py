@@ -82,15 +82,12 @@ class CheckpointWriter:
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            try:
-                pending.result()
-            except Exception:
-                self.folder.check_log()  # the folder may have been removed, which says more
-                raise
+            pending.result()
 
     def _write(self, path: Path, contents: Contents) -> None:
         with atomic_folder(path, shared=True) as temporary:
             contents.write(temporary, self.folder)
+            self.folder.check_own(path)
         remove_old_checkpoints(self.folder, self.config)
 
     def _write_sharded(self, run: BaseRun, path: Path, contents: Contents) -> None:
@@ -101,6 +98,7 @@ class CheckpointWriter:
                 save_shards(accelerator, run, temporary)
                 accelerator.wait_for_everyone()
                 contents.write(temporary, self.folder)
+                self.folder.check_own(path)
             remove_old_checkpoints(self.folder, self.config)
         else:
             accelerator.wait_for_everyone()

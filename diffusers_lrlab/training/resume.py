@@ -40,6 +40,7 @@ def check_writable(path: Path) -> None:
 def find_checkpoint(config: ResolvedConfig) -> Path | None:
     """The checkpoint to resume from, `None` for a fresh start; a `LabError` if the folder suits neither."""
     folder = RunFolder(Path(config.output_dir))
+    folder.check_kinds(config.logging_dir)
     if config.resume_from_checkpoint is None:
         check_fresh(folder, config.overwrite_output_dir)
         return None

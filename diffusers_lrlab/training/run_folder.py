@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, warn
-from ..core.files import OLD, append_line, remove, remove_leftovers, sync, temporary_beside, write_text
-from ..core.manifest import MANIFEST, find_damage
+from ..core.files import (
+    OLD,
+    TEMPORARY,
+    append_line,
+    check_kinds,
+    remove,
+    remove_leftovers,
+    sync,
+    temporary_beside,
+    write_text,
+)
+from ..core.manifest import MANIFEST, find_damage, sums_in, sums_of_bytes, write_manifest
 from .kinds.select import components
 
 # What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
-_OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler")
+_OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
 
 PROJECT = "diffusers_lrlab"  # as trackers know it
 # What trackers write into --logging_dir.
@@ -29,6 +39,7 @@ class RunFolder:
     path: Path  # --output_dir
     is_writer: bool = True  # of the processes, only one is
     _log_size: int | None = None  # bytes of the log as this process has written it
+    _has_record: bool = False  # whether this run has written its record, which stays from then on
 
     @property
     def lab(self) -> Path:
@@ -51,17 +62,19 @@ class RunFolder:
             append_line(self.metrics_file, json.dumps(row, allow_nan=False))
             self._log_size = self.metrics_file.stat().st_size
 
+    def check_there(self) -> None:
+        """Raises a `LabError` if somebody removed the folder since this run wrote its record or its log there."""
+        written = [self.metrics_file] if self._log_size is not None else []
+        written += [self.lab / "run.json" if self.is_writer else self.path] if self._has_record else []
+        for file in written:
+            if not file.exists():
+                raise _left_alone(f"{str(file)!r} was removed")
+
     def check_log(self) -> None:
         """Raises a `LabError` if the log is not as this process left it: somebody removed the folder, or writes there."""
-        if self._log_size is None:
-            return
-        size = self.metrics_file.stat().st_size if self.metrics_file.exists() else None
-        if size != self._log_size:
-            what = "was removed" if size is None else f"has {size} bytes instead of {self._log_size}"
-            raise LabError(
-                f"{str(self.metrics_file)!r} {what} while the run was writing there. Leave the folder of a run alone; go on "
-                "by --resume_from_checkpoint latest, which starts anew if no checkpoint is left."
-            )
+        self.check_there()
+        if self._log_size is not None and (size := self.metrics_file.stat().st_size) != self._log_size:
+            raise _left_alone(f"{str(self.metrics_file)!r} has {size} bytes instead of {self._log_size}")
 
     def log_size(self) -> int:
         """Bytes of the log until now, for [`log_sums`]."""
@@ -122,7 +135,26 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         if self.is_writer:
             self.check_log()
-            write_text(self.lab / "run.json", json.dumps(record, indent=2) + "\n")
+            write_text(self.lab / "run.json", _as_text(record))
+        self._has_record = True
+
+    def write_manifest(self, record: dict[str, Any]) -> None:
+        """
+        Notes the sums of all files of a finished run, and in `record`, which is to be written next, that they are noted:
+        until it is, and once the run goes on, the manifest is of another time.
+        """
+        if self.is_writer:
+            record["run"]["manifest"] = MANIFEST
+            own = [found for name in (*_OWN, *components(), "lrlab") for found in _files_in(self.path / name)]
+            sums = sums_in(self.path, [path for path in own if path != self.lab / "run.json"])
+            write_manifest(self.path, sums | {"lrlab/run.json": sums_of_bytes(_as_text(record).encode())})
+
+    def reopen(self) -> None:
+        """Says in the record of a finished run that it goes on, before anything else in its folder changes."""
+        record = self.read_record()
+        if self.is_writer and record.get("run", {}).get("status") == "finished":
+            record["run"] |= {"status": "running", "ended": None}
+            self.write_record(record)
 
     def read_record(self) -> dict[str, Any]:
         """`run.json`, empty if there is none."""
@@ -136,6 +168,26 @@ class RunFolder:
                 f"{str(file)!r} is damaged ({error}). Remove this file: a run can go on without it, and be overwritten."
             ) from None
         return record
+
+    def check_kinds(self, logging_dir: str) -> None:
+        """Raises a `LabError` if something that is no run's is where a run writes."""
+        folders = [self.path / name for name in ("scheduler", *components(), logging_dir)]
+        files = [self.path / name for name in _OWN if name != "scheduler"]
+        files += [path for path in self.lab.glob("*.*") if not path.name.startswith(TEMPORARY)]
+        check_kinds(files, [*folders, self.lab, self.lab / "samples"], "--output_dir")
+        for path in sorted(self.path.glob("checkpoint-*")):
+            if re.fullmatch(r"checkpoint-\d+", path.name):
+                self.check_own(path)
+
+    def check_own(self, checkpoint: Path) -> None:
+        """Raises a `LabError` if there is something in the place of a checkpoint that no run wrote."""
+        is_own = checkpoint.is_dir() and (is_checkpoint(checkpoint) or not any(checkpoint.iterdir()))
+        if (checkpoint.exists() and not is_own) or checkpoint.is_symlink():
+            what = "a link" if checkpoint.is_symlink() else "a folder" if checkpoint.is_dir() else "a file"
+            raise LabError(
+                f"{str(checkpoint)!r} is {what} and no checkpoint of this run, which writes its checkpoints under such names. "
+                "Hint: move it away, or give another --output_dir; nothing of yours is replaced."
+            )
 
     def checkpoints(self) -> list[Path]:
         """Those that were written to their end, oldest first; they may have been damaged since."""
@@ -186,6 +238,23 @@ class RunFolder:
         for path in (self.lab, logs_of_tracker):
             if path.is_dir() and path != self.path and not any(path.iterdir()):
                 path.rmdir()
+
+
+def _left_alone(what: str) -> LabError:
+    return LabError(
+        f"{what} while the run was writing there. Leave the folder of a run alone; go on by --resume_from_checkpoint "
+        "latest, which starts anew if no checkpoint is left."
+    )
+
+
+def _as_text(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=2) + "\n"
+
+
+def _files_in(path: Path) -> list[Path]:
+    """A file, or the files of a folder; without what is unfinished."""
+    found = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]
 
 
 def is_checkpoint(path: Path) -> bool:
