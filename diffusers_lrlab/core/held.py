@@ -27,7 +27,8 @@ class Held:
 
 def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] = lambda name: True) -> Held:
     """
-    What is damaged in the folder of a "run", "study", "dataset" or "schedule": of the files in its manifest, `only` these.
+    What is damaged in the folder of a "run", "study", "dataset" or "schedule", or in a "download" of one: of the files in
+    its manifest, `only` these.
 
     An edited card is a note, and so is a folder of an earlier version, which has no manifest. That of a run is one of an
     earlier time while the record says that the run goes on.
@@ -56,7 +57,7 @@ def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] =
 def _state(folder: Path, kind: str) -> tuple[bool | None, bool]:
     """Whether the result is finished, `None` if that cannot be known, and whether its record says that there is a manifest."""
     if kind not in _RECORD:
-        return (True if kind == "dataset" else None), False
+        return (None if kind == "schedule" else True), False
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         record = json.loads((folder / _RECORD[kind]).read_text(encoding="utf-8"))
         state = record["run"] if kind == "run" else record

@@ -1,5 +1,6 @@
 """What is uploaded: the files of a run, a study, a toy dataset or a schedule that a user needs."""
 
+import dataclasses
 import fnmatch
 import tempfile
 from collections.abc import Collection, Mapping
@@ -7,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..core.manifest import MANIFEST, Sums, file_sums, manifest_text, sums_of_bytes
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import KINDS
+from ..training.run_folder import RunFolder, find_damaged_file
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
+from .pipeline_folder import check_pipeline
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
@@ -87,6 +91,20 @@ def contents_of(
     return Contents(holds, {**_files(folder, patterns), "README.md": card.encode()}, patterns, message)
 
 
+def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:
+    """The same with a manifest of what is uploaded; `known` are sums of files of the folder, which need not be read again."""
+    if contents.type == "space":
+        return contents
+    sums = {}
+    for name, content in contents.files.items():
+        if isinstance(content, bytes):
+            sums[name] = sums_of_bytes(content)
+        elif name != MANIFEST:
+            sums[name] = known.get(name) or file_sums(content)
+    files = {**contents.files, MANIFEST: manifest_text(sums).encode()}
+    return dataclasses.replace(contents, files=files, owned=(*contents.owned, MANIFEST))
+
+
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """Whether a path matches one of the patterns; those without a slash mean files at the top."""
     return any(fnmatch.fnmatchcase(name, each) and ("/" in each or "/" not in name) for each in patterns)
@@ -134,6 +152,10 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
     files = _files(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
+    check_pipeline(folder)
+    for checkpoint in RunFolder(folder).checkpoints() if include_checkpoints else ():
+        if damage := find_damaged_file(checkpoint):
+            raise LabError(f"{damage}, so {checkpoint.name} is not uploaded. Hint: `lrlab check` says what is whole.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     card = card_for_run(folder, record, repo_id, revision, done)
     message = f"{done}{'' if status == 'finished' else f' of {total}'} updates: {command}"

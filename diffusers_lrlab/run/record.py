@@ -111,7 +111,7 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
 
 
 def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
-    """The log by noise level, the manifest, and last the record, for which `room` was kept: it is given up if there is no other."""
+    """The log by noise level, the manifest and, last, the record; `room` was kept for it, and is given up if need be."""
     problem = None
     try:
         if trainer.folder.is_writer:

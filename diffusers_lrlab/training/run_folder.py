@@ -185,7 +185,7 @@ class RunFolder:
         if (checkpoint.exists() and not is_own) or checkpoint.is_symlink():
             what = "a link" if checkpoint.is_symlink() else "a folder" if checkpoint.is_dir() else "a file"
             raise LabError(
-                f"{str(checkpoint)!r} is {what} and no checkpoint of this run, which writes its checkpoints under such names. "
+                f"{str(checkpoint)!r} is {what} and no checkpoint of a run, and this run writes its checkpoints there. "
                 "Hint: move it away, or give another --output_dir; nothing of yours is replaced."
             )
 
