@@ -41,8 +41,8 @@ def full_disk_explained(path: Path) -> Iterator[None]:
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         where = error.filename2 or error.filename or path  # of a file that is renamed, the new name
         raise LabError(
-            f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away, and give "
-            "the same command again; a run goes on by --resume_from_checkpoint latest."
+            f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away, and "
+            "give the same command again; a run goes on by --resume_from_checkpoint latest."
         ) from error
     except Exception as error:
         found = _NUMBER.search(str(error))

@@ -55,7 +55,7 @@ def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] =
 
 
 def _state(folder: Path, kind: str) -> tuple[bool | None, bool]:
-    """Whether the result is finished, `None` if that cannot be known, and whether its record says that there is a manifest."""
+    """Whether the result is finished (`None`: unknown), and whether its record says that there is a manifest."""
     if kind not in _RECORD:
         return (None if kind == "schedule" else True), False
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):

@@ -42,7 +42,7 @@ def manifest_text(files: Mapping[str, Sums] | None) -> str:
 
 
 def open_manifest(folder: Path) -> None:
-    """Says that the files of a folder are about to change, so that they are not held against older sums if this is killed."""
+    """Says that the files of a folder are about to change, and are not to be held against older sums meanwhile."""
     write_text(folder / MANIFEST, manifest_text(None))
 
 

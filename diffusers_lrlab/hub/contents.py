@@ -92,7 +92,7 @@ def contents_of(
 
 
 def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:
-    """The same with a manifest of what is uploaded; `known` are sums of files of the folder, which need not be read again."""
+    """The same with a manifest of what is uploaded; files of the folder whose sums are `known` are not read again."""
     if contents.type == "space":
         return contents
     sums = {}

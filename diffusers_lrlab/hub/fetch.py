@@ -85,8 +85,8 @@ def _download(target: Target, announced: Any, revision: str | None, to: Path) ->
         if not (wrong := _difference(to, announced)):
             return
     raise LabError(
-        f"{target.repo_id!r}: {name!r}: {wrong}. Nothing was kept. Hint: pull again, or another --revision; if this stays, its "
-        "owner has to upload the file again."
+        f"{target.repo_id!r}: {name!r}: {wrong}. Nothing was kept. Hint: pull again, or another --revision; if this "
+        "stays, its owner has to upload the file again."
     )
 
 

@@ -15,7 +15,8 @@ from ..core.manifest import MANIFEST, each_damage
 from ..hub.pipeline_folder import check_pipeline
 from ..hub.records import read_log, read_record
 from ..training.resume import read_state
-from ..training.run_folder import RunFolder, checkpoint_update, find_damaged_file, is_checkpoint
+from ..training.run_files import is_checkpoint
+from ..training.run_folder import RunFolder, checkpoint_update, find_damaged_file
 from .finding import Finding, leftovers_in, problem_of, put_aside_for_good, read_parquet, refuse_damage
 
 

@@ -18,6 +18,7 @@ from .base_run import BaseRun
 from .checkpoints import Contents, contents_of, save_shards
 from .config import ResolvedConfig
 from .divergence import kept_checkpoints
+from .run_files import check_own_checkpoint
 from .run_folder import RunFolder
 from .sharding import is_sharded
 
@@ -87,7 +88,7 @@ class CheckpointWriter:
     def _write(self, path: Path, contents: Contents) -> None:
         with atomic_folder(path, shared=True) as temporary:
             contents.write(temporary, self.folder)
-            self.folder.check_own(path)
+            check_own_checkpoint(path)
         remove_old_checkpoints(self.folder, self.config)
 
     def _write_sharded(self, run: BaseRun, path: Path, contents: Contents) -> None:
@@ -98,7 +99,7 @@ class CheckpointWriter:
                 save_shards(accelerator, run, temporary)
                 accelerator.wait_for_everyone()
                 contents.write(temporary, self.folder)
-                self.folder.check_own(path)
+                check_own_checkpoint(path)
             remove_old_checkpoints(self.folder, self.config)
         else:
             accelerator.wait_for_everyone()

@@ -20,11 +20,9 @@ from ..core.files import (
     temporary_beside,
     write_text,
 )
-from ..core.manifest import MANIFEST, find_damage, sums_in, sums_of_bytes, write_manifest
+from ..core.manifest import MANIFEST, find_damage, sums_of_bytes, write_manifest
 from .kinds.select import components
-
-# What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
-_OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
+from .run_files import OWN, RECORD, is_checkpoint, sums_of_result
 
 PROJECT = "diffusers_lrlab"  # as trackers know it
 # What trackers write into --logging_dir.
@@ -145,9 +143,8 @@ class RunFolder:
         """
         if self.is_writer:
             record["run"]["manifest"] = MANIFEST
-            own = [found for name in (*_OWN, *components(), "lrlab") for found in _files_in(self.path / name)]
-            sums = sums_in(self.path, [path for path in own if path != self.lab / "run.json"])
-            write_manifest(self.path, sums | {"lrlab/run.json": sums_of_bytes(_as_text(record).encode())})
+            text = _as_text(record).encode()
+            write_manifest(self.path, sums_of_result(self.path) | {RECORD: sums_of_bytes(text)})
 
     def reopen(self) -> None:
         """Says in the record of a finished run that it goes on, before anything else in its folder changes."""
@@ -168,26 +165,6 @@ class RunFolder:
                 f"{str(file)!r} is damaged ({error}). Remove this file: a run can go on without it, and be overwritten."
             ) from None
         return record
-
-    def check_kinds(self, logging_dir: str) -> None:
-        """Raises a `LabError` if something that is no run's is where a run writes."""
-        folders = [self.path / name for name in ("scheduler", *components(), logging_dir)]
-        files = [self.path / name for name in _OWN if name != "scheduler"]
-        files += [path for path in self.lab.glob("*.*") if not path.name.startswith(TEMPORARY)]
-        check_kinds(files, [*folders, self.lab, self.lab / "samples"], "--output_dir")
-        for path in sorted(self.path.glob("checkpoint-*")):
-            if re.fullmatch(r"checkpoint-\d+", path.name):
-                self.check_own(path)
-
-    def check_own(self, checkpoint: Path) -> None:
-        """Raises a `LabError` if there is something in the place of a checkpoint that no run wrote."""
-        is_own = checkpoint.is_dir() and (is_checkpoint(checkpoint) or not any(checkpoint.iterdir()))
-        if (checkpoint.exists() and not is_own) or checkpoint.is_symlink():
-            what = "a link" if checkpoint.is_symlink() else "a folder" if checkpoint.is_dir() else "a file"
-            raise LabError(
-                f"{str(checkpoint)!r} is {what} and no checkpoint of a run, and this run writes its checkpoints there. "
-                "Hint: move it away, or give another --output_dir; nothing of yours is replaced."
-            )
 
     def checkpoints(self) -> list[Path]:
         """Those that were written to their end, oldest first; they may have been damaged since."""
@@ -229,7 +206,7 @@ class RunFolder:
         self.remove_leftovers()
         for name in TRACKER_FOLDERS:  # other things there may be somebody else's
             remove_leftovers(logs_of_tracker, pattern=temporary_beside(Path(name), OLD).name)
-        own = [path for pattern in (*_OWN, *components()) for path in self.path.glob(pattern)]
+        own = [path for pattern in (*OWN, *components()) for path in self.path.glob(pattern)]
         own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         # The record last: it says that the rest is a run's, should this be interrupted.
         logs = sorted(self.lab.glob("*"), key=lambda path: path.name == "run.json")
@@ -249,16 +226,6 @@ def _left_alone(what: str) -> LabError:
 
 def _as_text(record: dict[str, Any]) -> str:
     return json.dumps(record, indent=2) + "\n"
-
-
-def _files_in(path: Path) -> list[Path]:
-    """A file, or the files of a folder; without what is unfinished."""
-    found = [path] if path.is_file() else sorted(path.rglob("*"))
-    return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]
-
-
-def is_checkpoint(path: Path) -> bool:
-    return (path / "trainer.json").is_file() or (path / MANIFEST).is_file()
 
 
 def find_damaged_file(checkpoint: Path) -> str | None:
