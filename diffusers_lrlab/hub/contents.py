@@ -4,16 +4,16 @@ import dataclasses
 import fnmatch
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..core.manifest import MANIFEST, Sums, file_sums, manifest_text, sums_of_bytes
+from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import KINDS
 from ..training.run_folder import RunFolder, find_damaged_file
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
-from .pipeline_folder import check_pipeline
 from .records import read_json, read_record, updates_done
 
 # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
@@ -50,6 +50,9 @@ def type_of_folder(folder: Path) -> str:
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what
+    with suppress(DamagedManifest):  # what marks it may be lost
+        if found := type_of_files(read_manifest(folder) or ()):
+            return found
     raise LabError(
         f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), toy dataset (data/*.parquet) or schedule "
         "(schedule.json). Give the folder that a command of this package wrote."
@@ -152,7 +155,6 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
     files = _files(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
-    check_pipeline(folder)
     for checkpoint in RunFolder(folder).checkpoints() if include_checkpoints else ():
         if damage := find_damaged_file(checkpoint):
             raise LabError(f"{damage}, so {checkpoint.name} is not uploaded. Hint: `lrlab check` says what is whole.")

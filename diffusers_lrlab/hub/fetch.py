@@ -47,8 +47,8 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
     """
     check_new_folder(folder, "Give a new one by --out")
     target, info = _find(repo_id, revision)
-    announced = {file.rfilename: file for file in info.siblings or []}
-    files = check_files(repo_id, [(name, _size(repo_id, file) or 0) for name, file in announced.items()])
+    announced = {_checked(repo_id, file).rfilename: file for file in info.siblings or []}
+    files = check_files(repo_id, [(name, file.size or 0) for name, file in announced.items()])
     found = type_of_files(files)
     if found is None or (expected is not None and found != expected):
         wanted = f"a {expected}" if expected else "a run, a study, a toy dataset or a schedule of this package"
@@ -103,11 +103,14 @@ def _difference(path: Path, announced: Any) -> str:
     return "" if is_same else "its hash is not the one that the Hub announced"
 
 
-def _size(repo_id: str, file: Any) -> int | None:
-    """The size that the Hub announces of a file, in bytes."""
-    if file.size is not None and (type(file.size) is not int or file.size < 0):
-        raise LabError(f"{repo_id!r}: the Hub says that {file.rfilename!r} has {file.size!r} bytes. Hint: pull again later.")
-    return file.size
+def _checked(repo_id: str, file: Any) -> Any:
+    """What the Hub says of a file; a `LabError` unless its name is a text and its size a number of bytes, if it is known."""
+    if not isinstance(file.rfilename, str) or not (file.size is None or (type(file.size) is int and file.size >= 0)):
+        what = f"{file.rfilename!r} has {file.size!r} bytes"
+        raise LabError(
+            f"{repo_id!r}: the Hub says that {what}. Nothing was downloaded. Hint: check HF_ENDPOINT, or pull later."
+        )
+    return file
 
 
 def _hold(folder: Path, repo_id: str, kind: str) -> None:

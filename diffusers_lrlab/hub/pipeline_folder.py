@@ -21,13 +21,13 @@ def _check_part(part: Path) -> None:
     files = sorted(part.glob("*.json"))
     if not files:
         raise LabError(f"{str(part)!r} is missing, or has no configuration.")
-    shards: set[Any] = set()
+    shards: set[str] = set()
     for file in files:
         data = read_json(file)
         if file.name.endswith(".index.json"):
-            shards |= set(data["weight_map"].values())
+            shards |= _shards(file, data)
     weights = {file.name for file in part.glob("*.safetensors")}
-    if missing := sorted(map(str, shards - weights)):
+    if missing := sorted(shards - weights):
         raise LabError(f"{str(part / missing[0])!r} is missing: weights that its index names.")
     # A model has weights, a scheduler has none: diffusers names their configurations differently.
     if (part / "config.json").is_file() and not weights:
@@ -36,9 +36,20 @@ def _check_part(part: Path) -> None:
         read_weights(part / name)
 
 
+def _shards(file: Path, index: Any) -> set[str]:
+    """The files of weights that an index names."""
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise LabError(f"{str(file)!r} is not an index of weights.")
+    return set(names.values())
+
+
 def read_weights(path: Path) -> None:
     """The header of a file of weights, which knows the size of the rest."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, "np"):
-        pass
+    try:
+        with safe_open(path, "np"):
+            pass
+    except SafetensorError as error:
+        raise LabError(f"{str(path)!r} is damaged ({error}).") from None

@@ -17,6 +17,7 @@ from ..core.manifest import Sums
 from ..core.signals import interrupts_raised
 from .access import Target, check_can_write, hub_errors, patiently, status_of
 from .contents import Contents, contents_of, matches, type_of_files, type_of_folder, with_manifest
+from .pipeline_folder import check_pipeline
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -59,8 +60,8 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
         LabError: before anything is sent if it cannot work, and if it fails; then with the command that goes on.
         UploadInterrupted: after SIGINT or SIGTERM.
     """
-    contents = contents_of(folder, target.repo_id, target.revision, **options)
     sums = _refuse_damaged(folder)
+    contents = contents_of(folder, target.repo_id, target.revision, **options)
     target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
     # Again, since the card names the complete id.
     contents = with_manifest(contents_of(folder, target.repo_id, target.revision, **options), sums)
@@ -70,7 +71,11 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
 def _refuse_damaged(folder: Path) -> dict[str, Sums]:
     """Raises a `LabError` for a folder with damaged files; returns the sums of those that it was found to hold."""
     remedy = f"`lrlab check {shlex.quote(str(folder))}` says all that is damaged, and how to go on. Nothing was sent."
-    return refuse_damaged(folder, type_of_folder(folder), remedy).sums
+    kind = type_of_folder(folder)
+    sums = refuse_damaged(folder, kind, remedy).sums
+    if kind == "run":
+        check_pipeline(folder)
+    return sums
 
 
 def _push_command(folder: Path, target: Target, options: dict[str, bool], message: str | None = None) -> str:

@@ -11,9 +11,7 @@ from typing import Any
 from ..core.errors import LabError, warn
 from ..core.files import (
     OLD,
-    TEMPORARY,
     append_line,
-    check_kinds,
     remove,
     remove_leftovers,
     sync,

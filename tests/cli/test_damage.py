@@ -120,7 +120,7 @@ def test_a_study_that_was_killed_while_its_report_was_written_is_not_damaged(mad
         raise KeyboardInterrupt
 
     folder = shutil.copytree(made / "study", tmp_path / "study")
-    (folder / "summary.json").write_text("{}")
+    shutil.copyfile(made / "config.json", tmp_path / "config.json")
     with monkeypatch.context() as patch:
         patch.setattr(report, "_markdown", killed)
         said(capsys, "study", "report", folder)
@@ -139,15 +139,12 @@ def test_a_run_that_goes_on_is_not_held_against_what_it_was(made, tmp_path, caps
         raise KeyboardInterrupt
 
     folder = shutil.copytree(made / "run", tmp_path / "run")
+    rewind = RunFolder.rewind
     monkeypatch.setattr(RunFolder, "rewind", lambda *given: (rewind(*given), killed()))
     options = [*OPTIONS, f"--model_config_name_or_path={made / 'config.json'}", f"--output_dir={folder}"]
     said(capsys, "train", *options, "--resume_from_checkpoint=checkpoint-6")
     status, text = said(capsys, "check", folder)
     assert (status, "killed after 8 of 8 updates" in text) == (0, True), text
-
-
-def rewind(folder, update, log):
-    folder.metrics_file.write_bytes(folder.metrics_file.read_bytes()[: log["size"]])
 
 
 def test_a_rerun_of_a_damaged_record_is_refused(made, tmp_path, capsys, monkeypatch):

@@ -57,7 +57,7 @@ LIES = {
     "no list at all": ({"siblings": lambda siblings: None}, "holds something else"),
     "a list that is a text": ({"siblings": lambda siblings: "text"}, "is not the Hub"),
     "a sibling without a name": ({"siblings": also(size=3)}, "is not the Hub"),
-    "a name that is a number": ({"siblings": also(rfilename=7, size=3)}, "is not the Hub|a path that leads out"),
+    "a name that is a number": ({"siblings": also(rfilename=7, size=3)}, "the Hub says that 7 has 3 bytes"),
     "a sibling that is not there": (
         {"siblings": also(rfilename="lrlab/more.json", size=3)},
         "lists it, and does not have it",
