@@ -39,7 +39,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
     except LabError:
         raise
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-        where = error.filename2 or error.filename or path  # of a file that is renamed, the new name
+        where = path if path.is_dir() else next((parent for parent in path.parents if parent.is_file()), path)
         raise LabError(
             f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away, and "
             "give the same command again; a run goes on by --resume_from_checkpoint latest."

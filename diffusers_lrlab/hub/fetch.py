@@ -107,9 +107,7 @@ def _checked(repo_id: str, file: Any) -> Any:
     """What the Hub says of a file; a `LabError` unless its name is a text and its size a number of bytes, if it is known."""
     if not isinstance(file.rfilename, str) or not (file.size is None or (type(file.size) is int and file.size >= 0)):
         what = f"{file.rfilename!r} has {file.size!r} bytes"
-        raise LabError(
-            f"{repo_id!r}: the Hub says that {what}. Nothing was downloaded. Hint: check HF_ENDPOINT, or pull later."
-        )
+        raise LabError(f"{repo_id!r}: the Hub says that {what}. Nothing was downloaded. Hint: pull again later.")
     return file
 
 

@@ -86,6 +86,7 @@ class CheckpointWriter:
             pending.result()
 
     def _write(self, path: Path, contents: Contents) -> None:
+        check_own_checkpoint(path)
         with atomic_folder(path, shared=True) as temporary:
             contents.write(temporary, self.folder)
             check_own_checkpoint(path)
@@ -94,6 +95,7 @@ class CheckpointWriter:
     def _write_sharded(self, run: BaseRun, path: Path, contents: Contents) -> None:
         accelerator = self.accelerator
         if accelerator.is_main_process:
+            check_own_checkpoint(path)
             with atomic_folder(path, shared=True) as temporary:
                 accelerator.wait_for_everyone()
                 save_shards(accelerator, run, temporary)

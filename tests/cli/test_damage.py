@@ -48,8 +48,15 @@ def test_whole_ones_are_whole(made, capsys, kind):
     assert "notes" not in text
 
 
-@pytest.mark.parametrize("how", DAMAGE)
-@pytest.mark.parametrize("kind", ["run", "study", "card"])
+def each_way():
+    """(kind, how): quick are a bit and a removal of a run and a study."""
+    for kind in ("run", "study", "card"):
+        for how in DAMAGE:
+            is_quick = kind != "card" and how in ("bit", "gone")
+            yield pytest.param(kind, how, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "how"), each_way())
 def test_every_file_damaged(made, tmp_path, capsys, kind, how):
     folder = shutil.copytree(made / kind, tmp_path / kind)
     change, unnoticed = DAMAGE[how], []
@@ -99,6 +106,7 @@ def test_a_repaired_run_goes_on_to_the_same_bits(made, tmp_path, capsys, file):
         assert (folder / file).read_bytes() == content
 
 
+@pytest.mark.slow
 def test_a_damaged_study_is_mended_by_its_command(made, tmp_path, capsys):
     folder = shutil.copytree(made / "study", tmp_path / "study")
     first, *_ = sorted((folder / "runs").glob("*.json"))

@@ -75,7 +75,21 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+QUICK = (
+    "a smaller size",
+    "a size that is a text",
+    "a sibling without a name",
+    "a sibling that is not there",
+    "other weights",
+)
+QUICK += ("weights are gone", "the card was edited")
+
+
+def quick_or_slow(table):
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in table]
+
+
+@pytest.mark.parametrize("lie", quick_or_slow(LIES))
 def test_a_lie_is_found(hub, tmp_path, files, lie):
     hub.put("user/run", files)
     told, said = LIES[lie]
@@ -113,7 +127,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", quick_or_slow(CHANGES))
 def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files, change):
     changed_files = with_manifest(files)
     act, said = CHANGES[change]
