@@ -14,6 +14,8 @@ def check_pipeline(folder: Path) -> None:
         raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
     for name, value in index.items():
         if isinstance(value, list) and any(value):
+            if Path(name).name != name:
+                raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)
 
 
