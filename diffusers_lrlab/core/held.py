@@ -22,6 +22,7 @@ class Held:
 
     sums: dict[str, Sums] = field(default_factory=dict)  # of the files that are as they were written
     damaged: dict[str, str] = field(default_factory=dict)  # from files to what is wrong with them
+    is_open: bool = False  # it was being written, and whatever wrote it was killed or goes on
     notes: list[str] = field(default_factory=list)  # what a user should know and need not mend
 
 
@@ -44,6 +45,7 @@ def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] =
         held.damaged |= {MANIFEST: str(error)} if is_finished is not False else {}
         return held
     if expected is None:
+        held.is_open = True
         held.notes.append("it was being written and is not finished; the same command goes on")
         return held
     record = _RECORD.get(kind, Path(MANIFEST)).as_posix()

@@ -60,7 +60,7 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
         LabError: before anything is sent if it cannot work, and if it fails; then with the command that goes on.
         UploadInterrupted: after SIGINT or SIGTERM.
     """
-    sums = _refuse_damaged(folder)
+    sums = _refuse_damaged(folder, options.get("unfinished", False))
     contents = contents_of(folder, target.repo_id, target.revision, **options)
     target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
     # Again, since the card names the complete id.
@@ -68,14 +68,16 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
     return publish(contents, target, message or contents.message, _push_command(folder, target, options, message))
 
 
-def _refuse_damaged(folder: Path) -> dict[str, Sums]:
+def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
     """Raises a `LabError` for a folder with damaged files; returns the sums of those that it was found to hold."""
     remedy = f"`lrlab check {shlex.quote(str(folder))}` says all that is damaged, and how to go on. Nothing was sent."
     kind = type_of_folder(folder)
-    sums = refuse_damaged(folder, kind, remedy).sums
+    held = refuse_damaged(folder, kind, remedy)
+    if held.is_open and not unfinished:
+        raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
     if kind == "run":
         check_pipeline(folder)
-    return sums
+    return held.sums
 
 
 def _push_command(folder: Path, target: Target, options: dict[str, bool], message: str | None = None) -> str:

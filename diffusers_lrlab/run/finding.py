@@ -40,6 +40,8 @@ class Finding:
         self.whole += [f"{len(held.sums)} files of {MANIFEST}"] if held.sums else []
         self.damaged += held.damaged.values()
         self.notes += held.notes
+        if held.is_open and self.status.startswith("finished"):
+            self.status = f"not finished: {self.status}, and then gone on with"
 
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "is_whole": not self.damaged}

@@ -18,7 +18,7 @@ from ..core.files import (
     temporary_beside,
     write_text,
 )
-from ..core.manifest import MANIFEST, find_damage, sums_of_bytes, write_manifest
+from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
 from .kinds.select import components
 from .run_files import OWN, RECORD, is_checkpoint, sums_of_result
 
@@ -136,8 +136,8 @@ class RunFolder:
 
     def write_manifest(self, record: dict[str, Any]) -> None:
         """
-        Notes the sums of all files of a finished run, and in `record`, which is to be written next, that they are noted:
-        until it is, and once the run goes on, the manifest is of another time.
+        Notes the sums of all files of a finished run, and in `record` that they are noted. The record has to be written
+        next: until then, it says that the run goes on, and the manifest is not held against anything.
         """
         if self.is_writer:
             record["run"]["manifest"] = MANIFEST
@@ -145,11 +145,9 @@ class RunFolder:
             write_manifest(self.path, sums_of_result(self.path) | {RECORD: sums_of_bytes(text)})
 
     def reopen(self) -> None:
-        """Says in the record of a finished run that it goes on, before anything else in its folder changes."""
-        record = self.read_record()
-        if self.is_writer and record.get("run", {}).get("status") == "finished":
-            record["run"] |= {"status": "running", "ended": None}
-            self.write_record(record)
+        """Says in the manifest of a finished run that it goes on, before anything else in its folder changes."""
+        if self.is_writer and (self.path / MANIFEST).exists():
+            open_manifest(self.path)
 
     def read_record(self) -> dict[str, Any]:
         """`run.json`, empty if there is none."""

@@ -134,6 +134,8 @@ def test_a_study_that_was_killed_while_its_report_was_written_is_not_damaged(mad
         said(capsys, "study", "report", folder)
     status, text = said(capsys, "check", folder)
     assert (status, "not finished" in text) == (0, True), text
+    status, text = said(capsys, "push", folder, "--repo_id=user/x")
+    assert (status, "is not finished" in text) == (2, True), text
     assert said(capsys, "study", "report", folder)[0] == 0
     status, text = said(capsys, "check", folder)
     assert (status, "notes" in text) == (0, False), text
@@ -152,7 +154,10 @@ def test_a_run_that_goes_on_is_not_held_against_what_it_was(made, tmp_path, caps
     options = [*OPTIONS, f"--model_config_name_or_path={made / 'config.json'}", f"--output_dir={folder}"]
     said(capsys, "train", *options, "--resume_from_checkpoint=checkpoint-6")
     status, text = said(capsys, "check", folder)
-    assert (status, "killed after 8 of 8 updates" in text) == (0, True), text
+    assert (status, "a run, not finished" in text) == (0, True), text
+    assert "goes on from checkpoint-6" in text
+    status, text = said(capsys, "push", folder, "--repo_id=user/x")
+    assert (status, "is not finished" in text) == (2, True), text
 
 
 def test_a_rerun_of_a_damaged_record_is_refused(made, tmp_path, capsys, monkeypatch):
