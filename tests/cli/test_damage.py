@@ -56,7 +56,7 @@ def each_way():
             yield pytest.param(kind, how, marks=() if is_quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("kind", "how"), each_way())
+@pytest.mark.parametrize(("kind", "how"), list(each_way()))
 def test_every_file_damaged(made, tmp_path, capsys, kind, how):
     folder = shutil.copytree(made / kind, tmp_path / kind)
     change, unnoticed = DAMAGE[how], []
