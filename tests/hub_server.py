@@ -117,13 +117,15 @@ class HubServer:
         broken: Actions that fail with 500, such as "commit".
         faults: `Fault`s still to happen.
         read_only: Tokens that may not write.
+        lies: What is told in place of the truth, by functions: "siblings" of the list of files in an answer about a
+            repository, "content" of (path, bytes) of a file that is downloaded, "headers" of (path, headers) of it.
     """
 
     def __init__(self, home, tokens=None):
         self.tokens = tokens or {"hf_of_the_test_user": "user"}
         self.repos, self.large = {}, {}
         self.requests, self.faults = [], []
-        self.broken, self.read_only = set(), set()
+        self.broken, self.read_only, self.lies = set(), set(), {}
         self.lock = threading.Lock()
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.hub = self
@@ -403,7 +405,10 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for path, content in sorted(repo.commits[sha].items()):
             blobs = {"size": len(content), "blobId": git_oid(content)} if "blobs" in self.query else {}
+            if blobs and is_large(path):
+                blobs["lfs"] = {"sha256": oid_of(path, content), "size": len(content), "pointerSize": 130}
             siblings.append({"rfilename": path} | blobs)
+        siblings = self.server.hub.lies.get("siblings", lambda siblings: siblings)(siblings)
         self._send_json({"id": id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []})
 
     def tree(self, kind, id, revision, folder=""):
@@ -441,9 +446,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in repo.commits[sha]:
             raise HubError(404, "Entry not found", "EntryNotFound")
         content = repo.commits[sha][path]
-        headers = {"ETag": f'"{oid_of(path, content)}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        lies, etag = self.server.hub.lies, oid_of(path, content)
+        content = lies.get("content", lambda path, content: content)(path, content)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
         if is_large(path):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
+        headers = lies.get("headers", lambda path, headers: headers)(path, headers)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not asked:
             return self._send(content, headers=headers)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, printable
+from ..core.held import refuse_damaged
 from ..hub.access import Target
 from .output import say
 
@@ -117,6 +118,8 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
     from ..run.train import run_training
     from ..training.arguments import parse_arguments
 
+    remedy = "restore the file from a copy, or pull the run again."
+    refuse_damaged(folder, "run", remedy, only=lambda file: options.compare or file.startswith("lrlab/run."))
     recorded = recorded_options(folder)
     read_log(folder)  # its errors are reported before training, too
     record = read_record(folder)

@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,11 +30,20 @@ def temporary_beside(path: Path, mark: str | None = None) -> Path:
 
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
-    """Turns the errors of a full disk, or one that cannot be written, into `DiskFull`; others pass."""
+    """
+    Turns the errors of a full disk, or one that cannot be written, into `DiskFull`, and those of a file where a folder is
+    needed, or the other way round, into a `LabError`; others pass.
+    """
     try:
         yield
     except LabError:
         raise
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        where = path if path.is_dir() else next((parent for parent in path.parents if parent.is_file()), path)
+        raise LabError(
+            f"{str(path)!r} cannot be written: {str(where)!r} is in its way ({error.strerror}). Hint: move that away, and "
+            "give the same command again; a run goes on by --resume_from_checkpoint latest."
+        ) from error
     except Exception as error:
         found = _NUMBER.search(str(error))
         number = int(found[1]) if found else getattr(error, "errno", None)
@@ -74,9 +83,11 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with full_disk_explained(path):
+            _check_replaceable(path)
             temporary.mkdir(parents=True)
             yield temporary
             sync_tree(temporary)
+            _check_replaceable(path)  # again, since making it may take hours
             old = put_aside(path) if path.exists() else None
             os.replace(temporary, path)
             sync(path.parent)
@@ -84,6 +95,12 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
                 shutil.rmtree(old)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    check_kinds([], [path])
+    if path.is_symlink():
+        raise LabError(f"{str(path)!r} is a link, which is not replaced. Hint: remove it, or give what it leads to.")
 
 
 def put_aside(folder: Path) -> Path:
@@ -161,6 +178,18 @@ def append_line(path: Path, line: str) -> None:
             with suppress(OSError):  # where nothing can be written at all, nothing was
                 os.truncate(path, size)
             raise
+
+
+def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = "") -> None:
+    """Raises a `LabError` if a folder is where a file is to be, or anything but a folder where a folder is to be."""
+    other = f", or give another {option}" if option else ""
+    remedy = f"Hint: move it away{other}; nothing of yours is replaced."
+    for path in files:
+        if path.is_dir():
+            raise LabError(f"{str(path)!r} is a folder, and a file has to be written there. {remedy}")
+    for path in folders:
+        if (path.exists() and not path.is_dir()) or (path.is_symlink() and not path.exists()):
+            raise LabError(f"{str(path)!r} is no folder, and a folder has to be made there. {remedy}")
 
 
 def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:

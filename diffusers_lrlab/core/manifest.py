@@ -2,27 +2,55 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from .errors import LabError
 from .files import write_text
 
 MANIFEST = "manifest.json"
+CARD = "README.md"  # its reader may edit it
+
+Sums = dict[str, Any]  # "size" in bytes and "sha256" of a file
 
 
-def file_sums(path: Path) -> dict[str, Any]:
+class DamagedManifest(LabError):
+    """A manifest is missing or is not as it was written, so nothing can be held against it."""
+
+
+def file_sums(path: Path) -> Sums:
     """Size and hash of a file."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def write_manifest(folder: Path) -> None:
-    """Notes the sums of all files in a folder, as the last of them."""
-    file = folder / MANIFEST  # which may be there already, from somebody else
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != file)
-    files = {path.relative_to(folder).as_posix(): file_sums(path) for path in paths}
-    write_text(file, json.dumps({"files": files, "sha256": _sum_of(files)}, indent=1) + "\n")
+def sums_of_bytes(content: bytes) -> Sums:
+    """Size and hash of the content of a file."""
+    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def write_manifest(folder: Path, files: Mapping[str, Sums] | None = None) -> None:
+    """Writes the sums of these files, by their paths in the folder, or of all files in it, as the last of them."""
+    write_text(folder / MANIFEST, manifest_text(sums_in(folder) if files is None else files))
+
+
+def manifest_text(files: Mapping[str, Sums] | None) -> str:
+    """A manifest of these files; with `None`, one that says that the folder is being written."""
+    data = files if files is None else {name: files[name] for name in sorted(files)}
+    return json.dumps({"files": data, "sha256": _sum_of(data)}, indent=1) + "\n"
+
+
+def open_manifest(folder: Path) -> None:
+    """Says that the files of a folder are about to change, and are not to be held against older sums meanwhile."""
+    write_text(folder / MANIFEST, manifest_text(None))
+
+
+def sums_in(folder: Path, paths: Iterable[Path] | None = None) -> dict[str, Sums]:
+    """The sums of files in a folder (of these, or of all but the manifest), by their paths in it."""
+    found = folder.rglob("*") if paths is None else paths
+    files = sorted(path for path in found if path.is_file() and path != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): file_sums(path) for path in files}
 
 
 def with_sum(record: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +64,38 @@ def is_as_written(record: dict[str, Any]) -> bool:
     return "sha256" not in record or record["sha256"] == _sum_of(rest)
 
 
-def _sum_of(data: dict[str, Any]) -> str:
+def _sum_of(data: Any) -> str:
     # Read again first, since JSON turns the keys of some dictionaries into text.
     return hashlib.sha256(json.dumps(json.loads(json.dumps(data))).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Sums] | None:
+    """
+    The sums in the manifest of a folder, which may come from the Hub; `None` if the folder was being written.
+
+    Raises:
+        DamagedManifest: if there is none, if it has changed, or if it names files outside of the folder.
+    """
+    file = folder / MANIFEST
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        files = manifest["files"]
+        is_whole = manifest["sha256"] == _sum_of(files) and (files is None or all(map(_is_entry, files.items())))
+    except FileNotFoundError:
+        raise DamagedManifest(f"{str(file)!r} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise DamagedManifest(f"{str(file)!r} is damaged")
+    return files
+
+
+def _is_entry(entry: tuple[str, Any]) -> bool:
+    """Whether an entry of a manifest is a path inside of its folder, with a size and a hash."""
+    name, sums = entry
+    path = PurePosixPath(name)
+    is_inside = not path.is_absolute() and ".." not in path.parts and bool(path.parts) and "\0" not in name
+    return is_inside and sums.keys() == {"size", "sha256"} and type(sums["size"]) is int and type(sums["sha256"]) is str
 
 
 def find_damage(folder: Path) -> str | None:
@@ -49,22 +106,23 @@ def find_damage(folder: Path) -> str | None:
 def each_damage(folder: Path) -> Iterator[str]:
     """Every such file."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        expected = manifest["files"]
-        is_whole = manifest["sha256"] == _sum_of(expected)
-    except FileNotFoundError:
-        yield f"{str(folder / MANIFEST)!r} is missing"
+        expected = read_manifest(folder)
+    except DamagedManifest as error:
+        yield str(error)
         return
-    except (ValueError, KeyError, TypeError):
-        is_whole = False
-    if not is_whole:
-        yield f"{str(folder / MANIFEST)!r} is damaged"
+    if expected is None:
+        yield f"{str(folder)!r} was being written, and is not finished"
         return
-    damage = (find_damage_of_file(folder / name, sums) for name, sums in expected.items())
-    yield from (found for found in damage if found is not None)
+    yield from each_difference(folder, expected)
 
 
-def find_damage_of_file(path: Path, expected: dict[str, Any]) -> str | None:
+def each_difference(folder: Path, expected: Mapping[str, Sums]) -> Iterator[str]:
+    """Every file of a folder that does not have these sums, and what is wrong with it."""
+    found = (find_damage_of_file(folder / name, sums) for name, sums in expected.items())
+    yield from (damage for damage in found if damage is not None)
+
+
+def find_damage_of_file(path: Path, expected: Sums) -> str | None:
     """What is wrong with a file that had these sums; `None` if nothing is."""
     if not path.is_file():
         return f"{str(path)!r} is missing"

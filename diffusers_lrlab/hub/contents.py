@@ -1,14 +1,18 @@
 """What is uploaded: the files of a run, a study, a toy dataset or a schedule that a user needs."""
 
+import dataclasses
 import fnmatch
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import KINDS
+from ..training.run_folder import RunFolder, find_damaged_file
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
 from .records import read_json, read_record, updates_done
 
@@ -48,6 +52,9 @@ def type_of_folder(folder: Path) -> str:
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what
+    with suppress(DamagedManifest):  # what marks it may be lost
+        if found := type_of_files(read_manifest(folder) or ()):
+            return found
     raise LabError(
         f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), toy dataset (data/*.parquet) or schedule "
         "(schedule.json). Give the folder that a command of this package wrote."
@@ -87,6 +94,20 @@ def contents_of(
         patterns, message = _SCHEDULE_FILES, f"The schedule {read_schedule_file(folder / 'schedule.json').text}"
         card = card_for_schedule(folder, repo_id, revision)
     return Contents(holds, {**_files(folder, patterns), "README.md": card.encode()}, patterns, message)
+
+
+def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:
+    """The same with a manifest of what is uploaded; files of the folder whose sums are `known` are not read again."""
+    if contents.type == "space":
+        return contents
+    sums = {}
+    for name, content in contents.files.items():
+        if isinstance(content, bytes):
+            sums[name] = sums_of_bytes(content)
+        elif name != MANIFEST:
+            sums[name] = known.get(name) or file_sums(content)
+    files = {**contents.files, MANIFEST: manifest_text(sums).encode()}
+    return dataclasses.replace(contents, files=files, owned=(*contents.owned, MANIFEST))
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -136,6 +157,9 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
     files = _files(folder, patterns)
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
+    for checkpoint in RunFolder(folder).checkpoints() if include_checkpoints else ():
+        if damage := find_damaged_file(checkpoint):
+            raise LabError(f"{damage}, so {checkpoint.name} is not uploaded. Hint: `lrlab check` says what is whole.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     card = card_for_run(folder, record, repo_id, revision, done)
     message = f"{done}{'' if status == 'finished' else f' of {total}'} updates: {command}"

@@ -9,11 +9,13 @@ from typing import Any
 
 from ..core.errors import DiskFull, LabError
 from ..core.files import atomic_folder, check_new_folder, remove_leftovers_of_the_dead
-from ..core.manifest import write_manifest
+from ..core.held import refuse_damaged
+from ..core.manifest import MANIFEST, file_sums, write_manifest
 from ..core.plain_yaml import load_plain_yaml
 from .access import Target, check_repo_id, hub_errors, patiently, status_of
 from .cards import HUB, parsed_card
 from .contents import type_of_files
+from .pipeline_folder import check_pipeline
 from .records import lines_of, read_json
 
 # Formats that run code when they are read.
@@ -44,10 +46,9 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
         LabError: if there is no such repository, or it holds a file that cannot be trusted, which is named.
     """
     check_new_folder(folder, "Give a new one by --out")
-    from huggingface_hub import hf_hub_download
-
     target, info = _find(repo_id, revision)
-    files = check_files(repo_id, [(file.rfilename, file.size or 0) for file in info.siblings or []])
+    announced = {_checked(repo_id, file).rfilename: file for file in info.siblings or []}
+    files = check_files(repo_id, [(name, file.size or 0) for name, file in announced.items()])
     found = type_of_files(files)
     if found is None or (expected is not None and found != expected):
         wanted = f"a {expected}" if expected else "a run, a study, a toy dataset or a schedule of this package"
@@ -56,16 +57,68 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
     try:
         with atomic_folder(folder) as temporary, hub_errors(target):
             for name in files:
-                get = functools.partial(hf_hub_download, **target.where, filename=name, revision=info.sha)
-                path = patiently(get, f"Downloading {name}")
-                to = temporary / name
-                to.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, to)
+                _download(target, announced[name], info.sha, temporary / name)
             check_formats(temporary, repo_id)
-            write_manifest(temporary)  # for `lrlab check`
+            _hold(temporary, repo_id, found)
+            write_manifest(temporary)  # of what was downloaded, for `lrlab check`
     except DiskFull as error:
         raise LabError(f"{error.event} then pull again: what was downloaded is kept by the client's cache.") from None
     return folder
+
+
+def _download(target: Target, announced: Any, revision: str | None, to: Path) -> None:
+    """Downloads a file, again past the client's cache if it is not what the Hub announced; an error if it still is not."""
+    from huggingface_hub import hf_hub_download
+
+    name, wrong = announced.rfilename, ""
+    for past_cache in (False, True):
+        how = {"filename": name, "revision": revision, "force_download": past_cache}
+        try:
+            path = patiently(functools.partial(hf_hub_download, **target.where, **how), f"Downloading {name}")
+        except OSError as error:
+            if status_of(error) != 404:
+                raise
+            wrong = "the Hub lists it, and does not have it"
+            break
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+        if not (wrong := _difference(to, announced)):
+            return
+    raise LabError(
+        f"{target.repo_id!r}: {name!r}: {wrong}. Nothing was kept. Hint: pull again, or another --revision; if this "
+        "stays, its owner has to upload the file again."
+    )
+
+
+def _difference(path: Path, announced: Any) -> str:
+    """How a file differs from what the Hub says of its size and content; an empty text if it does not."""
+    from huggingface_hub.utils.sha import git_hash
+
+    sums = file_sums(path)
+    if announced.size is not None and sums["size"] != announced.size:
+        return f"it has {sums['size']} bytes, and the Hub announced {announced.size}"
+    if announced.lfs is not None:
+        return "" if announced.lfs["sha256"] == sums["sha256"] else "its SHA-256 is not the one that the Hub announced"
+    is_same = announced.blob_id is None or announced.blob_id == git_hash(path.read_bytes())
+    return "" if is_same else "its hash is not the one that the Hub announced"
+
+
+def _checked(repo_id: str, file: Any) -> Any:
+    """What the Hub says of a file; a `LabError` unless its name is a text and its size a number of bytes, if it is known."""
+    if not isinstance(file.rfilename, str) or not (file.size is None or (type(file.size) is int and file.size >= 0)):
+        what = f"{file.rfilename!r} has {file.size!r} bytes"
+        raise LabError(f"{repo_id!r}: the Hub says that {what}. Nothing was downloaded. Hint: pull again later.")
+    return file
+
+
+def _hold(folder: Path, repo_id: str, kind: str) -> None:
+    """Raises a `LabError` if what was downloaded is not what its manifest, which older uploads lack, says was uploaded."""
+    if not (folder / MANIFEST).exists():
+        if kind == "run" and (folder / "model_index.json").exists():
+            check_pipeline(folder)
+        return
+    remedy = f"{repo_id!r} has changed since it was uploaded, or was not listed in full. Pull again, or another --revision."
+    refuse_damaged(folder, "download", remedy, only=lambda name: bool(check_files(repo_id, [(name, 0)])))
 
 
 def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
@@ -82,6 +135,11 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
             if status_of(error) not in (401, 403, 404):
                 with hub_errors(target):
                     raise
+        except (KeyError, TypeError, AttributeError) as error:  # how the client meets an answer that lacks what it needs
+            what = f"{type(error).__name__}: {error}"
+            raise LabError(
+                f"What answers about {repo_id!r} is not the Hub ({what}). Check the network and HF_ENDPOINT."
+            ) from None
     with contextlib.suppress(HTTPError, OSError):
         if target.api.repo_exists(repo_id, repo_type="space"):
             raise LabError(f"{repo_id!r} is a Space, a page to look at: {HUB}/spaces/{repo_id}. Give a model or a data set.")

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Interrupted, LabError
+from ..core.held import refuse_damaged
+from ..core.manifest import Sums
 from ..core.signals import interrupts_raised
 from .access import Target, check_can_write, hub_errors, patiently, status_of
-from .contents import Contents, contents_of, matches, type_of_files
+from .contents import Contents, contents_of, matches, type_of_files, type_of_folder, with_manifest
+from .pipeline_folder import check_pipeline
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -57,11 +60,24 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
         LabError: before anything is sent if it cannot work, and if it fails; then with the command that goes on.
         UploadInterrupted: after SIGINT or SIGTERM.
     """
+    sums = _refuse_damaged(folder, options.get("unfinished", False))
     contents = contents_of(folder, target.repo_id, target.revision, **options)
     target = check_can_write(dataclasses.replace(target, repo_type=contents.repo_type))
     # Again, since the card names the complete id.
-    contents = contents_of(folder, target.repo_id, target.revision, **options)
+    contents = with_manifest(contents_of(folder, target.repo_id, target.revision, **options), sums)
     return publish(contents, target, message or contents.message, _push_command(folder, target, options, message))
+
+
+def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
+    """Raises a `LabError` for a folder with damaged files; returns the sums of those that it was found to hold."""
+    remedy = f"`lrlab check {shlex.quote(str(folder))}` says all that is damaged, and how to go on. Nothing was sent."
+    kind = type_of_folder(folder)
+    held = refuse_damaged(folder, kind, remedy)
+    if held.is_open and not unfinished:
+        raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
+    if kind == "run":
+        check_pipeline(folder)
+    return held.sums
 
 
 def _push_command(folder: Path, target: Target, options: dict[str, bool], message: str | None = None) -> str:
@@ -235,5 +251,5 @@ def check_can_push(config: ResolvedConfig) -> str:
 def push_run(folder: Path, config: ResolvedConfig) -> Published:
     """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
     target = training_target(config)
-    contents = contents_of(folder, target.repo_id)
+    contents = with_manifest(contents_of(folder, target.repo_id), _refuse_damaged(folder))
     return publish(contents, target, contents.message, _push_command(folder, target, {}))

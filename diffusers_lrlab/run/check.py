@@ -6,12 +6,11 @@ from pathlib import Path
 from ..core.errors import LabError
 from ..core.extras import require_extra
 from ..core.lock import locked
-from ..core.manifest import MANIFEST, each_damage
 from ..hub.cards import parsed_card
 from ..hub.contents import type_of_folder
 from ..schedules.published import read_schedule_file
 from .check_run import check_run, repair_run
-from .finding import Finding, read_parquet, refuse_damage
+from .finding import Finding, read_parquet
 
 
 def check_folder(folder: Path, repair: bool = False) -> Finding:
@@ -26,8 +25,6 @@ def check_folder(folder: Path, repair: bool = False) -> Finding:
         repaired = _repair(folder)
     finding = check(folder)
     finding.repaired = repaired
-    if (folder / MANIFEST).exists():
-        finding.note("all files, as they came", partial(_check_manifest, folder))
     return finding
 
 
@@ -50,10 +47,6 @@ def _repair(folder: Path) -> list[str]:
         return list(repair_study(folder))
 
 
-def _check_manifest(folder: Path) -> None:
-    refuse_damage(each_damage(folder))
-
-
 def _check_study(folder: Path) -> Finding:
     require_extra("study", "`lrlab check` of a study")
     from .check_study import check_study
@@ -66,6 +59,7 @@ def _check_dataset(folder: Path) -> Finding:
     for file in sorted((folder / "data").glob("*.parquet")):
         finding.note(f"data/{file.name}", partial(read_parquet, file))
     finding.note("README.md", lambda: parsed_card((folder / "README.md").read_text(encoding="utf-8"), "README.md"))
+    finding.hold(folder)
     if finding.damaged:
         finding.remedy = "make it again by the command in its README.md, or download it again"
     return finding
@@ -74,6 +68,7 @@ def _check_dataset(folder: Path) -> Finding:
 def _check_schedule(folder: Path) -> Finding:
     finding = Finding("schedule", str(folder), "as a file")
     finding.note("schedule.json", partial(read_schedule_file, folder / "schedule.json"))
+    finding.hold(folder)
     if finding.damaged:
         finding.remedy = "make it again by lrlab schedule, or download it again"
     return finding

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.files import write_text
+from ..core.held import held_against_manifest
 from ..core.lock import holder_of
 from ..core.manifest import MANIFEST, each_damage
-from ..hub.records import read_json, read_log, read_record
+from ..hub.pipeline_folder import check_pipeline
+from ..hub.records import read_log, read_record
 from ..training.resume import read_state
-from ..training.run_folder import RunFolder, checkpoint_update, find_damaged_file, is_checkpoint
-from .finding import Finding, leftovers_in, problem_of, put_aside_for_good, read_parquet, read_weights, refuse_damage
+from ..training.run_files import is_checkpoint
+from ..training.run_folder import RunFolder, checkpoint_update, find_damaged_file
+from .finding import Finding, leftovers_in, problem_of, put_aside_for_good, read_parquet, refuse_damage
 
 
 def check_run(path: Path) -> Finding:
@@ -28,7 +31,8 @@ def check_run(path: Path) -> Finding:
     if folder.timesteps_file.exists():
         finding.note(folder.timesteps_file.name, partial(read_parquet, folder.timesteps_file))
     if (path / "model_index.json").exists():
-        finding.note("pipeline", partial(_check_pipeline, path))
+        finding.note("pipeline", partial(check_pipeline, path))
+    finding.hold(path)
     good = newest_whole(folder)
     is_done = finding.status.startswith("finished") and (path / "model_index.json").exists()
     if finding.damaged or not is_done:
@@ -52,14 +56,22 @@ def repair_run(path: Path) -> Iterator[str]:
     if problem_of(partial(_check_log, folder)):
         folder.rewind(checkpoint_update(good) if good else 0, read_state(good).get("log") if good else None)
         yield f"{folder.metrics_file} goes as far as {good.name if good else 'the start of the run'}"
-    for file, check in ((path / "model_index.json", _check_pipeline), (path / "lrlab" / "run.json", read_record)):
+    for file, check in ((path / "model_index.json", check_pipeline), (path / "lrlab" / "run.json", read_record)):
         if file.exists() and problem_of(partial(check, path)):
             yield put_aside_for_good(file)
+    damaged = held_against_manifest(path, "run").damaged
+    for name in damaged:
+        # The pipeline as a whole: the rest of it is of no use, and a run that goes on replaces all parts.
+        file = path / name if name.startswith("lrlab/") else path / "model_index.json"
+        if file.is_file():
+            yield put_aside_for_good(file)
     record = folder.read_record()
-    if record.get("run", {}).get("status") == "running":
-        record["run"] |= {"status": "failed", "error": "The process was killed, or the machine went down."}
+    status = record.get("run", {}).get("status")
+    if status == "running" or (damaged and status == "finished"):
+        why = "The process was killed, or the machine went down." if status == "running" else "Files of it were damaged."
+        record["run"] |= {"status": "failed", "error": why}
         write_text(folder.lab / "run.json", json.dumps(record, indent=2) + "\n")
-        yield "the record says failed instead of running"
+        yield f"the record says failed instead of {status}"
 
 
 def newest_whole(folder: RunFolder) -> Path | None:
@@ -99,16 +111,3 @@ def _check_log(folder: RunFolder) -> None:
     read_log(folder.path)
     if (good := newest_whole(folder)) is not None:
         folder.check_log_until(good)
-
-
-def _check_pipeline(path: Path) -> None:
-    for name, value in read_json(path / "model_index.json").items():
-        if not isinstance(value, list) or not any(value):
-            continue
-        files = list((path / name).glob("*.json"))
-        if not files:
-            raise LabError(f"{str(path / name)!r} is missing, or has no configuration")
-        for file in files:
-            read_json(file)
-        for weights in (path / name).glob("*.safetensors"):
-            read_weights(weights)

@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..core.held import held_against_manifest
 from ..core.lock import holder_of
-from ..core.manifest import each_damage
+from ..core.manifest import MANIFEST, each_damage, open_manifest
+from ..hub.pipeline_folder import read_weights
 from ..hub.records import read_json
 from ..study.runs.results import StudyFolder
 from ..training.run_folder import RunFolder
@@ -20,7 +22,6 @@ from .finding import (
     problem_of,
     put_aside_for_good,
     read_parquet,
-    read_weights,
     refuse_damage,
 )
 
@@ -45,6 +46,7 @@ def check_study(path: Path) -> Finding:
     for name, read in (("summary.json", read_json), ("summary.parquet", read_parquet)):
         if (path / name).exists():
             finding.note(name, partial(read, path / name))
+    finding.hold(path)
     if finding.damaged:
         command = f"lrlab study run {shlex.quote(str(path / 'spec.yaml'))} --out {shlex.quote(str(path))}"
         finding.remedy = f"{command} does again what is damaged"
@@ -60,6 +62,12 @@ def repair_study(path: Path) -> Iterator[str]:
     for file, check in checks:
         if file.exists() and problem_of(check):
             yield put_aside_for_good(file)
+    if damaged := held_against_manifest(path, "study").damaged:
+        for name in damaged:
+            if (path / name).is_file() and name != MANIFEST:
+                yield put_aside_for_good(path / name)
+        open_manifest(path)
+        yield f"{MANIFEST} says that the study is not finished"
 
 
 def _states(path: Path) -> list[Path]:

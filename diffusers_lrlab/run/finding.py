@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.files import TEMPORARY
+from ..core.held import held_against_manifest
+from ..core.manifest import MANIFEST
 
 # How names of folders that were put aside begin, and names of files end: no pattern of ours takes them for what they were.
 _BEGINNING, _ENDING = "damaged-", ".damaged"
@@ -20,6 +22,7 @@ class Finding:
     status: str  # in a few words
     whole: list[str] = field(default_factory=list)  # what is as it was written
     damaged: list[str] = field(default_factory=list)  # what is not, and how
+    notes: list[str] = field(default_factory=list)  # what is to be known and need not be mended
     leftovers: list[str] = field(default_factory=list)  # what a killed process left unfinished; the next start removes it
     remedy: str = ""  # how to go on, or what to do about the damage
     repaired: list[str] = field(default_factory=list)  # what was done
@@ -31,12 +34,21 @@ class Finding:
         else:
             self.whole.append(what)
 
+    def hold(self, folder: Path) -> None:
+        """Notes which files are as the manifest of the folder has them."""
+        held = held_against_manifest(folder, self.kind)
+        self.whole += [f"{len(held.sums)} files of {MANIFEST}"] if held.sums else []
+        self.damaged += held.damaged.values()
+        self.notes += held.notes
+        if held.is_open and self.status.startswith("finished"):
+            self.status = f"not finished: {self.status}, and then gone on with"
+
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "is_whole": not self.damaged}
 
     def describe(self) -> str:
         lines = [f"{self.folder}: a {self.kind}, {self.status}"]
-        for title in ("repaired", "whole", "damaged", "leftovers"):
+        for title in ("repaired", "whole", "notes", "damaged", "leftovers"):
             lines += [f"{title:>10}  {what}" for what in getattr(self, title)]
         return "\n".join([*lines, *([f"{'to go on':>10}  {self.remedy}"] if self.remedy else [])])
 
@@ -61,14 +73,6 @@ def read_parquet(path: Path) -> None:
     from pyarrow import parquet
 
     parquet.read_table(path)
-
-
-def read_weights(path: Path) -> None:
-    """The header of a file of weights, which knows the size of the rest."""
-    from safetensors import safe_open
-
-    with safe_open(path, "np"):
-        pass
 
 
 def leftovers_in(*folders: Path) -> list[str]:

@@ -95,6 +95,8 @@ def recorded(trainer: Trainer, record: dict[str, Any]) -> Iterator[None]:
     except BaseException as error:
         record["run"]["status"] = "failed"
         record["run"]["error"] = f"{type(error).__name__}: {error}"
+        if isinstance(error, Exception):
+            trainer.folder.check_there()  # a folder that was removed says more than the file that was then not found
         raise
     finally:
         is_whole = record["run"]["status"] == "finished"
@@ -128,7 +130,7 @@ def make_writable(record: dict[str, Any], inside: str = "") -> list[str]:
 
 
 def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
-    """The log by noise level, and the record, for which `room` was kept: it is given up if there is no other."""
+    """The log by noise level, the manifest and, last, the record; `room` was kept for it, and is given up if need be."""
     problem = None
     try:
         if trainer.folder.is_writer:
@@ -136,6 +138,8 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
         if trainer.observer is not None:
             record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
             trainer.observer.write()
+        if record["run"]["status"] == "finished":
+            trainer.folder.write_manifest(record)
     except LabError as error:
         problem = error
         if record["run"]["status"] == "finished":

@@ -9,6 +9,8 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError
+from ..core.held import refuse_damaged
+from ..core.manifest import open_manifest
 from ..core.registered import registered_code_located
 from ..training.prepare import keep_freed_memory
 from .analysis.findings import counted
@@ -59,6 +61,7 @@ def run_study(
     if executor == "stacked":
         check_stackable([*tuning, *first], study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
+        folder.reopen()
         folder.write_spec(spec, command)
         with open_workers(executor, num_workers, address, study) as workers:
             tuning = _tune(spec, study, executor, workers)
@@ -81,8 +84,13 @@ def report_study(out: Path) -> Path:
     """
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
-    spec = spec_from_dict(saved, folder.path)
-    if (out / RUNS_TABLE).exists() and not (out / "runs").exists():
+    spec, is_card = spec_from_dict(saved, folder.path), not (out / "runs").exists()
+    if is_card:
+        refuse_damaged(out, "study", "download the card again.")
+    else:
+        again = "give the command of the study again, which repeats what is damaged."
+        refuse_damaged(out, "study", again, only=lambda name: name.startswith("runs/"))
+    if is_card and (out / RUNS_TABLE).exists():
         results, notes = read_runs(out)
         with folder.locked():
             return _write_results(spec, results, notes, folder, StudyProgress(), command)
@@ -120,8 +128,11 @@ def _write_results(
 
     compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
     summary = summarise(spec, compared, tuning, notes, progress, command)
+    open_manifest(folder.path)  # a summary says that there is one
     write_summary(folder, summary)
-    return write_report(folder.path, results, summary, progress)
+    page = write_report(folder.path, results, summary, progress)
+    folder.write_manifest(results)
+    return page
 
 
 def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:

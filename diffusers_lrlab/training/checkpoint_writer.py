@@ -18,6 +18,7 @@ from .base_run import BaseRun
 from .checkpoints import Contents, contents_of, save_shards
 from .config import ResolvedConfig
 from .divergence import kept_checkpoints
+from .run_files import check_own_checkpoint
 from .run_folder import RunFolder
 from .sharding import is_sharded
 
@@ -82,25 +83,25 @@ class CheckpointWriter:
     def _wait(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            try:
-                pending.result()
-            except Exception:
-                self.folder.check_log()  # the folder may have been removed, which says more
-                raise
+            pending.result()
 
     def _write(self, path: Path, contents: Contents) -> None:
+        check_own_checkpoint(path)
         with atomic_folder(path, shared=True) as temporary:
             contents.write(temporary, self.folder)
+            check_own_checkpoint(path)
         remove_old_checkpoints(self.folder, self.config)
 
     def _write_sharded(self, run: BaseRun, path: Path, contents: Contents) -> None:
         accelerator = self.accelerator
         if accelerator.is_main_process:
+            check_own_checkpoint(path)
             with atomic_folder(path, shared=True) as temporary:
                 accelerator.wait_for_everyone()
                 save_shards(accelerator, run, temporary)
                 accelerator.wait_for_everyone()
                 contents.write(temporary, self.folder)
+                check_own_checkpoint(path)
             remove_old_checkpoints(self.folder, self.config)
         else:
             accelerator.wait_for_everyone()

@@ -100,9 +100,10 @@ class Contents:
         if self.rows is not None:
             write_timesteps(self.rows, folder.timesteps_file)
             shutil.copyfile(folder.timesteps_file, into / folder.timesteps_file.name)
-        # After the others, which make folders anew: without its log, the folder of the run was removed meanwhile.
+        # After the others, which make folders anew: the folder of the run may have been removed meanwhile.
         write_text(into / "trainer.json", json.dumps({**self.trainer, "log": folder.log_sums(self.log_size)}, indent=2))
         write_manifest(into)
+        folder.check_there()
 
 
 def contents_of(accelerator: Accelerator, run: BaseRun, folder: RunFolder, rows: Any) -> Contents:
@@ -171,6 +172,7 @@ def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: 
     for name, tensor in load_file(path / _TENSORS).items():
         owner, _, key = name.partition(".")
         state[owner][key] = tensor
+    folder.reopen()
     rows = path / folder.timesteps_file.name
     if folder.is_writer and rows.exists():
         with atomic_file(folder.timesteps_file) as temporary:

@@ -14,7 +14,8 @@ from ..core.lock import LOCK_FILES, locked
 from ..core.options import defaults_of, names_where
 from ..core.spec import parse_spec
 from .config import ResolvedConfig, TrainingConfig
-from .run_folder import FINDER_FILES, RunFolder, find_damaged_file, is_checkpoint
+from .run_files import check_kinds_of_own, check_names_of_checkpoints, is_checkpoint
+from .run_folder import FINDER_FILES, RunFolder, find_damaged_file
 
 
 @contextmanager
@@ -40,6 +41,13 @@ def check_writable(path: Path) -> None:
 def find_checkpoint(config: ResolvedConfig) -> Path | None:
     """The checkpoint to resume from, `None` for a fresh start; a `LabError` if the folder suits neither."""
     folder = RunFolder(Path(config.output_dir))
+    check_kinds_of_own(folder.path, config.logging_dir)
+    found = _find_checkpoint(folder, config)
+    check_names_of_checkpoints(folder.path)
+    return found
+
+
+def _find_checkpoint(folder: RunFolder, config: ResolvedConfig) -> Path | None:
     if config.resume_from_checkpoint is None:
         check_fresh(folder, config.overwrite_output_dir)
         return None

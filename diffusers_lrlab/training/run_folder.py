@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, warn
-from ..core.files import OLD, append_line, remove, remove_leftovers, sync, temporary_beside, write_text
-from ..core.manifest import MANIFEST, find_damage
+from ..core.files import (
+    OLD,
+    append_line,
+    remove,
+    remove_leftovers,
+    sync,
+    temporary_beside,
+    write_text,
+)
+from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
 from .kinds.select import components
-
-# What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
-_OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler")
+from .run_files import OWN, RECORD, is_checkpoint, sums_of_result
 
 PROJECT = "diffusers_lrlab"  # as trackers know it
 # What trackers write into --logging_dir.
@@ -29,6 +35,7 @@ class RunFolder:
     path: Path  # --output_dir
     is_writer: bool = True  # of the processes, only one is
     _log_size: int | None = None  # bytes of the log as this process has written it
+    _has_record: bool = False  # whether this run has written its record, which stays from then on
 
     @property
     def lab(self) -> Path:
@@ -51,17 +58,19 @@ class RunFolder:
             append_line(self.metrics_file, json.dumps(row, allow_nan=False))
             self._log_size = self.metrics_file.stat().st_size
 
+    def check_there(self) -> None:
+        """Raises a `LabError` if somebody removed the folder since this run wrote its record or its log there."""
+        written = [self.metrics_file] if self._log_size is not None else []
+        written += [self.lab / "run.json" if self.is_writer else self.path] if self._has_record else []
+        for file in written:
+            if not file.exists():
+                raise _left_alone(f"{str(file)!r} was removed")
+
     def check_log(self) -> None:
         """Raises a `LabError` if the log is not as this process left it: somebody removed the folder, or writes there."""
-        if self._log_size is None:
-            return
-        size = self.metrics_file.stat().st_size if self.metrics_file.exists() else None
-        if size != self._log_size:
-            what = "was removed" if size is None else f"has {size} bytes instead of {self._log_size}"
-            raise LabError(
-                f"{str(self.metrics_file)!r} {what} while the run was writing there. Leave the folder of a run alone; go on "
-                "by --resume_from_checkpoint latest, which starts anew if no checkpoint is left."
-            )
+        self.check_there()
+        if self._log_size is not None and (size := self.metrics_file.stat().st_size) != self._log_size:
+            raise _left_alone(f"{str(self.metrics_file)!r} has {size} bytes instead of {self._log_size}")
 
     def log_size(self) -> int:
         """Bytes of the log until now, for [`log_sums`]."""
@@ -122,7 +131,23 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         if self.is_writer:
             self.check_log()
-            write_text(self.lab / "run.json", json.dumps(record, indent=2) + "\n")
+            write_text(self.lab / "run.json", _as_text(record))
+        self._has_record = True
+
+    def write_manifest(self, record: dict[str, Any]) -> None:
+        """
+        Notes the sums of all files of a finished run, and in `record` that they are noted. The record has to be written
+        next: until then, it says that the run goes on, and the manifest is not held against anything.
+        """
+        if self.is_writer:
+            record["run"]["manifest"] = MANIFEST
+            text = _as_text(record).encode()
+            write_manifest(self.path, sums_of_result(self.path) | {RECORD: sums_of_bytes(text)})
+
+    def reopen(self) -> None:
+        """Says in the manifest of a finished run that it goes on, before anything else in its folder changes."""
+        if self.is_writer and (self.path / MANIFEST).exists():
+            open_manifest(self.path)
 
     def read_record(self) -> dict[str, Any]:
         """`run.json`, empty if there is none."""
@@ -177,7 +202,7 @@ class RunFolder:
         self.remove_leftovers()
         for name in TRACKER_FOLDERS:  # other things there may be somebody else's
             remove_leftovers(logs_of_tracker, pattern=temporary_beside(Path(name), OLD).name)
-        own = [path for pattern in (*_OWN, *components()) for path in self.path.glob(pattern)]
+        own = [path for pattern in (*OWN, *components()) for path in self.path.glob(pattern)]
         own += [path for path in map(logs_of_tracker.joinpath, TRACKER_FOLDERS) if path.exists()]
         # The record last: it says that the rest is a run's, should this be interrupted.
         logs = sorted(self.lab.glob("*"), key=lambda path: path.name == "run.json")
@@ -188,8 +213,15 @@ class RunFolder:
                 path.rmdir()
 
 
-def is_checkpoint(path: Path) -> bool:
-    return (path / "trainer.json").is_file() or (path / MANIFEST).is_file()
+def _left_alone(what: str) -> LabError:
+    return LabError(
+        f"{what} while the run was writing there. Leave the folder of a run alone; go on by --resume_from_checkpoint "
+        "latest, which starts anew if no checkpoint is left."
+    )
+
+
+def _as_text(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=2) + "\n"
 
 
 def find_damaged_file(checkpoint: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
+from ...core.manifest import MANIFEST
 from ...evaluation.metrics import better_of, metric_label
 from ..runs.context import StudyContext
 from ..runs.progress import StudyProgress
@@ -166,7 +167,8 @@ def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    write_text(folder.path / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    noted = {**summary, "manifest": MANIFEST}
+    write_text(folder.path / "summary.json", json.dumps(noted, indent=1, allow_nan=False) + "\n")
     flat = [{**row, "seeds_needed": json.dumps(row["seeds_needed"])} for row in summary["rows"]]
     with atomic_file(folder.path / "summary.parquet") as path:
         parquet.write_table(pa.Table.from_pylist(flat), path)

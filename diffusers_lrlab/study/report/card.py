@@ -7,6 +7,7 @@ import yaml
 
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
+from ...core.manifest import write_manifest
 from ..analysis.runs_table import RUNS_TABLE
 from ..runs.results import StudyFolder
 
@@ -38,4 +39,5 @@ def write_study_card(folder: Path, out: Path) -> Path:
         metadata = {"license": "apache-2.0", "library_name": "diffusers_lrlab", "tags": tags}
         front = f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n"
         write_text(temporary / "README.md", front + report.read_text(encoding="utf-8"))
+        write_manifest(temporary)
     return out / "README.md"

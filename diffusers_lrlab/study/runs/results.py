@@ -12,9 +12,18 @@ from typing import Any
 import yaml
 
 from ...core.errors import LabError, warn
-from ...core.files import atomic_file, remove_leftovers, write_text
+from ...core.files import atomic_file, check_kinds, remove_leftovers, write_text
 from ...core.lock import locked
-from ...core.manifest import file_sums, find_damage_of_file, is_as_written, with_sum
+from ...core.manifest import (
+    MANIFEST,
+    file_sums,
+    find_damage_of_file,
+    is_as_written,
+    open_manifest,
+    sums_in,
+    with_sum,
+    write_manifest,
+)
 from ..spec.spec import PRESETS, RunSpec, StudySpec
 
 _SUM = "# sha256: "
@@ -68,6 +77,10 @@ class StudyFolder:
         """Raises a `LabError` if the folder holds anything but a study of this name, by its runs if need be."""
         if self.path.is_file():
             raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
+        specs = list(specs)
+        files = [self.path / name for name in ("spec.yaml", "summary.json", "summary.parquet", MANIFEST)]
+        files += [file for spec in specs for file in (self.run_file(spec.id), self.weights_file(spec.id))]
+        check_kinds(files, [self.path / name for name in ("runs", "weights", "stacks", "local", "report")], "--out")
         file, saved = self.path / "spec.yaml", self._saved_spec()
         if saved is None and any(self.read(spec.id) is not None for spec in specs):
             warn(f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and is written anew.")
@@ -163,6 +176,25 @@ class StudyFolder:
         with atomic_file(self.weights_file(run_id)) as path:
             path.write_bytes(weights)
             return file_sums(path)
+
+    def reopen(self) -> None:
+        """Says in the manifest of a study, if it has one, that its files are about to change."""
+        if (self.path / MANIFEST).exists():
+            open_manifest(self.path)
+
+    def write_manifest(self, results: Iterable[RunResult]) -> None:
+        """
+        Notes the sums of all files of a study with these results: those of weights as the results have them. A card, which
+        has no results of its own, has the sums of all of its files.
+        """
+        if not (self.path / "runs").exists():
+            write_manifest(self.path)
+            return
+        results, parts = list(results), ("spec.yaml", "runs.parquet", "summary.json", "summary.parquet")
+        files = [self.path / name for name in parts] + [self.run_file(result.id) for result in results]
+        weights = {self.weights_file(result.id): result.weights for result in results if result.weights}
+        noted = {file.relative_to(self.path).as_posix(): sums for file, sums in weights.items() if file.exists()}
+        write_manifest(self.path, sums_in(self.path, [*files, *(self.path / "report").rglob("*")]) | noted)
 
     def find_damaged_weights(self, result: RunResult) -> str | None:
         """What is wrong with the weights of a run; a study that was downloaded has none at all."""

@@ -1,0 +1,89 @@
+"""A result held against its manifest, before it is uploaded, repeated or reported."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import LabError, warn
+from .manifest import CARD, MANIFEST, DamagedManifest, Sums, find_damage_of_file, read_manifest
+
+_RECORD = {"run": Path("lrlab", "run.json"), "study": Path("summary.json")}  # what says whether there is a manifest
+_NOT_FINISHED = ("running", "failed", "cancelled")
+_NONE = (
+    f"it has no {MANIFEST}, as an earlier version wrote it: its files can be read, but not compared with what was written"
+)
+
+
+@dataclass
+class Held:
+    """A folder held against its manifest."""
+
+    sums: dict[str, Sums] = field(default_factory=dict)  # of the files that are as they were written
+    damaged: dict[str, str] = field(default_factory=dict)  # from files to what is wrong with them
+    is_open: bool = False  # it was being written, and whatever wrote it was killed or goes on
+    notes: list[str] = field(default_factory=list)  # what a user should know and need not mend
+
+
+def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] = lambda name: True) -> Held:
+    """
+    What is damaged in the folder of a "run", "study", "dataset" or "schedule", or in a "download" of one: of the files in
+    its manifest, `only` these.
+
+    An edited card is a note, and so is a folder of an earlier version, which has no manifest. That of a run is one of an
+    earlier time while the record says that the run goes on.
+    """
+    held, is_there = Held(), (folder / MANIFEST).exists()
+    is_finished, has_manifest = _state(folder, kind)
+    if not is_there and not has_manifest:
+        held.notes += [_NONE] if is_finished else []
+        return held
+    try:
+        expected = read_manifest(folder)
+    except DamagedManifest as error:
+        held.damaged |= {MANIFEST: str(error)} if is_finished is not False else {}
+        return held
+    if expected is None:
+        held.is_open = True
+        held.notes.append("it was being written and is not finished; the same command goes on")
+        return held
+    record = _RECORD.get(kind, Path(MANIFEST)).as_posix()
+    if is_finished is not False or (record in expected and not find_damage_of_file(folder / record, expected[record])):
+        for name, sums in expected.items():
+            if only(name):
+                _hold(folder, name, sums, held)
+    return held
+
+
+def _state(folder: Path, kind: str) -> tuple[bool | None, bool]:
+    """Whether the result is finished (`None`: unknown), and whether its record says that there is a manifest."""
+    if kind not in _RECORD:
+        return (None if kind == "schedule" else True), False
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        record = json.loads((folder / _RECORD[kind]).read_text(encoding="utf-8"))
+        state = record["run"] if kind == "run" else record
+        return state.get("status") not in _NOT_FINISHED, "manifest" in state
+    return None, False
+
+
+def _hold(folder: Path, name: str, sums: Sums, held: Held) -> None:
+    damage = find_damage_of_file(folder / name, sums)
+    if damage is None:
+        held.sums[name] = sums
+    elif name == CARD:
+        what = "has changed since it was written" if (folder / name).is_file() else "is missing"
+        held.notes.append(f"the card {str(folder / name)!r} {what}")
+    else:
+        held.damaged[name] = damage
+
+
+def refuse_damaged(folder: Path, kind: str, remedy: str, only: Callable[[str], bool] = lambda name: True) -> Held:
+    """Raises a `LabError` that names what is damaged; warns of what else [`held_against_manifest`] finds."""
+    held = held_against_manifest(folder, kind, only)
+    if damage := list(held.damaged.values()):
+        more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""
+        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy}")
+    for note in held.notes:
+        warn(f"{str(folder)!r}: {note}.")
+    return held

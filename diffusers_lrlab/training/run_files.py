@@ -1,0 +1,57 @@
+"""Which paths in the folder of a run are the run's own."""
+
+import re
+from pathlib import Path
+
+from ..core.errors import LabError
+from ..core.files import TEMPORARY, check_kinds
+from ..core.manifest import MANIFEST, Sums, sums_in
+from .kinds.select import components
+
+# What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
+OWN = ("model_index.json", "pipeline.py", "README.md", "scheduler", MANIFEST)
+LAB = "lrlab"
+RECORD = f"{LAB}/run.json"
+
+
+def sums_of_result(path: Path) -> dict[str, Sums]:
+    """The sums of all files of a finished run but its record, which is written later."""
+    files = [file for name in (*OWN, *components(), LAB) for file in _files_in(path / name)]
+    return sums_in(path, [file for file in files if file != path / RECORD])
+
+
+def _files_in(path: Path) -> list[Path]:
+    """A file, or the files of a folder; without what is unfinished."""
+    found = [path] if path.is_file() else path.rglob("*")
+    return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]
+
+
+def check_kinds_of_own(path: Path, logging_dir: str) -> None:
+    """Raises a `LabError` if a folder is where a run writes a file, or the other way round."""
+    lab = path / LAB
+    folders = [path / name for name in ("scheduler", *components(), logging_dir)]
+    files = [path / name for name in OWN if name != "scheduler"]
+    files += [file for file in lab.glob("*.*") if not file.name.startswith(TEMPORARY)]
+    check_kinds(files, [*folders, lab, lab / "samples"], "--output_dir")
+
+
+def check_names_of_checkpoints(path: Path) -> None:
+    """Raises a `LabError` if something in the folder of a run has the name of a checkpoint and is none."""
+    for checkpoint in sorted(path.glob("checkpoint-*")):
+        if re.fullmatch(r"checkpoint-\d+", checkpoint.name):
+            check_own_checkpoint(checkpoint)
+
+
+def check_own_checkpoint(path: Path) -> None:
+    """Raises a `LabError` if there is something in the place of a checkpoint that no run wrote."""
+    is_own = path.is_dir() and (is_checkpoint(path) or not any(path.iterdir()))
+    if path.is_symlink() or (path.exists() and not is_own):
+        what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"
+        raise LabError(
+            f"{str(path)!r} is {what} and no checkpoint of a run, and this run writes its checkpoints there. Hint: move it "
+            "away, or give another --output_dir; nothing of yours is replaced."
+        )
+
+
+def is_checkpoint(path: Path) -> bool:
+    return (path / "trainer.json").is_file() or (path / MANIFEST).is_file()

@@ -1,0 +1,170 @@
+"""Every file that a finished run or study leaves, damaged in every way: `check` names it, and `push` refuses."""
+
+import json
+import shutil
+
+import pytest
+import runs
+import started
+import yaml
+from faults.cases import MODEL, OPTIONS, STUDY
+from faults.injected import DAMAGE
+
+from diffusers_lrlab.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run with two checkpoints, a study, and the card of that study."""
+    base = tmp_path_factory.mktemp("made")
+    (base / "config.json").write_text(json.dumps(MODEL))
+    (base / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    runs.run(*OPTIONS, f"--model_config_name_or_path={base / 'config.json'}", f"--output_dir={base / 'run'}")
+    lrlab = ("-m", "diffusers_lrlab.cli.main", "study")
+    for command in (("run", base / "study.yaml", "--out", base / "study"), ("card", base / "study", "--out", base / "card")):
+        status, _, error = started.run(*lrlab, *command, env=runs.environment())
+        assert status == 0, error
+    return base
+
+
+def said(capsys, *arguments):
+    status = main(list(map(str, arguments)))
+    out, error = capsys.readouterr()
+    assert "Traceback" not in error
+    return status, out + error
+
+
+def files_of(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("kind", ["run", "study", "card"])
+def test_whole_ones_are_whole(made, capsys, kind):
+    status, text = said(capsys, "check", made / kind)
+    assert status == 0, text
+    assert "files of manifest.json" in text
+    assert "notes" not in text
+
+
+def each_way():
+    """(kind, how): quick are a bit and a removal of a run and a study."""
+    for kind in ("run", "study", "card"):
+        for how in DAMAGE:
+            is_quick = kind != "card" and how in ("bit", "gone")
+            yield pytest.param(kind, how, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "how"), list(each_way()))
+def test_every_file_damaged(made, tmp_path, capsys, kind, how):
+    folder = shutil.copytree(made / kind, tmp_path / kind)
+    change, unnoticed = DAMAGE[how], []
+    assert len(files_of(folder)) > 12
+    for name in files_of(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).unlink() if change is None else (folder / name).write_bytes(change(content))
+        status, text = said(capsys, "check", folder)
+        is_card = name.name == "README.md"
+        if (status, str(name) in text) != (0 if is_card else 1, True):
+            unnoticed.append(("check", str(name), text))
+        whole = ["--include_checkpoints"] if name.parts[0].startswith("checkpoint-") else []
+        status, text = said(capsys, "push", folder, "--repo_id=user/x", *whole)
+        if not is_card and (status, name.name in text) != (2, True):
+            unnoticed.append(("push", str(name), text))
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    assert not unnoticed
+
+
+def test_a_file_beside_ours_is_left_alone(made, tmp_path, capsys):
+    for kind in ("run", "study"):
+        folder = shutil.copytree(made / kind, tmp_path / kind)
+        (folder / "notes.txt").write_text("mine")
+        assert said(capsys, "check", folder)[0] == 0
+
+
+def test_a_folder_of_an_earlier_version_is_read_and_said_to_have_no_manifest(capsys):
+    from published import RECORD, ROOT
+
+    for folder in (RECORD, ROOT / "model_cards" / "lr-study-2d"):
+        status, text = said(capsys, "check", folder)
+        assert (status, "no manifest.json" in text) == (0, True), text
+
+
+@pytest.mark.parametrize("file", ["denoiser/diffusion_pytorch_model.safetensors", "lrlab/loss.png", "manifest.json"])
+def test_a_repaired_run_goes_on_to_the_same_bits(made, tmp_path, capsys, file):
+    folder = shutil.copytree(made / "run", tmp_path / "run")
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content[:-3])
+    status, text = said(capsys, "check", folder, "--repair")
+    assert (status, "failed" in text, "goes on from checkpoint-8" in text) == (0, True, True), text
+    config = f"--model_config_name_or_path={made / 'config.json'}"
+    runs.run(*OPTIONS, config, f"--output_dir={folder}", "--resume_from_checkpoint=latest")
+    assert said(capsys, "check", folder)[0] == 0
+    if file != "manifest.json":
+        assert (folder / file).read_bytes() == content
+
+
+@pytest.mark.slow
+def test_a_damaged_study_is_mended_by_its_command(made, tmp_path, capsys):
+    folder = shutil.copytree(made / "study", tmp_path / "study")
+    first, *_ = sorted((folder / "runs").glob("*.json"))
+    first.unlink()
+    (folder / "summary.json").write_text("")
+    status, text = said(capsys, "study", "report", folder)
+    assert (status, first.name in text) == (2, True)
+    assert "again" in text
+    shutil.copyfile(made / "config.json", tmp_path / "config.json")
+    status, text = said(capsys, "study", "run", made / "study.yaml", "--out", folder)
+    assert status == 0, text
+    assert said(capsys, "check", folder)[0] == 0
+
+
+def test_a_study_that_was_killed_while_its_report_was_written_is_not_damaged(made, tmp_path, capsys, monkeypatch):
+    import diffusers_lrlab.study.report.report as report
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    folder = shutil.copytree(made / "study", tmp_path / "study")
+    shutil.copyfile(made / "config.json", tmp_path / "config.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "_markdown", killed)
+        said(capsys, "study", "report", folder)
+    status, text = said(capsys, "check", folder)
+    assert (status, "not finished" in text) == (0, True), text
+    status, text = said(capsys, "push", folder, "--repo_id=user/x")
+    assert (status, "is not finished" in text) == (2, True), text
+    assert said(capsys, "study", "report", folder)[0] == 0
+    status, text = said(capsys, "check", folder)
+    assert (status, "notes" in text) == (0, False), text
+
+
+def test_a_run_that_goes_on_is_not_held_against_what_it_was(made, tmp_path, capsys, monkeypatch):
+    """Killed just when its log was rewound to an earlier checkpoint."""
+    from diffusers_lrlab.training.run_folder import RunFolder
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    folder = shutil.copytree(made / "run", tmp_path / "run")
+    rewind = RunFolder.rewind
+    monkeypatch.setattr(RunFolder, "rewind", lambda *given: (rewind(*given), killed()))
+    options = [*OPTIONS, f"--model_config_name_or_path={made / 'config.json'}", f"--output_dir={folder}"]
+    said(capsys, "train", *options, "--resume_from_checkpoint=checkpoint-6")
+    status, text = said(capsys, "check", folder)
+    assert (status, "a run, not finished" in text) == (0, True), text
+    assert "goes on from checkpoint-6" in text
+    status, text = said(capsys, "push", folder, "--repo_id=user/x")
+    assert (status, "is not finished" in text) == (2, True), text
+
+
+def test_a_rerun_of_a_damaged_record_is_refused(made, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made / "run", tmp_path / "run")
+    log = tmp_path / "run" / "lrlab" / "metrics.jsonl"
+    log.write_text(log.read_text().replace("1", "2"))
+    status, text = said(capsys, "rerun", "run", "--compare")
+    assert (status, "metrics.jsonl' is damaged" in text) == (2, True), text
+    assert not (tmp_path / "run-rerun").exists()
