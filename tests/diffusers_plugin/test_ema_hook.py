@@ -97,6 +97,39 @@ def test_accumulation_processes_and_models_without_a_hook(tmp_path, spec, argume
     assert "the average of 8 updates is in" in stderr
 
 
+@pytest.mark.parametrize(("hook", "processes"), [("leaves", 1), pytest.param("leaves", 2, marks=pytest.mark.slow)])
+def test_weights_that_a_hook_leaves_to_accelerate(tmp_path, hook, processes):
+    """As sd-scripts' train_network.py: the hook only takes other models' weights away, and writes a file of its own."""
+    stderr, beside = run(tmp_path, f"--hook={hook}", options=["--ema=warmup_power", "--strict"], processes=processes)
+    folder = tmp_path / "lrlab" / "ema"
+    assert sorted(path.name for path in folder.iterdir()) == ["model.safetensors", "train_state.json"]
+    saved = load_file(folder / "model.safetensors")
+    assert same([saved["trained.weight"], saved["trained.bias"]], of(beside, "ema"))
+    assert saved["frozen.weight"].shape == (3, 2)
+    assert f"--ema warmup_power: the average of 8 updates is in {folder}." in stderr
+    assert (tmp_path / "checkpoint-5" / "lrlab" / "ema" / "model.safetensors").exists()
+
+
+def test_weights_that_a_hook_takes_away_and_does_not_save(tmp_path):
+    """The average is written by the names of parameters, and not announced as what the script saves."""
+    stderr, beside = run(tmp_path, "--hook=drops", options=["--ema=warmup_power", "--strict"])
+    saved = load_file(tmp_path / "lrlab" / "ema" / "average.safetensors")
+    assert same([saved["0.trained.weight"], saved["0.trained.bias"]], of(beside, "ema"))
+    assert stderr.count("hook for checkpoints leaves out 2 of 2 trained tensors (0.trained.weight, 0.trained.bias)") == 1
+    assert f"the average of 8 updates is in {tmp_path / 'lrlab' / 'ema' / 'average.safetensors'}" in stderr
+
+
+@pytest.mark.parametrize("checkpoints", [5, 20])
+def test_a_script_that_fails_after_its_last_update(tmp_path, checkpoints):
+    """The average is where a checkpoint was written, and nowhere else."""
+    arguments = [f"--output_dir={tmp_path}", f"--checkpointing_steps={checkpoints}", "--fail_at_end"]
+    stderr = launch(SCRIPT, *arguments, options=["--ema=constant"], expect=1)
+    assert not (tmp_path / "lrlab").exists()
+    where = f"is in {tmp_path / 'checkpoint-5' / 'lrlab' / 'ema'}, the last checkpoint" if checkpoints == 5 else "was not written"
+    assert where in stderr
+    assert ("since the script did not end" in stderr) and (where in stderr)
+
+
 @pytest.mark.slow
 def test_it_begins_anew_where_a_checkpoint_has_none(tmp_path, bare):
     (tmp_path / "checkpoint-5").symlink_to(bare[0] / "checkpoint-5")
