@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+_OTHER_STATES = ("optimizer", "scheduler", "sampler", "scaler", "random_states", "dl_state")  # in accelerate's checkpoints
 Tensors = Iterator[tuple[str, torch.Size, Callable[[], torch.Tensor]]]
 
 
@@ -30,8 +31,10 @@ def problem_with(path: Path) -> str | None:
 
 
 def stored_tensors(folder: Path) -> Tensors:
-    """Name, shape and a function that reads it, of each tensor in the weight files of a folder and of folders in it."""
+    """Name, shape and a function that reads it, of each tensor in the weight files of a folder; ours in it are left out."""
     for path in sorted(folder.rglob("*")):
+        if "lrlab" in path.relative_to(folder).parts or path.name.startswith(_OTHER_STATES):
+            continue
         if path.suffix == ".safetensors":
             file = safe_open(path, "pt")  # as long as its tensors are read
             for name in file.keys():
@@ -46,7 +49,7 @@ def stored_tensors(folder: Path) -> Tensors:
 def _pickled(path: Path) -> dict[str, Any]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # states of other things than weights
+    except Exception:  # states of something else
         return {}
     return loaded if isinstance(loaded, dict) else {}
 

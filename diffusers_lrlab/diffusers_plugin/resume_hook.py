@@ -9,8 +9,10 @@ from typing import Any, cast
 
 from ..core.errors import LabError
 from ..core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
+from .announced import problem_with
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised, called_in
+from .trained_models import TrainedModels
 from .watched_loader import WatchedLoader
 
 FILE = "lrlab_resume.json"
@@ -52,6 +54,8 @@ class ResumeHook:
         self.num_updates = 0  # those that a scaler of gradients left out are counted, as scripts do
         self.num_seen = self.num_written = 0  # a loader, and checkpoints
         self.resumed_at: int | None = None
+        self._lacks: tuple[str, ...] | None = None  # names of trained parameters that checkpoints do not have
+        self._has_warned = False
 
     def install(self) -> None:
         from accelerate import Accelerator
@@ -153,8 +157,30 @@ class ResumeHook:
                 save(str(unfinished), *args, **kwargs)
                 (unfinished / FILE).write_text(json.dumps(state), encoding="utf-8")
         self._return_to(mine)
-        self.num_written += 1
+        if self._is_whole(folder):
+            self.num_written += 1
         return output_dir or str(folder)
+
+    def _is_whole(self, folder: Path) -> bool:
+        """Looks at a checkpoint; a message says once what is wrong with it."""
+        problem = problem_with(folder / FILE) or self._missing_weights(folder)
+        if problem and not self._has_warned:
+            self._has_warned = True
+            self.run.warn(f"--exact_resume: {problem}. A resume from there is not exact.")
+        return not problem
+
+    def _missing_weights(self, folder: Path) -> str | None:
+        """What is trained is the same in all checkpoints of a run: whether its weights are saved is looked at in the first."""
+        if self._lacks is None:
+            try:
+                trained = TrainedModels(self.run)
+            except NotRecognised:  # some cannot be looked at
+                self._lacks = ()
+            else:
+                self._lacks = tuple(trained.missing_from(folder))
+        if not self._lacks:
+            return None
+        return f"checkpoint {folder} has no weights of {len(self._lacks)} trained parameters, such as {self._lacks[0]}"
 
     def _facts(self) -> dict[str, int]:
         assert self.loader is not None
@@ -209,7 +235,7 @@ class ResumeHook:
         if self.loader is None:
             return "--exact_resume: no loader was prepared together with an optimizer, so checkpoints are the script's own."
         written = self.num_written
-        if not written and self.resumed_at is None:
+        if not written and self.resumed_at is None and not self._has_warned:
             return "--exact_resume: no checkpoint was written or read."
         text = f"--exact_resume: {written} checkpoint{'s' * (written != 1)} written from which a resume is exact."
         if self.resumed_at is None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import MOST_UPDATES, shown_number
+from .announced import problem_with
 from .clock import HostClock
 from .ema_hook import EMAHook
 from .held_out_loss import HeldOutLoss
@@ -161,4 +162,7 @@ class ValidationHook:
         )
         if infinite := len(self.rows) - len(losses):
             text += f" It was not finite {infinite} times."
-        return text + (f" See {self._path}." if self._path else "")
+        if self._path is None:
+            return text
+        problem = problem_with(self._path)
+        return f"{text} They are lost: {problem}." if problem else f"{text} See {self._path}."

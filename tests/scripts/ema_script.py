@@ -49,7 +49,7 @@ def main(args):
     model = Tiny().to(torch.bfloat16 if args.bfloat16 else torch.float32)
 
     if args.hook != "saves":
-        accelerator.prepare(torch.nn.Linear(1, 1).requires_grad_(False))  # whose weights are no part of checkpoints
+        accelerator.prepare_model(torch.nn.Linear(1, 1), evaluation_mode=True)  # whose weights are no part of checkpoints
 
     def leave_or_drop(models, weights, output_dir):
         """As sd-scripts' train_network.py: accelerate saves what is left of the weights."""
