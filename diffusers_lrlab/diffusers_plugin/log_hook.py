@@ -29,6 +29,7 @@ _GRADIENTS = 8  # of images, at one update and in one process
 def recognise(script: HostScript) -> str:
     """Where losses can be seen; [`NotRecognised`] if nowhere, or if timesteps cannot."""
     timesteps_hook.recognise(script)
+    timesteps_hook.check_one_loss(script)
     if script.calls(LOSS):
         return f"F.{LOSS} shows the loss of each image ({called_in(script.calls(LOSS))})"
     if not script.calls("backward"):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pickle
 import tempfile
 from pathlib import Path
@@ -23,7 +24,11 @@ _UPDATES_KEPT = 16  # how far the other processes may be ahead of the one that w
 def recognise(script: HostScript) -> str:
     """Where a script writes and reads its checkpoints; [`NotRecognised`] if not by accelerate, or if data are a stream."""
     saves, loads = script.calls("save_state"), script.calls("load_state")
-    if not saves or not loads:
+    missing = [name for name, calls in (("save_state", saves), ("load_state", loads)) if not calls]
+    if others := [each for each in script.beside if missing and any(map(each.calls, missing))]:
+        files = ", ".join(os.path.relpath(each.path, os.path.dirname(script.path)) for each in others)
+        raise NotRecognised(f"it writes or reads its checkpoints in another file ({files}), where data are not followed")
+    if missing:
         raise NotRecognised("it does not both write checkpoints by accelerator.save_state and read them by load_state")
     if skips := script.calls("skip_first_batches"):
         raise NotRecognised(f"it passes over batches of an epoch by skip_first_batches ({called_in(skips)})")

@@ -87,7 +87,7 @@ class ValidationHook:
         if not self.held_out.is_active or self.run.num_updates or self.rows:
             return
         # A schedule of the clock counts the update that begins.
-        done = self.clock.update - bool(self.clock.watched) if self.clock.counts else self.num_updates
+        done = self.clock.update - self.clock.has_begun if self.clock.counts else self.num_updates
         if not done:  # of a run that is resumed
             self._note(0, self._loss())
 
