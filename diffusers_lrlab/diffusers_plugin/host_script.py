@@ -109,7 +109,9 @@ class HostScript:
     def is_prepared(self, call: ast.Call) -> bool:
         """Whether a schedule that is made by this call is given to accelerate; it is if that cannot be told."""
         name = self._variable(call)
-        given = [argument for name in ("prepare", "prepare_scheduler") for made in self.calls(name) for argument in made.args]
+        given = [
+            argument for name in ("prepare", "prepare_scheduler") for made in self.calls(name) for argument in made.args
+        ]
         return name is None or any(isinstance(each, ast.Starred) or ast.unparse(each) == name for each in given)
 
     def is_stepped_in_micro_batches(self, call: ast.Call) -> bool:

@@ -104,7 +104,9 @@ class ScriptTest:
             result = self.result(hook.probe)
             result.save(folder := hook.run.lab_folder)
             if problem := next(filter(None, (problem_with(folder / name) for name in FINDER_FILES)), None):
-                raise LabError(f"--find_lr: what was found cannot be read again: {problem}. Look at the disk, and repeat it.")
+                raise LabError(
+                    f"--find_lr: what was found cannot be read again: {problem}. Look at the disk, and repeat it."
+                )
             lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; nothing else of the test was kept."]
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"

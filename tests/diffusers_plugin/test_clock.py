@@ -23,6 +23,7 @@ from diffusers_lrlab.diffusers_plugin.host_run import HostRun
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.scheduler import CurveLR
 
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of the first micro-batches
 LR, UPDATES, WARMUP = 1e-3, 6, 2
 HOOKED = [
     (Accelerator, ("prepare", "prepare_scheduler", "end_training")),
@@ -59,7 +60,14 @@ def hooked(monkeypatch):
 
 
 def train(
-    make, accumulation=1, prepared=True, steps="each", num_batches=None, after_prepare=False, before=False, with_optimizer=True
+    make,
+    accumulation=1,
+    prepared=True,
+    steps="each",
+    num_batches=None,
+    after_prepare=False,
+    before=False,
+    with_optimizer=True,
 ):
     """
     The learning rate at each update of a loop. `steps` says when the schedule is stepped: in `"each"` micro-batch, or
@@ -83,9 +91,9 @@ def train(
                 is_due = steps == "each" or accelerator.sync_gradients
                 if before and is_due:
                     scheduler.step()
+                optimizer.step()
                 if accelerator.sync_gradients:
                     lrs.append(optimizer.param_groups[0]["lr"])
-                optimizer.step()
                 if not before and is_due:
                     scheduler.step()
                 optimizer.zero_grad()
@@ -158,15 +166,14 @@ def test_a_fixed_clock(hooked, prepared, steps, accumulation, factor):
     [
         ({"after_prepare": True, "prepared": False}, 2, 1),  # of the optimizer that accelerate has wrapped
         ({"before": True, "prepared": False}, 2, 2),  # the schedule before the optimizer
-        ({"before": True, "prepared": False, "steps": "synced"}, 1, 1),
+        ({"before": True, "prepared": False, "steps": "synced", "accumulation": 4}, 1, 1),
         ({"with_optimizer": False}, 2, 1),  # prepared, and stepped at each call all the same
         ({"with_optimizer": False, "steps": "synced"}, 1, 0),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_other_orders(hooked, how, per_update, first, fix):
     made = hooked(fix=fix, strict=True)
-    lrs = train(by_name("cosine", per_update), 2, **how)
+    lrs = train(by_name("cosine", per_update), **{"accumulation": 2, **how})
     if fix:
         expected = lr_curve("cosine", LR, WARMUP, UPDATES)
     else:
