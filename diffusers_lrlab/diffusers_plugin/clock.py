@@ -1,8 +1,8 @@
 """The clock of a script that is not ours: expected and applied learning rates of its schedule.
 
 accelerate steps a prepared schedule once per process at each optimizer update, a script steps any other itself, and
-diffusers' scripts multiply lengths by processes, by accumulation, or by neither. Here the clock of a running script's schedule is compared with the updates that
-the script will do, corrected if asked, and audited at every update.
+diffusers' scripts multiply lengths by processes, by accumulation, or by neither. Here the clock of a running script's
+schedule is compared with the updates that the script will do, corrected if asked, and audited at every update.
 """
 
 import functools
@@ -286,6 +286,12 @@ class HostClock:
         """The first schedule of the optimizer that is prepared first: a script may make others, to look at a curve."""
         own = (watched for watched in self.watched if watched.optimizer is self.run.optimizer)
         return next(own, self.watched[0] if self.watched else None)
+
+    def outside_checkpoints(self) -> list[WatchedSchedule]:
+        """Schedules of what is trained that accelerate does not know, so that its checkpoints lack them."""
+        known = {id(each.scheduler) for each in self.run.accelerator._schedulers}
+        own = [watched for watched in self.watched if watched.optimizer is self.run.optimizer]
+        return [watched for watched in own if id(watched.scheduler) not in known]
 
     @property
     def has_begun(self) -> bool:

@@ -86,7 +86,7 @@ class HostScript:
             for name in ("repeat", "repeat_interleave", "tile")
             for call in self.calls(name)
             if isinstance(call.func, ast.Attribute)
-            and (drawn & {*ast.walk(call.func.value)} or ast.unparse(call.func.value) in names)
+            and (drawn & {*ast.walk(call.func.value)} or _receiver(call.func) in names)
         ]
 
     @functools.cached_property
@@ -245,6 +245,13 @@ def _imported(script: HostScript, folder: str) -> list[str]:
         bases = [os.path.join(root, *name.split(".")) for root in roots for name in names if name]
         paths += [f"{base}.py" for base in bases] + [os.path.join(base, "__init__.py") for base in bases]
     return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]
+
+
+def _receiver(node: ast.expr) -> str:
+    """What a chain of methods is called on: `x` of `x.long().repeat`."""
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return ast.unparse(node)
 
 
 def _last_name(node: ast.expr) -> str | None:

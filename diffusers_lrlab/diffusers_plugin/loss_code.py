@@ -80,6 +80,7 @@ def find_loss_code(script: HostScript) -> LossCode:
     module = ast.Module(statements, [])
     code = compile(module, name, "exec"), compile(ast.Expression(loss), name, "eval")
     names = _loaded(loss).union(*map(_loaded, statements))
+    _check_switches(before, names)
     fixed = _of_whole_batches(script.tree, statements, names)
     return LossCode(made, loop.lineno, loop.end_lineno or 0, batch, index, *code, name, fixed)
 
@@ -174,15 +175,24 @@ def _changed(statement: ast.stmt) -> set[str]:
 
 
 def _called_on(statement: ast.stmt, of_loop: set[str]) -> set[str]:
-    """
-    The variables that a method is called on for its effect alone: any method of the loop's own, `others.append`, or of
-    what a call returns for a variable, as in `accelerator.unwrap_model(unet).disable_adapters()`.
-    """
+    """The variables that a method is called on for its effect alone: any method of the loop's own, or `others.append`."""
     calls = [node.value for node in ast.walk(statement) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
     filled = {_base(call.func) for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _FILLING}
-    receivers = [call.func.value for call in calls if isinstance(call.func, ast.Attribute)]
-    returned = {_base(part) for each in receivers if isinstance(each, ast.Call) for part in each.args}
-    return {_base(call.func) for call in calls} & of_loop | filled | returned - {""}
+    return {_base(call.func) for call in calls} & of_loop | filled
+
+
+def _check_switches(statements: list[ast.stmt], names: set[str]) -> None:
+    """Raises [`NotRecognised`] where a part of the loss is of another model, as after `unwrap(unet).disable_adapters()`."""
+    calls = [
+        node.value
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ]
+    for call in calls:
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(receiver, ast.Call) and {_base(argument) for argument in receiver.args} & names:
+            raise NotRecognised(f"it switches a model while its loss is computed ({called_in([call])}): {ast.unparse(call)}")
 
 
 def _base(node: Any) -> str:

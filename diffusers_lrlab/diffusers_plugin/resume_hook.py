@@ -152,6 +152,7 @@ class ResumeHook:
         others = [_store().get(self._key(rank, self.num_updates)) for rank in range(1, accelerator.num_processes)]
         state = {"version": _VERSION, "updates": self.num_updates, "facts": self._facts()}
         state |= {"processes": [mine, *map(pickle.loads, others)]}
+        state |= {"schedules": [watched.scheduler.last_epoch for watched in self.clock.outside_checkpoints()]}
         if output_dir is None:  # accelerate numbers them itself
             folder = Path(save(None, *args, **kwargs))
             write_text(folder / FILE, json.dumps(state))
@@ -175,7 +176,7 @@ class ResumeHook:
         return not problem
 
     def _missing_weights(self, folder: Path) -> str | None:
-        """What is trained is the same in all checkpoints of a run: whether its weights are saved is looked at in the first."""
+        """Looked for in the first checkpoint alone: what a script trains and saves is the same in all of a run."""
         if self._lacks is None:
             try:
                 trained = TrainedModels(self.run)
@@ -218,6 +219,8 @@ class ResumeHook:
         self.num_updates = self.resumed_at = saved["updates"]
         self.run.accelerator.step = mine["micro_batches"]
         self.loader.resumed = mine["loader"]
+        for watched, step in zip(self.clock.outside_checkpoints(), saved.get("schedules", []), strict=False):
+            watched.move_to(step)
         for hook in self.hooks:
             name = type(hook).__name__
             if name in mine["hooks"]:  # what is the same in all processes is with the first

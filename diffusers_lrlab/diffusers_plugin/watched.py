@@ -146,18 +146,22 @@ class WatchedSchedule:
             scheduler.load_state_dict(state)
             return None
         update = _saved_updates(state, self.own_steps_per_update)
-        scheduler.last_epoch = update * self.steps_per_update
-        scheduler._step_count = scheduler.last_epoch + 1
+        self.move_to(update * self.steps_per_update)
+        return (
+            f"the checkpoint was trained with another schedule or clock. From update {update} on, the learning rate "
+            f"follows {describe_schedule(self.schedule)}: {scheduler.optimizer.param_groups[0]['lr']:.4g}."
+        )
+
+    def move_to(self, step: int) -> None:
+        """As by so many steps from the first one."""
+        scheduler = self.scheduler
+        scheduler.last_epoch, scheduler._step_count = step, step + 1
         groups = scheduler.optimizer.param_groups
         if isinstance(scheduler, CurveLR):
             scheduler.apply()
         elif isinstance(scheduler, LambdaLR):
             lambdas = zip(self.base_lrs, scheduler.lr_lambdas, strict=True)
             write_lrs(groups, [lr * function(scheduler.last_epoch) for lr, function in lambdas])
-        return (
-            f"the checkpoint was trained with another schedule or clock. From update {update} on, the learning rate "
-            f"follows {describe_schedule(self.schedule)}: {groups[0]['lr']:.4g}."
-        )
 
 
 class WatchedFeedback:
