@@ -256,13 +256,16 @@ def test_a_scheduler_that_is_prepared_by_itself_and_before_the_data(tmp_path):
     assert "rex: LR audit: 9 updates, every value" in stderr
 
 
-def test_a_scheduler_that_is_never_prepared_is_audited_by_its_own_numbers(tmp_path):
+def test_a_scheduler_that_is_never_prepared_is_fixed_too(tmp_path):
     script = tmp_path / "script.py"
     text = HOST_SCRIPT.read_text().replace("loader, lr_scheduler = accelerator.prepare(", "loader, _ = accelerator.prepare(")
     script.write_text(text.replace("optimizer, loader, lr_scheduler)", "optimizer, loader, torch.nn.Identity())"))
-    stderr = launch(script, f"--output_dir={tmp_path}", "--lr_scheduler=rex", options=["--fix_lr_clock"])
-    assert "rex: LR audit: 48 updates, every value" in stderr
-    assert "--fix_lr_clock left it alone" in stderr
+    arguments = [f"--output_dir={tmp_path}", "--gradient_accumulation_steps=4", "--lr_scheduler=rex"]
+    stderr = launch(script, *arguments, options=["--fix_lr_clock", "--strict_lr_audit"])
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    np.testing.assert_allclose([row["lr"] for row in rows], promised("rex", 12)[0], rtol=1e-12, atol=1e-18)
+    np.testing.assert_allclose([row["logged"] for row in rows][:-1], promised("rex", 12)[0][1:], rtol=1e-12, atol=1e-18)
+    assert "rex: LR audit: 12 updates, every value" in stderr
 
 
 @pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -1,8 +1,8 @@
 """The clock of a script that is not ours: expected and applied learning rates of its schedule.
 
-accelerate steps a prepared schedule once per process at each optimizer update, and diffusers' scripts multiply lengths by
-processes, by accumulation, or by neither. Here the clock of a running script's schedule is compared with the updates that
-the script will do, corrected if asked, and audited at every update.
+accelerate steps a prepared schedule once per process at each optimizer update, a script steps any other itself, and
+diffusers' scripts multiply lengths by processes, by accumulation, or by neither. Here the clock of a running script's
+schedule is compared with the updates that the script will do, corrected if asked, and audited at every update.
 """
 
 import functools
@@ -17,7 +17,7 @@ from ..core.progress import Progress
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, resolve_schedule
-from ..schedules.schedule import ENDLESS
+from ..schedules.schedule import ENDLESS, Schedule
 from ..schedules.scheduler import CurveLR, build
 from . import schedules
 from .host_run import HostRun
@@ -46,8 +46,7 @@ class HostClock:
     def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None):
         self.run, self.fix, self.strict, self.num_updates = run, fix, strict, num_updates
         self.compares = True  # not where rates are tested, whatever the schedule
-        self.built: list[LRScheduler] = []
-        self.watched: list[WatchedSchedule] = []  # those of them that follow the clock
+        self.watched: list[WatchedSchedule] = []  # schedules that follow the clock
         self.followers: list[WatchedFeedback] = []  # and those that follow a loss
         self.has_loss = False  # whether a hook shows them one, which the script does not
 
@@ -60,10 +59,41 @@ class HostClock:
         schedules.schedule_function = self._recorded
         for member, function in functions.items():
             functions[member] = self._recorded(member.value, function)
+        self._follow_curves()
         self._follow_preparation(Accelerator)
         self._leave_followers_to_losses()
         self.run.on_prepared.append(self._resolve_known_clocks)
         self.run.on_update.append(self._advance_followers)
+
+    def _follow_curves(self) -> None:
+        """Watches curves of ours wherever they are made, and the steps of all that are watched."""
+        make, step = CurveLR.__init__, LRScheduler.step
+
+        @functools.wraps(make)
+        def make_and_watch(scheduler: CurveLR, *args: Any, **kwargs: Any) -> None:
+            make(scheduler, *args, **kwargs)
+            given = Progress(0, scheduler.plan["num_training_steps"], scheduler.plan["num_warmup_steps"])
+            self._watch(scheduler.schedule, scheduler, given)
+
+        @functools.wraps(step)
+        def step_and_count(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            watched = self._find(scheduler)
+            if watched is None or watched.takes_step():
+                step(scheduler, *args, **kwargs)
+
+        cast(Any, CurveLR).__init__ = make_and_watch
+        cast(Any, LRScheduler).step = step_and_count
+
+    def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> WatchedSchedule:
+        from accelerate.optimizer import AcceleratedOptimizer
+
+        optimizer = scheduler.optimizer
+        if isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = optimizer.optimizer  # whose steps are updates
+        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.strict)
+        watched.resolve_clock = functools.partial(self._resolve_clock, None, watched)
+        self.watched.append(watched)
+        return watched
 
     def _follow_preparation(self, accelerator_class: Any) -> None:
         """Resolves clocks when all is prepared, or before the first update if the data are prepared later or never."""
@@ -76,9 +106,11 @@ class HostClock:
             self.run.accelerator = accelerator
             wrapper = prepare_scheduler(accelerator, scheduler)
             if watched := self._find(scheduler):
-                watched.is_prepared = True
-                watched.resolve_clock = functools.partial(self._resolve_clock, wrapper, watched)
-            elif not any(scheduler is built for built in self.built):
+                # With step_scheduler_with_optimizer=False, accelerate only passes the script's own steps on.
+                watched.is_prepared = wrapper.step_with_optimizer or self.fix
+                if watched.resolve_clock is not None:
+                    watched.resolve_clock = functools.partial(self._resolve_clock, wrapper, watched)
+            elif not any(scheduler is follower.scheduler for follower in self.followers):
                 self._pass_by(scheduler)
             return wrapper
 
@@ -121,7 +153,9 @@ class HostClock:
 
     def _resolve_known_clocks(self) -> None:
         for watched in self.watched:
-            if watched.resolve_clock is not None and self.count_updates() is not None:
+            # Steps of the script's own are seen at the first update, and do not matter to a clock that is fixed.
+            is_known = watched.is_prepared or self.fix and watched.optimizer is self.run.optimizer
+            if watched.resolve_clock is not None and is_known and self.count_updates() is not None:
                 watched.resolve_clock()
 
     def _find(self, scheduler: Any) -> WatchedSchedule | None:
@@ -157,17 +191,17 @@ class HostClock:
                 scheduler = host_function(optimizer, last_epoch=last_epoch, **taken, **kwargs)
             else:
                 scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
-            self.built.append(scheduler)
             if schedule.follows_metric:
                 follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
                 self.followers.append(follower)
                 if self.has_loss and num_warmup_steps:  # in updates: scripts multiply it by the processes
                     follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
-            else:
-                total = num_training_steps or getattr(scheduler, "plan", {}).get("num_training_steps", ENDLESS)
+                return scheduler
+            watched = self._find(scheduler)  # a curve of ours, since it was made
+            if watched is None:
                 warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
-                given = Progress(0, int(total), warmup)
-                self.watched.append(WatchedSchedule(schedule, scheduler, optimizer, given, self.strict))
+                watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))
+            watched.warmup_option = "lr_warmup_steps"
             return scheduler
 
         return build_and_watch
@@ -175,21 +209,25 @@ class HostClock:
     # --- the clock of the run ----------------------------------------------------------------------------------------
 
     def _resolve_clock(self, wrapper: Any, watched: WatchedSchedule) -> None:
+        """`wrapper` is accelerate's, of a schedule that is prepared."""
         watched.resolve_clock = None
         num_updates = self.count_updates()
-        watched.steps_per_update = watched.own_steps_per_update = self._steps_per_update(wrapper)
+        is_by_script = wrapper is None or not wrapper.step_with_optimizer
+        steps = self._steps_by_script(watched) if is_by_script else self._steps_per_update(wrapper)
+        watched.steps_per_update = watched.own_steps_per_update = steps
         watched.num_updates = num_updates
         if not self.compares:
             return
         if num_updates is None:
-            self.run.warn(
-                "cannot know how many updates this script will do, so its schedule is audited by its own numbers; "
-                "give --num_updates N to diffusers_lrlab.launch.",
-            )
+            if self.run.accelerator is not None or self.fix:
+                self.run.warn(
+                    "cannot know how many updates this script will do, so its schedule is audited by its own numbers; "
+                    "give --num_updates N to diffusers_lrlab.launch.",
+                )
             return
         given = watched.given
         endless = "endless" in watched.schedule.traits and given.total_updates >= ENDLESS
-        warmup = int(self.run.arguments.get("lr_warmup_steps", given.warmup_updates)) if given.warmup_updates else 0
+        warmup = self._asked_warmup(watched)
         if warmup >= num_updates:
             text = f"warm-up of {warmup} updates does not fit into the {num_updates} updates of this script"
             if self.fix or self.strict:
@@ -200,13 +238,33 @@ class HostClock:
         if self.fix:
             self._correct(wrapper, watched, num_updates)
         else:
+            if is_by_script:
+                watched.begin()
             self._compare(watched, num_updates)
+
+    def _asked_warmup(self, watched: WatchedSchedule) -> int:
+        """In updates: as the script's option says, or as the user said to a curve that is made by its class path."""
+        given = watched.given.warmup_updates
+        asked = self.run.arguments.get(watched.warmup_option or "")
+        return int(given if asked is None or not given else asked)
 
     def _steps_per_update(self, wrapper: Any) -> int:
         """How often accelerate steps a schedule in an update, by itself."""
         if not wrapper.step_with_optimizer:
             return int(self.run.accelerator.gradient_accumulation_steps)
         return 1 if wrapper.split_batches else int(self.run.accelerator.num_processes)
+
+    def _steps_by_script(self, watched: WatchedSchedule) -> int:
+        """
+        How often the script steps a schedule in an update, told at the first one: if all micro-batches but the last have
+        stepped it, then each does.
+        """
+        accumulated = int(getattr(self.run.accelerator, "gradient_accumulation_steps", 1))
+        if accumulated == 1:  # or by hand
+            accumulated = int(self.run.arguments.get("gradient_accumulation_steps") or 1)
+        if hasattr(self.run.training_loader, "__len__"):
+            accumulated = min(accumulated, len(self.run.training_loader))  # an update ends with the epoch
+        return accumulated if 0 < accumulated - 1 <= watched.num_steps else 1
 
     @property
     def counts(self) -> bool:
@@ -215,17 +273,30 @@ class HostClock:
 
     @property
     def update(self) -> int:
-        """Optimizer updates done so far, by the first schedule that the script built."""
+        """Optimizer updates done so far, by the schedule that the script built."""
         if not self.counts:
             raise LabError(
                 "The script builds no schedule by diffusers.optimization.get_scheduler, which its updates are counted by: "
                 "neither timesteps nor losses can follow them."
             )
-        if not self.watched:
-            return self.followers[0].scheduler.num_updates
-        watched = self.watched[0]
-        done = watched.scheduler.last_epoch // watched.steps_per_update
-        return done if watched.update is None else watched.update
+        return self.followers[0].scheduler.num_updates if self._counter is None else self._counter.num_done
+
+    @property
+    def _counter(self) -> WatchedSchedule | None:
+        """The first schedule of the optimizer that is prepared first: a script may make others, to look at a curve."""
+        own = (watched for watched in self.watched if watched.optimizer is self.run.optimizer)
+        return next(own, self.watched[0] if self.watched else None)
+
+    def outside_checkpoints(self) -> list[WatchedSchedule]:
+        """Schedules of what is trained that accelerate does not know, so that its checkpoints lack them."""
+        known = {id(each.scheduler) for each in self.run.accelerator._schedulers}
+        own = [watched for watched in self.watched if watched.optimizer is self.run.optimizer]
+        return [watched for watched in own if id(watched.scheduler) not in known]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the coming update is counted already."""
+        return self._counter is not None and self._counter.update is not None
 
     def count_updates(self) -> int | None:
         """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
@@ -247,8 +318,11 @@ class HostClock:
         watched.given, watched.steps_per_update = clock, 1
         vars(scheduler)["steps_per_update"] = 1  # saved with its state, so that a resume knows
         scheduler.replan(clock.warmup_updates, clock.total_updates)
-        # What accelerate calls split batches is one step per update, whatever the batches are.
-        wrapper.split_batches = wrapper.step_with_optimizer = True
+        if wrapper is None:
+            done, watched.is_by_update, watched.num_steps = watched.num_done, True, 0
+            scheduler.move_to(done)
+        else:  # what accelerate calls split batches is one step per update, whatever the batches are
+            wrapper.split_batches = wrapper.step_with_optimizer = True
         self.run.warn(
             f"{describe_schedule(watched.schedule)} now takes {num_updates} updates, {clock.warmup_updates} of "
             "them warm-up, one step each (--fix_lr_clock).",
@@ -267,10 +341,6 @@ class HostClock:
         for watched in self.watched:
             if watched.audit.num_updates:
                 lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}{watched.other_length()}")
-                if self.fix and not watched.is_prepared:
-                    lines[-1] += (
-                        " --fix_lr_clock left it alone: accelerate does not step it, so its length is the script's own."
-                    )
         lines += [follower.report() for follower in self.followers if follower.audit.num_updates]
         nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
         return "\n".join(f"diffusers_lrlab: {line}" for line in lines or [nothing])

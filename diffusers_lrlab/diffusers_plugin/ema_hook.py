@@ -5,13 +5,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError
 from ..core.files import atomic_folder
+from .announced import problem_with
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised, called_in
 from .trained_models import TrainedModels
@@ -19,6 +20,15 @@ from .trained_models import TrainedModels
 SWAPS = ("validation", "final", "both")
 _END, _HOOK, _VALIDATION = "wait_for_everyone", "register_save_state_pre_hook", "log_validation"
 _STATE = Path("lrlab", "ema.safetensors")  # in a checkpoint of the script
+_BY_NAMES = "average.safetensors"  # where the script's own files do not hold all that is averaged
+_NAMES_SHOWN = 3
+
+
+class Saved(NamedTuple):
+    """What was written last, and the updates that are in it."""
+
+    path: Path
+    num_updates: int
 
 
 def recognise(script: HostScript) -> str:
@@ -65,7 +75,9 @@ class EMAHook:
         self.trained: Any = None  # the models, once they are prepared
         self.average: Any = None  # diffusers', by the form; none before, and after a resume without it
         self.num_seen = 0  # updates that are in the average, those before a resume among them
-        self._validates = False
+        self.saved: Saved | None = None
+        self.not_finite: list[str] = []  # names of tensors that were so when they were written
+        self._validates = self._has_warned = False
         self._registered: Any = None  # the accelerator that saves it
 
     def install(self) -> None:
@@ -190,8 +202,23 @@ class EMAHook:
     # --- what is saved -----------------------------------------------------------------------------------------------
 
     def _save_model(self, folder: Path) -> None:
+        """As the script saves; what it leaves out is written by the names of parameters."""
         with atomic_folder(folder) as temporary, self.weights():
             self.trained.save(temporary)
+            missing, self.not_finite = self.trained.missing_from(temporary), self.trained.not_finite()
+            if missing:
+                self.trained.save_tensors(temporary / _BY_NAMES, self.average.shadow_params, self._about())
+        self.saved = Saved(folder / _BY_NAMES if missing else folder, self.num_seen)
+        if missing and not self._has_warned:
+            self._has_warned = True
+            names = ", ".join(missing[:_NAMES_SHOWN]) + ", ..." * (len(missing) > _NAMES_SHOWN)
+            self.run.warn(
+                f"the script's hook for checkpoints leaves out {len(missing)} of {len(self.trained.names)} trained tensors "
+                f"({names}): the whole average is in {_BY_NAMES} beside what it saves, by the names of parameters."
+            )
+
+    def _about(self) -> dict[str, str]:
+        return {"num_updates": str(self.num_seen), "form": str(self.form)}
 
     def _save_state(self, models: Any, weights: Any, folder: str) -> None:
         """Into a checkpoint of the script, which may be saved by one process alone."""
@@ -200,8 +227,7 @@ class EMAHook:
         if self.is_swapped:
             self.run.warn("this checkpoint has the average for weights: it was saved after the last update (--ema_swap).")
         self._save_model(Path(folder) / "lrlab" / "ema")
-        about = {"num_updates": str(self.num_seen), "form": str(self.form)}
-        self.trained.save_tensors(Path(folder) / _STATE, self.average.shadow_params, about)
+        self.trained.save_tensors(Path(folder) / _STATE, self.average.shadow_params, self._about())
 
     def _load_state(self, models: Any, folder: str) -> None:
         """Before the script's weights are loaded."""
@@ -257,6 +283,16 @@ class EMAHook:
             return ""
         if not self.num_seen:
             return f"--ema {self.form.name}: no update was seen, and nothing averaged."
-        text = f"--ema {self.form.name}: the average of {self.num_seen} updates"
-        text += f" is in {self.folder}" if self.is_saved else " is in the script's checkpoints, since it did not end"
-        return text + (", and in what the script saved at its end." if self.is_swapped else ".")
+        if self.saved is None:
+            return f"--ema {self.form.name}: the average was not written, since the script did not end."
+        where = f"is in {self.saved.path}"
+        if not self.is_saved:
+            where += ", the last checkpoint that was written, since the script did not end"
+        if problem := problem_with(self.saved.path):
+            where = f"was written and is lost: {problem}"
+        text = f"--ema {self.form.name}: the average of {self.saved.num_updates} updates {where}"
+        text += ", and in what the script saved at its end." if self.is_swapped else "."
+        if self.not_finite:
+            of = f"{len(self.not_finite)} of its {len(self.trained.names)} tensors"
+            text += f" It cannot be used: {of} hold numbers that are not finite, such as {self.not_finite[0]}."
+        return text

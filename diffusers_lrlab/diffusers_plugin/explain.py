@@ -67,6 +67,9 @@ def _clock_fault(script: HostScript, call: ast.Call) -> Fault | None:
     def fault(name: str, effect: str, remedy: str = "--fix_lr_clock mends it") -> Fault:
         return Fault(name, f"makes its schedule {length} steps long ({called_in([call])}): {effect}. {remedy}.")
 
+    if not script.is_prepared(call):
+        found = _fault_of_own_steps(script, call, warmup, length)
+        return found and fault(*found)
     if "gradient_accumulation_steps" in warmup + length:
         return fault("LR: accumulation", "right only without gradient accumulation and in one process")
     # accelerate steps a schedule once in each process, unless it splits batches.
@@ -80,8 +83,25 @@ def _clock_fault(script: HostScript, call: ast.Call) -> Fault | None:
     return fault("LR: processes", "right only in one process") if length and not splits else None
 
 
+def _fault_of_own_steps(script: HostScript, call: ast.Call, warmup: str, length: str) -> tuple[str, str] | None:
+    """Of a schedule that is not prepared: each process steps its own, in each micro-batch or once in an update."""
+    accumulates = ["gradient_accumulation_steps" in text for text in (length, warmup)]
+    by_micro_batch = script.is_stepped_in_micro_batches(call)
+    where = "in each micro-batch" if by_micro_batch else "once in an update"
+    own = f"it is not prepared, so that the script alone steps it, {where}"
+    if "num_processes" in length:
+        return "LR: processes", f"{own}; right only in one process"
+    if "loader" in length and "max_train_steps" not in length:
+        at = "" if by_micro_batch else "without gradient accumulation and "
+        return "LR: processes", f"{own}; right only {at}in one process"
+    if not script.mentions("gradient_accumulation_steps"):
+        return None
+    wrong = length and any(each != by_micro_batch for each, text in zip(accumulates, (length, warmup), strict=True) if text)
+    return ("LR: accumulation", f"{own}; right only without gradient accumulation") if wrong else None
+
+
 def _resume_fault(script: HostScript) -> Fault | None:
-    if not script.mentions("resume_from_checkpoint"):
+    if not any(each.mentions("resume_from_checkpoint") or each.calls("load_state") for each in (script, *script.beside)):
         return Fault("no resume", "cannot go on from a checkpoint.")
     if script.assigns("resume_step") or script.calls("skip_first_batches"):
         return None

@@ -5,6 +5,7 @@ import copy
 import functools
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, cast
@@ -45,8 +46,8 @@ class HeldOutLoss:
         num_draws: int | None = None,
     ):
         self.script, self.run, self.refuse, self.num_draws = script, run, refuse, num_draws
-        self.rows = HeldOutRows(script, run, fraction, num_draws)
         self.code = find_loss_code(script)
+        self.rows = HeldOutRows(script, run, fraction, num_draws, self.code.of_whole_batches)
         self.is_active = True
         self.num_seen = 0  # losses
 
@@ -130,11 +131,20 @@ class HeldOutLoss:
                 losses.append(float(eval(self.code.loss, changed)))
         except Exception as error:
             raise LabError(
-                "--validation_fraction: the script's loss of held-out rows cannot be computed "
-                f"({type(error).__name__}: {error}). It may be of more than the batch, such as of latents that were cached. "
-                "Leave it out."
+                f"--validation_fraction: the script's loss of held-out rows cannot be computed{self._statement_of(error)} "
+                f"({type(error).__name__}: {error}). What this statement needs may follow from more than the batch, or from "
+                "the number of its rows. Leave it out, or hold back whole batches."
             ) from error
         return sum(losses) / num
+
+    def _statement_of(self, error: Exception) -> str:
+        """Where in the script's text an error was raised, with that line."""
+        lines = [level.lineno for level in traceback.extract_tb(error.__traceback__) if level.filename == self.code.name]
+        if not lines or lines[-1] is None:
+            return ""
+        with open(self.script.path, encoding="utf-8") as file:
+            text = file.read().splitlines()[lines[-1] - 1].strip()
+        return f" at its line {lines[-1]}, `{text}`"
 
     @contextlib.contextmanager
     def _unnoticed(self, generators: dict[str, Any]) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Rows that a script's loader does not get, and a loader of their own."""
 
+import ast
 import inspect
 from typing import Any
 
@@ -17,6 +18,8 @@ class HeldOutRows:
     Args:
         fraction (`float`): Of the rows, to hold back.
         most (`int`, *optional*): Rows to hold back, however many there are.
+        whole (`ast.stmt`, *optional*): The script's statement for whose sake whole batches are held back: it makes something
+            for as many rows as a batch has.
 
     Attributes:
         loader: Of this process's share of the rows held back: like the script's, but in order and without data workers.
@@ -24,8 +27,15 @@ class HeldOutRows:
         num_held_out: Those that it does not train on.
     """
 
-    def __init__(self, script: HostScript, run: HostRun, fraction: float, most: int | None = None):
-        self.script, self.run, self.fraction, self.most = script, run, fraction, most
+    def __init__(
+        self,
+        script: HostScript,
+        run: HostRun,
+        fraction: float,
+        most: int | None = None,
+        whole: ast.stmt | None = None,
+    ):
+        self.script, self.run, self.fraction, self.most, self.whole = script, run, fraction, most, whole
         self.loader: torch.utils.data.DataLoader[Any] | None = None
         self.num_rows = self.num_held_out = 0
 
@@ -44,18 +54,34 @@ class HeldOutRows:
                 "leave it out."
             )
         size = given.get("batch_size") or 1
+        state = PartialState()
+        if self.whole is not None:
+            held_out, trained = self._in_batches(held_out, trained, size * state.num_processes)
         if given.get("drop_last") and len(trained) < size <= self.num_rows:
             raise LabError(
                 f"--validation_fraction {self.fraction} leaves {len(trained)} of {self.num_rows} rows to train on: not one "
                 f"whole batch of {size}, and the script drops others. Use smaller batches, or leave it out."
             )
         self.num_held_out = len(held_out)
-        state = PartialState()
         mine = held_out[state.process_index :: state.num_processes]
         kept = {name: given[name] for name in ("batch_size", "collate_fn", "pin_memory") if name in given}
         self.loader = object.__new__(torch.utils.data.DataLoader)
         make(self.loader, torch.utils.data.Subset(dataset, mine), **kept)
         return torch.utils.data.Subset(dataset, trained)
+
+    def _in_batches(self, held_out: list[int], trained: list[int], rows: int) -> tuple[list[int], list[int]]:
+        """Whole batches of all processes, together of so many rows: the nearest number that the split can have."""
+        assert self.whole is not None
+        num = max(1, round(len(held_out) / rows)) * rows
+        most = self.num_rows // 5
+        num = num if num <= most else most // rows * rows
+        if not num:
+            raise LabError(
+                f"--validation_fraction {self.fraction}: the script makes something for whole batches (line "
+                f"{self.whole.lineno}: {_shown(self.whole)}), so that whole batches are held back, and a fifth of "
+                f"{self.num_rows} rows is less than one of {rows}. Use smaller batches, or leave it out."
+            )
+        return split_rows(self.num_rows, num)
 
     def _check(self, dataset: Any, given: dict[str, Any]) -> None:
         """Raises [`NotRecognised`] where rows cannot be held back, or would still be trained on."""
@@ -70,3 +96,8 @@ class HeldOutRows:
             if known.get(name, len(dataset)) != len(dataset):
                 repeated = f"an image is in several of its {len(dataset)} rows ({name} is {known[name]})"
                 raise NotRecognised(f"{repeated}, and would still be trained on")
+
+
+def _shown(statement: ast.stmt) -> str:
+    """The first line of a statement."""
+    return ast.unparse(statement).splitlines()[0]

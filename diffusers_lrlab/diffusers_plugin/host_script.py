@@ -62,6 +62,34 @@ class HostScript:
         return found
 
     @functools.cached_property
+    def beside(self) -> list["HostScript"]:
+        """The modules that it imports from its own folder, and those that they import from there: not run, but read."""
+        folder, found, left = os.path.dirname(self.path), dict[str, HostScript](), [self]
+        while left:
+            for path in _imported(left.pop(), folder):
+                if path != self.path and path not in found:
+                    found[path] = HostScript(path)
+                    left.append(found[path])
+        return [*found.values()]
+
+    @functools.cached_property
+    def repeated_draws(self) -> list[ast.Call]:
+        """Calls that use each timestep for several images: `torch.randint(...).repeat(2)`, of the draw or its variable."""
+        drawn = {*self.index_draws}
+        names = {
+            ast.unparse(node.targets[0])
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign) and drawn & {*ast.walk(node.value)}
+        }
+        return [
+            call
+            for name in ("repeat", "repeat_interleave", "tile")
+            for call in self.calls(name)
+            if isinstance(call.func, ast.Attribute)
+            and (drawn & {*ast.walk(call.func.value)} or _receiver(call.func) in names)
+        ]
+
+    @functools.cached_property
     def schedule_calls(self) -> list[ast.Call]:
         """Calls of diffusers' `get_scheduler`, and not of transformers' function of that name."""
         others = [
@@ -72,6 +100,28 @@ class HostScript:
             if alias.name == SCHEDULE
         ]
         return [] if others else self.calls(SCHEDULE)
+
+    def _variable(self, call: ast.Call) -> str | None:
+        """What the value of a call is assigned to."""
+        assigned = (node for node in ast.walk(self.tree) if isinstance(node, ast.Assign) and node.value is call)
+        return next((ast.unparse(node.targets[0]) for node in assigned), None)
+
+    def is_prepared(self, call: ast.Call) -> bool:
+        """Whether a schedule that is made by this call is given to accelerate; it is if that cannot be told."""
+        name = self._variable(call)
+        given = [
+            argument for name in ("prepare", "prepare_scheduler") for made in self.calls(name) for argument in made.args
+        ]
+        return name is None or any(isinstance(each, ast.Starred) or ast.unparse(each) == name for each in given)
+
+    def is_stepped_in_micro_batches(self, call: ast.Call) -> bool:
+        """Whether it is stepped elsewhere than under `if accelerator.sync_gradients:` or `if (step + 1) % ... == 0:`."""
+        name = self._variable(call)
+        steps = [each for each in self.calls("step") if ast.unparse(each.func) == f"{name}.step"]
+        tests = [node for node in ast.walk(self.tree) if isinstance(node, ast.If)]
+        of_updates = [node for node in tests if re.search(r"sync_gradients|%.*accumulation", ast.unparse(node.test))]
+        after_updates = {part for node in of_updates for statement in node.body for part in ast.walk(statement)}
+        return any(each not in after_updates for each in steps)
 
     def assigns(self, name: str) -> bool:
         """Whether a variable of this name is written anywhere."""
@@ -175,6 +225,33 @@ class HostScript:
                 f"it takes the numbers of {DENSITY} for noise levels, not for places in a table of timesteps"
             )
         return "density"
+
+
+def _imported(script: HostScript, folder: str) -> list[str]:
+    """Files in a folder, or in packages there, that a script's imports name."""
+    paths = []
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            roots = [folder]
+        elif isinstance(node, ast.ImportFrom):
+            names = [".".join(filter(None, (node.module, more))) for more in ("", *(alias.name for alias in node.names))]
+            own = os.path.dirname(script.path)
+            for _ in range(node.level - 1):
+                own = os.path.dirname(own)
+            roots = [own if node.level else folder]
+        else:
+            continue
+        bases = [os.path.join(root, *name.split(".")) for root in roots for name in names if name]
+        paths += [f"{base}.py" for base in bases] + [os.path.join(base, "__init__.py") for base in bases]
+    return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]
+
+
+def _receiver(node: ast.expr) -> str:
+    """What a chain of methods is called on: `x` of `x.long().repeat`."""
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return ast.unparse(node)
 
 
 def _last_name(node: ast.expr) -> str | None:

@@ -12,6 +12,7 @@ import torch
 
 from ..core.extras import require_extra
 from . import timesteps_hook
+from .announced import problem_with
 from .clock import HostClock
 from .host_script import LOSS, HostScript, NotRecognised, called_in
 from .timesteps_hook import TimestepHook
@@ -28,6 +29,7 @@ _GRADIENTS = 8  # of images, at one update and in one process
 def recognise(script: HostScript) -> str:
     """Where losses can be seen; [`NotRecognised`] if nowhere, or if timesteps cannot."""
     timesteps_hook.recognise(script)
+    timesteps_hook.check_one_loss(script)
     if script.calls(LOSS):
         return f"F.{LOSS} shows the loss of each image ({called_in(script.calls(LOSS))})"
     if not script.calls("backward"):
@@ -51,7 +53,7 @@ class LogHook:
         self.script, self.clock, self.run, self.timesteps = script, clock, clock.run, timesteps
         self.is_per_image = bool(script.calls(LOSS))
         self.log: TimestepLog | None = None  # from the first draw on
-        self.is_active = True
+        self.is_active, self.is_ended = True, False
         self.grad_every, self._gradients_left, self._measured = grad_every, 0, -1
         self._sums: TimestepLosses | BatchLosses | None = None
         self._gradients: TimestepLosses | None = None  # norms in place of losses
@@ -238,9 +240,9 @@ class LogHook:
         return np.full(self.log.starts[-1], 1 / self.log.starts[-1]) if self.timesteps.form == "index" else None
 
     def _write(self) -> None:
-        from ..diagnostics.plot import plot_timesteps
-        from ..diagnostics.timestep_log import TimestepLog, write_timesteps
+        from ..diagnostics.timestep_log import TimestepLog
 
+        self.is_ended = True
         if self.log is None and self._resumed is not None and "expected" in self._resumed:
             self.log = TimestepLog(_NUM_BINS, self._resumed["num_train_timesteps"])
             self._begin_row(self._resumed["first"])
@@ -249,18 +251,29 @@ class LogHook:
             return
         if self.clock.update > self._first:
             self._close_row(self.clock.update)
-        if self.run.accelerator.is_main_process and len(self.log.table):
-            self.run.lab_folder.mkdir(parents=True, exist_ok=True)
-            write_timesteps(self.log.table, self.run.lab_folder / "timesteps.parquet")
-            weights = "before weights" if self.is_per_image else "weighted as in the script"
-            titles = {"loss_mean": f"training loss, {weights}", "grad_norm": "gradient norm of single images"}
-            plot_timesteps(self.log.table, self.run.lab_folder / "timesteps.png", titles)
+        self._write_rows()
         # With gloo, a process that ends at once after a gather may wait forever: the thread that frees the gathered tensors
         # waits for Python's lock, and whoever frees the process group with that lock held waits for the thread.
         self.run.accelerator.wait_for_everyone()
 
+    def _write_rows(self) -> None:
+        from ..diagnostics.plot import plot_timesteps
+        from ..diagnostics.timestep_log import write_timesteps
+
+        if self.log is None or not len(self.log.table) or not self.run.accelerator.is_main_process:
+            return
+        self.run.lab_folder.mkdir(parents=True, exist_ok=True)
+        write_timesteps(self.log.table, self.run.lab_folder / "timesteps.parquet")
+        weights = "before weights" if self.is_per_image else "weighted as in the script"
+        titles = {"loss_mean": f"training loss, {weights}", "grad_norm": "gradient norm of single images"}
+        plot_timesteps(self.log.table, self.run.lab_folder / "timesteps.png", titles)
+
     def report(self) -> str:
+        if not self.is_ended and self.is_active and self.num_seen:  # a script that failed, or does not end its training
+            self._write_rows()
         means = {name: value for name, value in self.log.last_means.items() if np.isfinite(value)} if self.log else {}
+        if not means and self.num_seen and self.is_active and not self.is_ended:
+            return "--log_timesteps: no row was written, since the script did not end."
         if not means or self.log is None or not self.is_active:
             seen = "the losses do not tell noise levels apart" if self.num_seen and self.is_active else "no loss was seen"
             return f"--log_timesteps: {seen}, and no row is added."
@@ -268,5 +281,14 @@ class LogHook:
         how = "losses of images" if self.is_per_image else "least squares from the losses of micro-batches"
         return (
             f"--log_timesteps: by {how}, the loss is highest at timesteps {high} ({means[high]:.3g}) and lowest at {low} "
-            f"({means[low]:.3g}) at the end; {self.log.num_spikes} spikes. See {self.run.lab_folder / 'timesteps.png'}."
+            f"({means[low]:.3g}) at the end; {self.log.num_spikes} spikes. {self._where()}"
         )
+
+    def _where(self) -> str:
+        """The files, which are looked at first."""
+        assert self.log is not None
+        parts = [self.run.lab_folder / f"timesteps.{end}" for end in ("parquet", "png")]
+        if problem := next(filter(None, map(problem_with, parts)), None):
+            return f"The log is lost: {problem}."
+        last = "" if self.is_ended else f" The script did not end: this is up to update {self.log.table['update'][-1]}."
+        return f"See {parts[1]}.{last}"

@@ -2,10 +2,12 @@
 
 import ast
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from .host_script import HostScript, NotRecognised, called_in
 
+# Functions and methods that make a tensor of as many rows as they are told.
+_OF_SIZE = {"repeat", "repeat_interleave", "expand", "tile", "zeros", "ones", "full", "randn", "rand"}
 # Methods that change what they are called on.
 _FILLING = {"append", "extend", "insert", "update", "pop"}
 # Of functions that change their first argument, such as `torch.relu_(x)`.
@@ -36,6 +38,8 @@ class LossCode(NamedTuple):
         counter: The one that counts them in an epoch, if any: a loss that depends on it is not of the batch alone.
         statements: What computes the loss from the variables of the loop.
         loss: What is given to `accelerator.backward`.
+        name: Of the code, in tracebacks; its lines are the script's.
+        of_whole_batches: A statement that makes something for `args.train_batch_size` rows, which the loss follows from.
     """
 
     loader_calls: list[ast.Call]
@@ -45,6 +49,8 @@ class LossCode(NamedTuple):
     counter: str | None
     statements: CodeType
     loss: CodeType
+    name: str
+    of_whole_batches: ast.stmt | None
 
 
 def find_loss_code(script: HostScript) -> LossCode:
@@ -73,7 +79,29 @@ def find_loss_code(script: HostScript) -> LossCode:
     name = f"<loss of {script.path}>"
     module = ast.Module(statements, [])
     code = compile(module, name, "exec"), compile(ast.Expression(loss), name, "eval")
-    return LossCode(made, loop.lineno, loop.end_lineno or 0, batch, index, *code)
+    names = _loaded(loss).union(*map(_loaded, statements))
+    _check_switches(before, names)
+    fixed = _of_whole_batches(script.tree, statements, names)
+    return LossCode(made, loop.lineno, loop.end_lineno or 0, batch, index, *code, name, fixed)
+
+
+def _of_whole_batches(tree: ast.Module, statements: list[ast.stmt], names: set[str]) -> ast.stmt | None:
+    """Among a loss's statements, and those that assign variables of its, be it by a function of the script."""
+    makers = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _makes_whole_batches(node)}
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _changed(node) & names]
+    for statement in (*assigned, *statements):
+        called = {ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
+        if called & makers or _makes_whole_batches(statement):
+            return statement
+    return None
+
+
+def _makes_whole_batches(node: ast.AST) -> bool:
+    """Whether it repeats or makes something by `train_batch_size`."""
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
+    made = [each for each in calls if cast(ast.Attribute, each.func).attr in _OF_SIZE]
+    parts = [part for each in made for argument in each.args for part in ast.walk(argument)]
+    return any(isinstance(part, ast.Attribute) and part.attr == "train_batch_size" for part in parts)
 
 
 def _loaders(tree: ast.AST) -> dict[str | None, list[ast.Call]]:
@@ -151,6 +179,20 @@ def _called_on(statement: ast.stmt, of_loop: set[str]) -> set[str]:
     calls = [node.value for node in ast.walk(statement) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
     filled = {_base(call.func) for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in _FILLING}
     return {_base(call.func) for call in calls} & of_loop | filled
+
+
+def _check_switches(statements: list[ast.stmt], names: set[str]) -> None:
+    """Raises [`NotRecognised`] where a part of the loss is of another model, as after `unwrap(unet).disable_adapters()`."""
+    calls = [
+        node.value
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ]
+    for call in calls:
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(receiver, ast.Call) and {_base(argument) for argument in receiver.args} & names:
+            raise NotRecognised(f"it switches a model while its loss is computed ({called_in([call])}): {ast.unparse(call)}")
 
 
 def _base(node: Any) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pickle
 import tempfile
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any, cast
 
 from ..core.errors import LabError
 from ..core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
+from .announced import problem_with
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised, called_in
+from .trained_models import TrainedModels
 from .watched_loader import WatchedLoader
 
 FILE = "lrlab_resume.json"
@@ -21,7 +24,11 @@ _UPDATES_KEPT = 16  # how far the other processes may be ahead of the one that w
 def recognise(script: HostScript) -> str:
     """Where a script writes and reads its checkpoints; [`NotRecognised`] if not by accelerate, or if data are a stream."""
     saves, loads = script.calls("save_state"), script.calls("load_state")
-    if not saves or not loads:
+    missing = [name for name, calls in (("save_state", saves), ("load_state", loads)) if not calls]
+    if others := [each for each in script.beside if missing and any(map(each.calls, missing))]:
+        files = ", ".join(os.path.relpath(each.path, os.path.dirname(script.path)) for each in others)
+        raise NotRecognised(f"it writes or reads its checkpoints in another file ({files}), where data are not followed")
+    if missing:
         raise NotRecognised("it does not both write checkpoints by accelerator.save_state and read them by load_state")
     if skips := script.calls("skip_first_batches"):
         raise NotRecognised(f"it passes over batches of an epoch by skip_first_batches ({called_in(skips)})")
@@ -52,6 +59,8 @@ class ResumeHook:
         self.num_updates = 0  # those that a scaler of gradients left out are counted, as scripts do
         self.num_seen = self.num_written = 0  # a loader, and checkpoints
         self.resumed_at: int | None = None
+        self._lacks: tuple[str, ...] | None = None  # names of trained parameters that checkpoints do not have
+        self._has_warned = False
 
     def install(self) -> None:
         from accelerate import Accelerator
@@ -143,6 +152,7 @@ class ResumeHook:
         others = [_store().get(self._key(rank, self.num_updates)) for rank in range(1, accelerator.num_processes)]
         state = {"version": _VERSION, "updates": self.num_updates, "facts": self._facts()}
         state |= {"processes": [mine, *map(pickle.loads, others)]}
+        state |= {"schedules": [watched.scheduler.last_epoch for watched in self.clock.outside_checkpoints()]}
         if output_dir is None:  # accelerate numbers them itself
             folder = Path(save(None, *args, **kwargs))
             write_text(folder / FILE, json.dumps(state))
@@ -153,8 +163,30 @@ class ResumeHook:
                 save(str(unfinished), *args, **kwargs)
                 (unfinished / FILE).write_text(json.dumps(state), encoding="utf-8")
         self._return_to(mine)
-        self.num_written += 1
+        if self._is_whole(folder):
+            self.num_written += 1
         return output_dir or str(folder)
+
+    def _is_whole(self, folder: Path) -> bool:
+        """Looks at a checkpoint; a message says once what is wrong with it."""
+        problem = problem_with(folder / FILE) or self._missing_weights(folder)
+        if problem and not self._has_warned:
+            self._has_warned = True
+            self.run.warn(f"--exact_resume: {problem}. A resume from there is not exact.")
+        return not problem
+
+    def _missing_weights(self, folder: Path) -> str | None:
+        """Looked for in the first checkpoint alone: what a script trains and saves is the same in all of a run."""
+        if self._lacks is None:
+            try:
+                trained = TrainedModels(self.run)
+            except NotRecognised:  # some cannot be looked at
+                self._lacks = ()
+            else:
+                self._lacks = tuple(trained.missing_from(folder))
+        if not self._lacks:
+            return None
+        return f"checkpoint {folder} has no weights of {len(self._lacks)} trained parameters, such as {self._lacks[0]}"
 
     def _facts(self) -> dict[str, int]:
         assert self.loader is not None
@@ -187,6 +219,8 @@ class ResumeHook:
         self.num_updates = self.resumed_at = saved["updates"]
         self.run.accelerator.step = mine["micro_batches"]
         self.loader.resumed = mine["loader"]
+        for watched, step in zip(self.clock.outside_checkpoints(), saved.get("schedules", []), strict=False):
+            watched.move_to(step)
         for hook in self.hooks:
             name = type(hook).__name__
             if name in mine["hooks"]:  # what is the same in all processes is with the first
@@ -209,7 +243,7 @@ class ResumeHook:
         if self.loader is None:
             return "--exact_resume: no loader was prepared together with an optimizer, so checkpoints are the script's own."
         written = self.num_written
-        if not written and self.resumed_at is None:
+        if not written and self.resumed_at is None and not self._has_warned:
             return "--exact_resume: no checkpoint was written or read."
         text = f"--exact_resume: {written} checkpoint{'s' * (written != 1)} written from which a resume is exact."
         if self.resumed_at is None:

@@ -30,6 +30,13 @@ def recognise(script: HostScript) -> str:
     return f"{DENSITY} draws places in a table from the {table} noise on ({called_in(script.density_draws)})"
 
 
+def check_one_loss(script: HostScript) -> None:
+    """Raises [`NotRecognised`] where a timestep has several losses, as of the two images of a preference."""
+    if script.repeated_draws:
+        lines = called_in(script.repeated_draws)
+        raise NotRecognised(f"it uses each timestep for several images ({lines}), whose losses cannot be told apart")
+
+
 # Stratified draws of small batches are spread over as many updates as give this many draws.
 _STRATA = 64
 

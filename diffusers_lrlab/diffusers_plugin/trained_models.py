@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from ..core.errors import LabError
 from ..core.files import atomic_file
+from .announced import stored_tensors
 from .host_run import HostRun
 from .host_script import NotRecognised
 
@@ -55,19 +56,57 @@ class TrainedModels:
         return [hook for hook in hooks if not str(hook.__module__).startswith(__package__.partition(".")[0])]
 
     def save(self, folder: Path) -> None:
-        """As they are now, in the format of what is trained: by the script's own hooks if it has any."""
+        """
+        As they are now, in the format of what is trained: as `accelerator.save_state` does if the script has hooks, which
+        save weights themselves and take them away, or leave them to accelerate.
+        """
         from ..averaging.averages import without_config_warnings
 
         hooks = self._hooks()
         with torch.random.fork_rng(devices=[]), without_config_warnings():
-            # Hooks take away the weights of models that they save.
-            weights = [self.run.accelerator.get_state_dict(model, unwrap=False) for model in self._prepared if hooks]
-            for hook in hooks:
-                hook([*self._prepared], weights, str(folder))
+            if hooks:
+                self._save_by(hooks, folder)
             for place, model in enumerate([] if hooks else self.run.models):
                 cast(Any, model).save_pretrained(folder / f"model_{place}" if place else folder)
-        if next(folder.iterdir(), None) is None:
-            self.run.warn("the script's hook for checkpoints saved nothing where the average should be.")
+
+    def _save_by(self, hooks: list[Callable[..., None]], folder: Path) -> None:
+        from accelerate.utils import SAFE_WEIGHTS_NAME, save
+
+        get_state_dict = self.run.accelerator.get_state_dict
+        weights = [get_state_dict(model, unwrap=False) for model in self._prepared]
+        models = {id(state): model for state, model in zip(weights, self._prepared, strict=True)}
+        for hook in hooks:
+            hook([*self._prepared], weights, str(folder))
+        for place, state in enumerate(weights):
+            # By the model's own names: in a checkpoint, they begin with those of the wrapper for several processes.
+            left = get_state_dict(models[id(state)]) if id(state) in models else state
+            name = SAFE_WEIGHTS_NAME.replace(".", f"_{place}.") if place else SAFE_WEIGHTS_NAME
+            save(left, folder / name, safe_serialization=True)
+
+    def missing_from(self, folder: Path) -> list[str]:
+        """
+        Names of the trained parameters whose values, as they are now, are in no file of a folder.
+
+        A script may save by other names, so that a tensor of the same shape and values counts, each once; one whose name
+        ends in the parameter's is looked at first.
+        """
+        stored = [*stored_tensors(folder)]
+        missing = []
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            own = name.partition(".")[2]
+            found = [place for place, (_, shape, _) in enumerate(stored) if shape == parameter.shape]
+            found.sort(key=lambda place: not f".{stored[place][0]}".endswith(f".{own}"))
+            match = next((place for place in found if _holds(stored[place][2](), parameter)), None)
+            if match is None:
+                missing.append(name)
+            else:
+                stored.pop(match)
+        return missing
+
+    def not_finite(self) -> list[str]:
+        """Names of the trained parameters that hold a number that is not finite."""
+        named = zip(self.names, self.parameters, strict=True)
+        return [name for name, parameter in named if not bool(torch.isfinite(parameter).all())]
 
     def save_tensors(self, path: Path, tensors: list[torch.Tensor], about: dict[str, str]) -> None:
         """One tensor for each parameter, and what is to be known of them."""
@@ -88,6 +127,12 @@ class TrainedModels:
         if {name: value.shape for name, value in saved.items()} != shapes:
             raise LabError(f"The average in {path} is of other parameters than those that are trained. Leave --ema out.")
         return [saved[name].to(each.device) for name, each in zip(self.names, self.parameters, strict=True)], about
+
+
+def _holds(stored: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a stored tensor has a parameter's values, in its own dtype."""
+    value = parameter.detach().to(stored)
+    return stored.is_floating_point() and torch.allclose(stored, value, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _check_run(run: HostRun) -> None:

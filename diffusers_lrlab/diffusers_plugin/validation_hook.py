@@ -9,6 +9,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import MOST_UPDATES, shown_number
+from .announced import problem_with
 from .clock import HostClock
 from .ema_hook import EMAHook
 from .held_out_loss import HeldOutLoss
@@ -86,7 +87,7 @@ class ValidationHook:
         if not self.held_out.is_active or self.run.num_updates or self.rows:
             return
         # A schedule of the clock counts the update that begins.
-        done = self.clock.update - bool(self.clock.watched) if self.clock.counts else self.num_updates
+        done = self.clock.update - self.clock.has_begun if self.clock.counts else self.num_updates
         if not done:  # of a run that is resumed
             self._note(0, self._loss())
 
@@ -161,4 +162,7 @@ class ValidationHook:
         )
         if infinite := len(self.rows) - len(losses):
             text += f" It was not finite {infinite} times."
-        return text + (f" See {self._path}." if self._path else "")
+        if self._path is None:
+            return text
+        problem = problem_with(self._path)
+        return f"{text} They are lost: {problem}." if problem else f"{text} See {self._path}."

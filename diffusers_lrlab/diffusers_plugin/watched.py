@@ -19,36 +19,48 @@ from ..schedules.scheduler import CurveLR
 
 
 class WatchedSchedule:
-    """A schedule that a script has built with a length of its own, from there to its last update."""
+    """
+    A schedule that a script has built with a length of its own, from there to its last update.
+
+    One that is prepared is stepped by accelerate: once for each process, after an update. Any other has the clock of its
+    own `step` calls, of which there may be one in each micro-batch: an update then begins at a fraction of a step's
+    update, since all its micro-batches but the last have stepped the schedule already.
+    """
 
     def __init__(self, schedule: Schedule, scheduler: LRScheduler, optimizer: Optimizer, given: Progress, strict: bool):
-        self.schedule, self.scheduler = schedule, scheduler
+        self.schedule, self.scheduler, self.optimizer = schedule, scheduler, optimizer
         self.given = self.expected = given  # the script's own clock, and the one that was asked for, both at update 0
         self.steps_per_update = self.own_steps_per_update = 1  # now, and of the script's own clock
         self.audit = ScheduleAudit(strict)
         self.base_lrs = [float(lr) for lr in scheduler.base_lrs]
         self.default_lr = default_lr(optimizer)
         self.base_momenta = [group.get("initial_momentum") for group in optimizer.param_groups]
-        self.update: int | None = None
+        self.update: int | None = None  # the coming one, from the first of this process on
+        self.phase = 0.0  # where in it the schedule is, in updates
+        self.num_steps = 0  # of the schedule in this process
+        self.is_by_update = False  # steps at other moments than after an update are left out
         self.num_updates: int | None = None  # of the run, once they are known
-        # Once it is prepared: compares or corrects its clock as soon as the length of the run is known.
+        self.warmup_option: str | None = None  # of the script, where its warm-up follows from one
+        # Compares or corrects its clock, once its steps and the length of the run are known.
         self.resolve_clock: Callable[[], None] | None = None
-        self.is_prepared = False
+        self.is_prepared = False  # so that accelerate steps it
         optimizer.register_step_pre_hook(self._before_step)
 
     def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
         """The learning rates that the script's own clock gives its updates, and those that were asked for, float64."""
-        updates, scheduler = np.arange(num_updates), self.scheduler
+        updates, scheduler = np.arange(num_updates) + self.phase, self.scheduler
         group = next((index for index, lr in enumerate(self.base_lrs) if lr), 0)  # the first that is not frozen
         counts = updates * self.steps_per_update
         if isinstance(scheduler, LambdaLR):
-            applied = np.array([self.base_lrs[group] * scheduler.lr_lambdas[group](int(count)) for count in counts])
+            applied = np.array([self.base_lrs[group] * scheduler.lr_lambdas[group](round(count)) for count in counts])
         else:
             applied = self._at(self.given, counts, group)[0]
         return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates, group)[0]
 
     def deviation(self, num_updates: int) -> str | None:
         """In words, if the script's own clock gives its updates other learning rates than were asked for."""
+        if not self.schedule.sets_lr:
+            return None
         applied, expected = self.lrs(num_updates)
         if np.abs(applied - expected).max() <= TOLERANCE * max(self.base_lrs):
             return None
@@ -65,14 +77,36 @@ class WatchedSchedule:
 
     def _at(self, clock: Progress, counts: Any, group: int = 0) -> tuple[Any, Any]:
         at = replace(clock, update=counts)
-        return self.schedule.at(at, self.base_lrs[group], self.base_momenta[group], self.default_lr)
+        lr, momentum = self.schedule.at(at, self.base_lrs[group], self.base_momenta[group], self.default_lr)
+        return lr if self.schedule.sets_lr else None, momentum
+
+    @property
+    def num_done(self) -> int:
+        """Updates done so far, those before a resume among them."""
+        if self.update is not None:
+            return self.update
+        return (self.scheduler.last_epoch - (0 if self.is_prepared else self.num_steps)) // self.steps_per_update
+
+    def takes_step(self) -> bool:
+        """Asked before each step of the schedule; counts it."""
+        if self.is_by_update and self.scheduler.last_epoch >= (self.update or 0):
+            return False
+        self.num_steps += 1
+        return True
+
+    def begin(self) -> None:
+        """At the first update of this process, which is not 0 in a resumed run."""
+        steps = self.num_steps if self.num_steps <= self.steps_per_update else 0
+        self.update, rest = divmod(self.scheduler.last_epoch - steps, self.steps_per_update)
+        self.phase = (rest + steps) / self.steps_per_update
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Audits the coming update."""
         if self.resolve_clock is not None:
             self.resolve_clock()
-        if self.update is None:  # not 0 in a resumed run
-            self.update = self.scheduler.last_epoch // self.steps_per_update
+        if self.update is None:
+            self.begin()
+        assert self.update is not None
         if self.audit.strict and self.update == self.num_updates:
             raise LabError(
                 f"--strict_lr_audit: the script goes on after {self.num_updates} updates, where its schedule ends. Say how "
@@ -82,7 +116,7 @@ class WatchedSchedule:
         self.audit.check(
             self.update,
             [(float(group["lr"]), read_momentum(group)) for group in optimizer.param_groups[: len(groups)]],
-            [self._at(self.expected, self.update, index) for index in groups],
+            [self._at(self.expected, self.update + self.phase, index) for index in groups],
             self.base_lrs,
         )
         self.update += 1
@@ -112,18 +146,22 @@ class WatchedSchedule:
             scheduler.load_state_dict(state)
             return None
         update = _saved_updates(state, self.own_steps_per_update)
-        scheduler.last_epoch = update * self.steps_per_update
-        scheduler._step_count = scheduler.last_epoch + 1
+        self.move_to(update * self.steps_per_update)
+        return (
+            f"the checkpoint was trained with another schedule or clock. From update {update} on, the learning rate "
+            f"follows {describe_schedule(self.schedule)}: {scheduler.optimizer.param_groups[0]['lr']:.4g}."
+        )
+
+    def move_to(self, step: int) -> None:
+        """As by so many steps from the first one."""
+        scheduler = self.scheduler
+        scheduler.last_epoch, scheduler._step_count = step, step + 1
         groups = scheduler.optimizer.param_groups
         if isinstance(scheduler, CurveLR):
             scheduler.apply()
         elif isinstance(scheduler, LambdaLR):
             lambdas = zip(self.base_lrs, scheduler.lr_lambdas, strict=True)
             write_lrs(groups, [lr * function(scheduler.last_epoch) for lr, function in lambdas])
-        return (
-            f"the checkpoint was trained with another schedule or clock. From update {update} on, the learning rate "
-            f"follows {describe_schedule(self.schedule)}: {groups[0]['lr']:.4g}."
-        )
 
 
 class WatchedFeedback:

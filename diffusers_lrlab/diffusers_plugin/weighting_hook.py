@@ -25,6 +25,7 @@ def recognise(script: HostScript) -> str:
     timesteps_hook.recognise(script)  # by which it is known what each loss is of
     if weighted := script.calls(WEIGHTING):
         return f"{WEIGHTING} gives the weights ({called_in(weighted)})"
+    timesteps_hook.check_one_loss(script)
     if not script.calls(LOSS):
         raise NotRecognised(f"it reduces no F.{LOSS} and calls no {WEIGHTING}")
     without = [flag for flag in ("snr_gamma", "with_prior_preservation") if script.mentions(flag)]

@@ -16,7 +16,7 @@ from ..core.options import MOST_UPDATES
 from .find import resolve_settings
 from .range_test import FinderConfig
 from .readings import MEMORY, Readings, no_finite_gradient
-from .result import FinderResult
+from .result import FINDER_FILES, FinderResult
 from .suggestions import RULES
 
 if TYPE_CHECKING:
@@ -99,8 +99,14 @@ class ScriptTest:
         if not self.done:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
+            from ..diffusers_plugin.announced import problem_with
+
             result = self.result(hook.probe)
             result.save(folder := hook.run.lab_folder)
+            if problem := next(filter(None, (problem_with(folder / name) for name in FINDER_FILES)), None):
+                raise LabError(
+                    f"--find_lr: what was found cannot be read again: {problem}. Look at the disk, and repeat it."
+                )
             lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; nothing else of the test was kept."]
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"

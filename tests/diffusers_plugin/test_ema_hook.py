@@ -1,6 +1,8 @@
 """Averages of what scripts that are not ours train: against diffusers' EMAModel, stepped by the script itself."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,11 +10,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from tables import cases
 from test_launch import launch
 
 from diffusers_lrlab import LabError
+from diffusers_lrlab.diffusers_plugin.announced import problem_with
 from diffusers_lrlab.diffusers_plugin.ema_hook import EMAHook, recognise
 from diffusers_lrlab.diffusers_plugin.hooks import Hooks
 from diffusers_lrlab.diffusers_plugin.host_run import HostRun
@@ -97,6 +100,41 @@ def test_accumulation_processes_and_models_without_a_hook(tmp_path, spec, argume
     assert "the average of 8 updates is in" in stderr
 
 
+@pytest.mark.parametrize(("hook", "processes"), [("leaves", 1), pytest.param("leaves", 2, marks=pytest.mark.slow)])
+def test_weights_that_a_hook_leaves_to_accelerate(tmp_path, hook, processes):
+    """As sd-scripts' train_network.py: the hook only takes other models' weights away, and writes a file of its own."""
+    stderr, beside = run(tmp_path, f"--hook={hook}", options=["--ema=warmup_power", "--strict"], processes=processes)
+    folder = tmp_path / "lrlab" / "ema"
+    assert sorted(path.name for path in folder.iterdir()) == ["model.safetensors", "train_state.json"]
+    saved = load_file(folder / "model.safetensors")
+    assert same([saved["trained.weight"], saved["trained.bias"]], of(beside, "ema"))
+    assert saved["frozen.weight"].shape == (3, 2)
+    assert f"--ema warmup_power: the average of 8 updates is in {folder}." in stderr
+    assert (tmp_path / "checkpoint-5" / "lrlab" / "ema" / "model.safetensors").exists()
+
+
+def test_weights_that_a_hook_takes_away_and_does_not_save(tmp_path):
+    """The average is written by the names of parameters, and a checkpoint without weights is none to resume from exactly."""
+    options = ["--ema=warmup_power", "--exact_resume", "--strict"]
+    stderr, beside = run(tmp_path, "--hook=drops", "--checkpointing_steps=3", options=options)
+    assert stderr.count("has no weights of 2 trained parameters, such as 0.trained.weight. A resume from there is not") == 1
+    assert "--exact_resume: 0 checkpoints written from which a resume is exact." in stderr
+    saved = load_file(tmp_path / "lrlab" / "ema" / "average.safetensors")
+    assert same([saved["0.trained.weight"], saved["0.trained.bias"]], of(beside, "ema"))
+    assert stderr.count("hook for checkpoints leaves out 2 of 2 trained tensors (0.trained.weight, 0.trained.bias)") == 1
+    assert f"the average of 8 updates is in {tmp_path / 'lrlab' / 'ema' / 'average.safetensors'}" in stderr
+
+
+@pytest.mark.parametrize("checkpoints", [5, 20])
+def test_a_script_that_fails_after_its_last_update(tmp_path, checkpoints):
+    """The average is where a checkpoint was written, and nowhere else."""
+    arguments = [f"--output_dir={tmp_path}", f"--checkpointing_steps={checkpoints}", "--fail_at_end"]
+    stderr = launch(SCRIPT, *arguments, options=["--ema=constant"], expect=1)
+    assert not (tmp_path / "lrlab").exists()
+    saved = f"the average of 5 updates is in {tmp_path / 'checkpoint-5' / 'lrlab' / 'ema'}, the last checkpoint"
+    assert (saved if checkpoints == 5 else "the average was not written, since the script did not end") in stderr
+
+
 @pytest.mark.slow
 def test_it_begins_anew_where_a_checkpoint_has_none(tmp_path, bare):
     (tmp_path / "checkpoint-5").symlink_to(bare[0] / "checkpoint-5")
@@ -105,6 +143,52 @@ def test_it_begins_anew_where_a_checkpoint_has_none(tmp_path, bare):
     assert "the average of 3 updates is in" in stderr
     # And a script that has an average goes on without ours.
     assert "average" not in run(tmp_path / "2", f"--resume_from_checkpoint={tmp_path / 'checkpoint-5'}")[0]
+
+
+def test_what_was_announced_is_looked_at(tmp_path):
+    """Numbers that are not finite, and files that are gone, empty or damaged when the report is made."""
+    model = Saves(2, 2)
+    hook, _ = prepared(tmp_path, model)
+    hook._step()
+    hook._finish()
+    folder = tmp_path / "lrlab" / "ema"
+    assert hook.report() == f"--ema constant: the average of 1 updates is in {folder}."
+    assert hook.trained.missing_from(folder) == []
+    (folder / "weights.pt").write_bytes(b"")
+    assert f"is lost: {folder / 'weights.pt'} is empty" in hook.report()
+    shutil.rmtree(folder)
+    assert f"is lost: {folder} is missing" in hook.report()
+    with torch.no_grad():
+        model.bias[0] = float("nan")
+    hook, _ = prepared(tmp_path, model)
+    hook._step()
+    hook._finish()
+    assert "It cannot be used: 1 of its 2 tensors hold numbers that are not finite, such as 0.bias." in hook.report()
+    assert hook.saved.path == folder  # as the script saves: not a number is a value, too
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("log.json", b"{}", "is empty"),
+        ("log.json", b"{", "cannot be read .JSONDecodeError"),
+        ("log.jsonl", b"", "is empty"),
+        ("log.jsonl", b"1\n{", "cannot be read"),
+        ("log.parquet", b"PAR1", "cannot be read"),
+        ("log.png", b"\x89PNG", "cannot be read"),
+        ("log.safetensors", b"{}", "cannot be read"),
+        ("log.safetensors", save({}), "is empty"),
+        ("log.txt", b"", "is empty"),
+        ("log.json", b"[1]", None),
+        ("log.jsonl", b"1\n2\n", None),
+        ("log.safetensors", save({"x": torch.ones(1)}), None),
+    ],
+)
+def test_files_that_are_looked_at(tmp_path, file, text, problem):
+    (tmp_path / file).write_bytes(text)
+    for path in (tmp_path / file, tmp_path):
+        found = problem_with(path)
+        assert found is None if problem is None else re.search(problem, found), found
 
 
 @pytest.mark.slow
@@ -122,7 +206,7 @@ def test_weights_of_few_bits_are_averaged_in_float32(tmp_path):
 class Saves(torch.nn.Linear):
     def save_pretrained(self, folder):
         Path(folder).mkdir(exist_ok=True)
-        torch.save(self.state_dict(), Path(folder) / "weights")
+        torch.save(self.state_dict(), Path(folder) / "weights.pt")
 
 
 def prepared(folder, *models, spec="constant:decay=0.5", swap=None, optimizer=None, num_updates=None, **arguments):
@@ -206,7 +290,7 @@ def test_by_hand(tmp_path):
     assert hook.num_seen == 3
     hook._finish_late()
     assert "the script ended after 3 updates, where 9 were expected" in said[0]
-    assert torch.load(tmp_path / "lrlab" / "ema" / "weights")["weight"].item() == pytest.approx(expected)
+    assert torch.load(tmp_path / "lrlab" / "ema" / "weights.pt")["weight"].item() == pytest.approx(expected)
     assert model.weight.item() == values[-1]
 
 

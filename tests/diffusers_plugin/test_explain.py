@@ -53,6 +53,70 @@ def test_faults(tmp_path, text, names):
     assert [fault.name for fault in faults(script_of(tmp_path, text))] == names
 
 
+OWN = "args.gradient_accumulation_steps\nscheduler = "
+BY_ACCUMULATION = tuple(f"args.{name} * args.gradient_accumulation_steps" for name in ("lr_warmup_steps", "max_train_steps"))
+ALONE = ("args.lr_warmup_steps", "args.max_train_steps")
+IN_EACH, SYNCED = "scheduler.step()", "if accelerator.sync_gradients:\n    scheduler.step()"
+PREPARED = "accelerator.prepare(model, scheduler)"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "steps", "names"),
+    [
+        (BY_ACCUMULATION, IN_EACH, []),  # as in research_projects/realfill
+        (BY_ACCUMULATION, SYNCED, ["LR: accumulation"]),
+        (BY_ACCUMULATION, f"{PREPARED}\n{IN_EACH}", ["LR: accumulation"]),
+        (ALONE, SYNCED, []),
+        (ALONE, IN_EACH, ["LR: accumulation"]),
+        (("args.lr_warmup_steps", BY_ACCUMULATION[1]), IN_EACH, ["LR: accumulation"]),
+        (BY_PROCESSES, SYNCED, ["LR: processes"]),
+        (BY_PROCESSES, IN_EACH, ["LR: processes"]),
+        (("", "len(train_dataloader) * args.num_epochs"), IN_EACH, ["LR: processes"]),
+    ],
+)
+def test_faults_of_schedules_by_their_own_steps(tmp_path, lengths, steps, names):
+    warmup, length = lengths
+    call = made(warmup or "0", length).strip()
+    found = faults(script_of(tmp_path, f"{OWN}{call}\naccelerator.prepare(model)\n{steps}\n"))
+    assert [fault.name for fault in found] == names
+    assert all("--fix_lr_clock mends it" in fault.text for fault in found)
+
+
+def test_a_loop_without_accelerate_has_no_fault():
+    assert "LR" not in [fault.name[:2] for fault in faults(HostScript(str(SCRIPTS / "own_script.py")))]
+
+
+DRAW = "torch.randint(0, scheduler.config.num_train_timesteps, (bsz,))"
+
+
+@pytest.mark.parametrize(
+    "draw", [f"t = {DRAW}.repeat(2)", f"t = {DRAW}\nt = t.long().repeat(2)", f"t = {DRAW}\nt = t.repeat(2)"]
+)
+def test_two_losses_of_one_timestep_are_not_promised(tmp_path, draw):
+    """As of the two images of a preference, in research_projects/diffusion_dpo."""
+    text = f"{draw}\nlosses = F.mse_loss(prediction, target, reduction='none').chunk(2)\n"
+    found = explain(script_of(tmp_path, text))
+    not_here = [line.split()[0] for line in found.splitlines() if "uses each timestep for several images" in line]
+    assert not_here == ["--loss_weighting", "--log_timesteps"]
+    assert "--timestep_sampler        torch.randint draws" in found
+
+
+@pytest.mark.parametrize(
+    "how", ["import own.parts as parts", "from own import parts", "from own.parts import resume", "import loader"]
+)
+def test_a_resume_in_a_module_beside_the_script(tmp_path, how):
+    """As in sd-scripts, whose scripts import what they have in common."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").touch()
+    (tmp_path / "own" / "parts.py").write_text("from . import states\n")
+    (tmp_path / "own" / "states.py").write_text("def resume(accelerator, args):\n    accelerator.load_state(args.resume)\n")
+    (tmp_path / "loader.py").write_text("import own.states\nimport loader\n")
+    (tmp_path / "script.py").write_text(f"import torch\n{how}\naccelerator.save_state('x')\n")
+    script = HostScript(str(tmp_path / "script.py"))
+    assert [fault.name for fault in faults(script)] == ["resume: data"]
+    assert "writes or reads its checkpoints in another file (own/states.py)" in explain(script)
+
+
 def test_faults_at_a_resume(tmp_path):
     for text, names in ((RESUMES, []), ("first = args.resume_from_checkpoint", ["resume: data"]), ("", ["no resume"])):
         (tmp_path / "script.py").write_text(text)

@@ -14,7 +14,7 @@ from test_launch import launch
 from diffusers_lrlab import get_loss_weighting, get_timestep_sampler
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diagnostics.gradients import gradient_norms
-from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
+from diffusers_lrlab.diagnostics.timestep_log import TimestepLog, read_timesteps
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 from diffusers_lrlab.diffusers_plugin.log_hook import LogHook
 from diffusers_lrlab.diffusers_plugin.timesteps_hook import TimestepHook, flow_levels
@@ -80,6 +80,22 @@ def test_processes_and_accumulation_share_one_batch(tmp_path):
         together = [row["timesteps"] for row in whole[0]["rows"] if row["update"] == update]
         parts = zip(*([row["timesteps"] for row in rank["rows"] if row["update"] == update] for rank in split), strict=True)
         assert [t for row in together for t in row] == [t for micro in parts for part in micro for t in part]
+
+
+@pytest.mark.parametrize(("updates", "rows"), [(6, 10), (3, 0)])
+def test_the_log_of_a_script_that_fails_after_its_last_update(tmp_path, updates, rows):
+    """The rows so far are written, and nothing is announced that is not there."""
+    arguments = [f"--max_train_steps={updates}", "--fail_at_end"]
+    _, stderr = run(tmp_path, "ddpm", *arguments, options=["--log_timesteps"], expect=1)
+    paths = [tmp_path / "lrlab" / f"timesteps.{end}" for end in ("parquet", "png")]
+    assert [path.exists() for path in paths] == [bool(rows)] * 2
+    assert (str(paths[1]) in stderr) == bool(rows)
+    if rows:
+        table = read_timesteps(paths[0])
+        assert (len(table), {*table["update"].to_pylist()}) == (rows, {5})
+        assert "The script did not end: this is up to update 5." in stderr
+    else:
+        assert "no row was written, since the script did not end" in stderr
 
 
 def test_strata_span_updates_where_batches_are_small(tmp_path):

@@ -247,7 +247,7 @@ def test_what_is_done_within_epochs_or_needs_one(tmp_path, after, updates, warni
     said = []
     accelerator = SimpleNamespace(num_processes=1, process_index=0)
     run = SimpleNamespace(accelerator=accelerator, warn=said.append)
-    clock = SimpleNamespace(run=run, count_updates=lambda: 5)
+    clock = SimpleNamespace(run=run, count_updates=lambda: 5, outside_checkpoints=list)
     hook = resume_hook.ResumeHook(HostScript(str(tmp_path / "script.py")), clock, [])
     hook.loader = SimpleNamespace(facts=dict)
     mine = {"micro_batches": 0, "loader": {}, "hooks": {}}

@@ -1,6 +1,7 @@
 """The loss of held-out rows in scripts that are not ours: its code by their text, and (slow) launched."""
 
 import argparse
+import ast
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,10 +125,55 @@ def test_options_that_are_refused(fraction, steps, message):
         check_options(fraction, steps)
 
 
-def held_out_rows(dataset, fraction=0.2, script="resume", arguments=None, most=None, **given):
+WHOLE = """
+def ids():
+    return torch.ones(1, 2).repeat(args.train_batch_size, 1)
+fixed = {made}
+{loop}"""
+
+
+@pytest.mark.parametrize(
+    ("made", "before", "line"),
+    [
+        ("ids()", "x = torch.cat([batch, fixed])", 4),
+        ("torch.zeros(args.train_batch_size, 2)", "x = batch + fixed", 4),
+        ("1", "x = batch + one.expand(args.train_batch_size, 2)", 10),
+        ("ids()", "x = batch", None),
+        ("1", "x = batch * fixed; shown = x.repeat(args.train_batch_size)", None),
+    ],
+)
+def test_what_is_made_for_whole_batches(tmp_path, made, before, line):
+    """As `add_time_ids` of instruct_pix2pix_sdxl; what the loss does not follow from is nothing to it."""
+    statement = code_of(
+        tmp_path, "pass", before, text=WHOLE.replace("{loop}", LOOP).replace("{made}", made)
+    ).of_whole_batches
+    assert (statement and statement.lineno) == line
+
+
+def test_models_that_are_switched_for_a_part_of_the_loss(tmp_path):
+    """As adapters are in diffusion_dpo, for the predictions of the model without them."""
+    before = "accelerator.unwrap_model({}).disable(); x = unet(batch); accelerator.unwrap_model({}).enable()"
+    with pytest.raises(NotRecognised, match=r"switches a model while .*line 6.: .*unwrap_model.unet..disable.."):
+        code_of(tmp_path, "pass", before.replace("{}", "unet"))
+    code_of(tmp_path, "pass", before.replace("{}", "shown"))
+
+
+@pytest.mark.parametrize(("size", "processes", "num"), [(1, 1, 5), (2, 1, 4), (3, 1, 6), (4, 1, 4), (2, 2, 4), (7, 1, 7)])
+def test_whole_batches_are_held_back(monkeypatch, size, processes, num):
+    state = SimpleNamespace(num_processes=processes, process_index=0)
+    monkeypatch.setattr("accelerate.state.PartialState", lambda: state)
+    whole = ast.parse("ids = torch.ones(args.train_batch_size, 2)").body[0]
+    held_out, trained = held_out_rows(list(range(38)), 0.13, whole=whole, batch_size=size)
+    assert (len(held_out) * processes, len(held_out) % size, len(trained)) == (num, 0, 38 - num)
+    message = r"line 1: ids = torch.ones\(args.train_batch_size, 2\)\), so that whole batches .* less than one of 8"
+    with pytest.raises(LabError, match=message):
+        held_out_rows(list(range(38)), whole=whole, batch_size=8 // processes)
+
+
+def held_out_rows(dataset, fraction=0.2, script="resume", arguments=None, most=None, whole=None, **given):
     """The rows that are held back, and those to train on."""
     run = SimpleNamespace(arguments=arguments or {})
-    held_out = HeldOutRows(HostScript(str(SCRIPTS.get(script, script))), run, fraction, most)
+    held_out = HeldOutRows(HostScript(str(SCRIPTS.get(script, script))), run, fraction, most, whole)
     trained = held_out.hold_back(torch.utils.data.DataLoader.__init__, dataset, **given)
     assert held_out.loader.num_workers == 0
     return held_out.loader.dataset.indices, trained.indices
@@ -300,3 +346,32 @@ def test_with_all_other_hooks_killed_and_resumed(tmp_path):
     assert found[0] == found[1]
     assert ends[0] == ends[1] == ends[2]
     assert found[2] == {update: found[0][update] for update in (0, 12)}
+
+
+IDS = (
+    "    rows, global_step = [], 0\n",
+    "    ids = torch.zeros(1, 2).repeat(args.train_batch_size, 1)\n    rows, global_step = [], 0\n",
+)
+IN_BATCHES = ("prediction = model(noisy)", "prediction = model(torch.cat([noisy[None], ids[None]]).sum(0))")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_fixed_batch_size_in_a_tensor(tmp_path, is_told):
+    """Whole batches are held back where the text tells it; where not, the message names the statement."""
+    made = IDS if is_told else (IDS[0], IDS[1].replace("args.train_batch_size", "*size_of(args)"))
+    script = changed(
+        "ddpm",
+        tmp_path,
+        made,
+        IN_BATCHES,
+        ("def main(", "def size_of(args):\n    return [args.train_batch_size]\n\n\ndef main("),
+    )
+    how = {"steps": 3, "expect": 0 if is_told else 2}
+    _, losses, stderr = run(tmp_path / "run", script, "--train_batch_size=16", **how)
+    if is_told:
+        assert [*losses] == [0, 3, 6]
+        assert "the held-out loss (208 of 2048 rows)" in stderr  # 205 would be a tenth
+    else:
+        line = script.read_text().splitlines().index(f"                {IN_BATCHES[1]}") + 1
+        assert f"cannot be computed at its line {line}, `{IN_BATCHES[1]}` (RuntimeError: " in stderr
+        assert "latents" not in stderr

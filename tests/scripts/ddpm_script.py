@@ -19,6 +19,7 @@ parser.add_argument("--max_train_steps", type=int, default=6)
 parser.add_argument("--prediction_type", default="epsilon")
 parser.add_argument("--snr_gamma", type=float, default=None)
 parser.add_argument("--draw_twice", action="store_true")
+parser.add_argument("--fail_at_end", action="store_true", help="After the last update.")
 
 
 def main(args):
@@ -64,6 +65,8 @@ def main(args):
                 global_step += 1
             if global_step == args.max_train_steps:
                 break
+    if args.fail_at_end:
+        raise RuntimeError("failed after the last update")
     with open(os.path.join(args.output_dir, f"rows-{accelerator.process_index}.json"), "w") as file:
         json.dump({"rows": rows, "weights": accelerator.unwrap_model(model).weight.tolist()}, file)
     del model, optimizer, lr_scheduler

@@ -1,0 +1,90 @@
+"""Files that a report announces, looked at first: there, readable, and not empty."""
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+_OTHER_STATES = ("optimizer", "scheduler", "sampler", "scaler", "random_states", "dl_state")  # in accelerate's checkpoints
+Tensors = Iterator[tuple[str, torch.Size, Callable[[], torch.Tensor]]]
+
+
+def problem_with(path: Path) -> str | None:
+    """Why a file or a folder is not what was announced, in words; `None` if it is."""
+    if not path.exists():
+        return f"{path} is missing"
+    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    if not files:
+        return f"{path} is empty"
+    for file in files:
+        try:
+            is_whole = _LOOKS.get(file.suffix, _has_bytes)(file)
+        except Exception as error:
+            return f"{file} cannot be read ({type(error).__name__}: {error})"
+        if not is_whole:
+            return f"{file} is empty"
+    return None
+
+
+def stored_tensors(folder: Path) -> Tensors:
+    """Name, shape and a function that reads it, of each tensor in the weight files of a folder; ours in it are left out."""
+    for path in sorted(folder.rglob("*")):
+        if "lrlab" in path.relative_to(folder).parts or path.name.startswith(_OTHER_STATES):
+            continue
+        if path.suffix == ".safetensors":
+            file = safe_open(path, "pt")  # as long as its tensors are read
+            for name in file.keys():
+                shape = torch.Size(file.get_slice(name).get_shape())
+                yield name, shape, functools.partial(file.get_tensor, name)
+        elif path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+            for name, value in _pickled(path).items():
+                if isinstance(value, torch.Tensor):
+                    yield name, value.shape, value.clone
+
+
+def _pickled(path: Path) -> dict[str, Any]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # states of something else
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _has_bytes(path: Path) -> bool:
+    return path.stat().st_size > 0
+
+
+def _has_rows(path: Path) -> bool:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path).num_rows > 0
+
+
+def _has_pixels(path: Path) -> bool:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.verify()
+        return min(image.size) > 0
+
+
+def _has_lines(path: Path) -> bool:
+    return bool([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+
+
+def _has_tensors(path: Path) -> bool:
+    with safe_open(path, "pt") as file:
+        return len([file.get_slice(name).get_shape() for name in file.keys()]) > 0
+
+
+_LOOKS: dict[str, Callable[[Path], bool]] = {
+    ".json": lambda path: bool(json.loads(path.read_text(encoding="utf-8"))),
+    ".jsonl": _has_lines,
+    ".parquet": _has_rows,
+    ".png": _has_pixels,
+    ".safetensors": _has_tensors,
+}
