@@ -137,6 +137,18 @@ class RunFolder:
             ) from None
         return record
 
+    def is_finished(self) -> bool:
+        """Whether the record says that the run has ended as it should."""
+        try:
+            return self.read_record().get("run", {}).get("status") == "finished"
+        except LabError:
+            return False
+
+    def holds_run(self) -> bool:
+        """Whether something of a run is there, whole or not."""
+        files = (self.lab / "run.json", self.metrics_file, self.path / "model_index.json")
+        return any(file.exists() for file in files) or bool(self.checkpoints())
+
     def checkpoints(self) -> list[Path]:
         """Those that were written to their end, oldest first; they may have been damaged since."""
         found = [
@@ -162,7 +174,7 @@ class RunFolder:
         if damaged:
             raise LabError(
                 f"No checkpoint in {str(self.path)!r} is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
-                "again by --overwrite_output_dir."
+                "again by --overwrite_output_dir in place of --resume_from_checkpoint."
             )
         return None
 
