@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from .extras import FOR_DEVELOPERS
 from .plugins import loaded_plugins, plugin_packages
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -56,11 +57,12 @@ def version_of(package: str) -> str | None:
 
 
 def missing_packages() -> dict[str, list[str]]:
-    """Optional dependencies that are not installed, by the extra that brings them."""
+    """Optional dependencies of users that are not installed, by the extra that brings them."""
     from packaging.requirements import Requirement
 
     missing: dict[str, list[str]] = {}
-    for extra in importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []:
+    extras = importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []
+    for extra in (extra for extra in extras if extra not in FOR_DEVELOPERS):
         for requirement in map(Requirement, importlib.metadata.requires("diffusers_lrlab") or []):
             wanted = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
             always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})

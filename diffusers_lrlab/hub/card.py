@@ -56,8 +56,11 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
 
 def _example(kind: DataKind, config: dict[str, Any], location: str) -> str:
     """How the pipeline is loaded."""
-    example = kind.card_example.format(location=location, inference_steps=config["ddpm_num_inference_steps"])
-    if kind.denoiser in (None, "mlp"):
+    is_own_code = kind.denoiser not in (None, "mlp")  # which needs this package
+    without_package = "" if is_own_code else kind.card_without_package.format(location=location)
+    inference_steps = config["ddpm_num_inference_steps"]
+    example = kind.card_example.format(location=location, inference_steps=inference_steps, without_package=without_package)
+    if not is_own_code:
         return example
     return (
         f"The denoiser is code of its author, `{kind.component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "

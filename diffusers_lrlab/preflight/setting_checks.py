@@ -32,11 +32,14 @@ def timesteps(subject: Subject) -> str | None:
 
 
 def terminal_snr(subject: Subject) -> str | None:
-    """A process that does not end in noise, though samples start from it (arXiv 2305.08891)."""
-    snr = float(subject.trainer.process.levels.snr[-1])
-    if snr <= 0.01:
+    """
+    A process that does not end in noise, though samples start from it (arXiv 2305.08891). Silent on the default process,
+    whose cost is in the documentation: a first run is to warn of what somebody did.
+    """
+    config, snr = subject.config, float(subject.trainer.process.levels.snr[-1])
+    usual = subject.plan.kind.defaults(config)
+    if snr <= 0.01 or all(getattr(config, name) == usual[name] for name in ("ddpm_num_steps", "ddpm_beta_schedule")):
         return None
-    config = subject.config
     return (
         f"The last of {config.ddpm_num_steps} timesteps keeps a signal-to-noise ratio of {snr:.2g}, but samples start from "
         "noise alone, which the model never sees: they will miss the outskirts of the data. Raise --ddpm_num_steps, or use "

@@ -134,7 +134,9 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
 ```
 
-Without diffusers_lrlab, by the code that lies beside the weights; read it first:
+{without_package}![Points on their way from noise to data](lrlab/sampling.gif)
+"""
+    card_without_package = """Without diffusers_lrlab, by the code that lies beside the weights; read it first:
 
 ```python
 from diffusers import DiffusionPipeline
@@ -144,6 +146,5 @@ pipeline = DiffusionPipeline.from_pretrained(
 )
 ```
 
-![Points on their way from noise to data](lrlab/sampling.gif)
 """
     card_pictures = "\n![From noise to data](lrlab/trajectory.png)\n"
