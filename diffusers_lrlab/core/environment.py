@@ -13,6 +13,7 @@ from typing import Any
 
 from .extras import FOR_DEVELOPERS
 from .plugins import loaded_plugins, plugin_packages
+from .words import counted
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OTHERS_WAIT = timedelta(hours=2)  # while one process samples, evaluates or uploads
@@ -79,7 +80,7 @@ def describe_devices() -> list[str]:
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if torch.accelerator.is_available():
         return [str(torch.accelerator.current_accelerator())]
-    return [f"cpu, {torch.get_num_threads()} threads"]
+    return [f"cpu, {counted(torch.get_num_threads(), 'thread')}"]
 
 
 def is_watched() -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import write_text
+from .words import counted
 
 MANIFEST = "manifest.json"
 
@@ -69,5 +70,5 @@ def find_damage_of_file(path: Path, expected: dict[str, Any]) -> str | None:
     if not path.is_file():
         return f"{str(path)!r} is missing"
     if (size := path.stat().st_size) != expected["size"]:
-        return f"{str(path)!r} has {size} bytes instead of {expected['size']}"
+        return f"{str(path)!r} has {counted(size, 'byte')} instead of {expected['size']}"
     return None if file_sums(path) == expected else f"{str(path)!r} is damaged (its SHA-256 has changed)"

@@ -12,6 +12,7 @@ import torch
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError
 from ..core.files import atomic_folder
+from ..core.words import counted
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised, called_in
 from .trained_models import TrainedModels
@@ -148,8 +149,8 @@ class EMAHook:
             return
         if self.is_swapped:
             raise LabError(
-                f"The script goes on to train after {self._num_updates()} updates, when the average took the place of the "
-                "weights (--ema_swap). Say how many it does: --num_updates N before its name."
+                f"The script goes on to train after {counted(self._num_updates(), 'update')}, when the average took the "
+                "place of the weights (--ema_swap). Say how many it does: --num_updates N before its name."
             )
         if "final" in self.swaps and self.clock.count_updates() is None:
             raise LabError(
@@ -245,9 +246,9 @@ class EMAHook:
         if self.is_active and not self.is_saved and self.num_seen:
             if "final" in self.swaps:
                 self.run.warn(
-                    f"the script ended after {self._num_updates()} updates, where {self.clock.count_updates()} were "
-                    "expected: it saved the weights, not their average (--ema_swap). Say how many it does: --num_updates N "
-                    "before its name."
+                    f"the script ended after {counted(self._num_updates(), 'update')}, where {self.clock.count_updates()} "
+                    "were expected: it saved the weights, not their average (--ema_swap). Say how many it does: "
+                    "--num_updates N before its name."
                 )
                 self.swaps = ()
             self._finish()
@@ -257,6 +258,6 @@ class EMAHook:
             return ""
         if not self.num_seen:
             return f"--ema {self.form.name}: no update was seen, and nothing averaged."
-        text = f"--ema {self.form.name}: the average of {self.num_seen} updates"
+        text = f"--ema {self.form.name}: the average of {counted(self.num_seen, 'update')}"
         text += f" is in {self.folder}" if self.is_saved else " is in the script's checkpoints, since it did not end"
         return text + (", and in what the script saved at its end." if self.is_swapped else ".")

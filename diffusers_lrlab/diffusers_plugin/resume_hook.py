@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from ..core.errors import LabError
 from ..core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
+from ..core.words import counted
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised, called_in
 from .watched_loader import WatchedLoader
@@ -211,10 +212,12 @@ class ResumeHook:
         written = self.num_written
         if not written and self.resumed_at is None:
             return "--exact_resume: no checkpoint was written or read."
-        text = f"--exact_resume: {written} checkpoint{'s' * (written != 1)} written from which a resume is exact."
+        text = f"--exact_resume: {counted(written, 'checkpoint')} written from which a resume is exact."
         if self.resumed_at is None:
             return text
-        passed = f"{self.loader.num_passed} batches of its epoch were passed over" if self.loader.num_passed else ""
+        passed = (
+            f"{counted(self.loader.num_passed, 'batch')} of its epoch were passed over" if self.loader.num_passed else ""
+        )
         return f"{text} It went on after update {self.resumed_at}{': ' * bool(passed)}{passed}."
 
 

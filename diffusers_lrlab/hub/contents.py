@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
+from ..core.words import counted
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import KINDS
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
@@ -136,7 +137,8 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     card = card_for_run(folder, record, repo_id, revision, done)
-    message = f"{done}{'' if status == 'finished' else f' of {total}'} updates: {command}"
+    length = counted(total, "update")
+    message = f"{length if status == 'finished' else f'{done} of {length}'}: {command}"
     return Contents("run", {**files, "README.md": card.encode()}, patterns, message)
 
 

@@ -11,6 +11,7 @@ from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.lock import holder_of
 from ..core.manifest import MANIFEST, each_damage
+from ..core.words import counted
 from ..hub.records import read_json, read_log, read_record
 from ..training.resume import read_state
 from ..training.run_folder import RunFolder, checkpoint_update, find_damaged_file, is_checkpoint
@@ -74,7 +75,9 @@ def _status(folder: RunFolder) -> str:
     with suppress(LabError):
         record = read_record(folder.path)
         status, train = record["run"]["status"], record["train"]
-        done = f" after {train['updates_done']} of {train['num_updates']} updates" if "updates_done" in train else ""
+        done = (
+            f" after {train['updates_done']} of {counted(train['num_updates'], 'update')}" if "updates_done" in train else ""
+        )
         return ("killed" if status == "running" else status) + done
     return "without a record that can be read"
 

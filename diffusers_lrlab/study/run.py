@@ -8,6 +8,7 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError
+from ..core.words import agreeing, counted
 from ..training.prepare import keep_freed_memory
 from .analysis.summary import chosen_rates, summarise, write_summary
 from .executors import EXECUTORS, check_executor, open_workers, share_out
@@ -104,7 +105,8 @@ def _do_missing(
     if not missing:
         return
     if len(missing) < len(specs):
-        study.progress.log(f"{len(specs) - len(missing)} of {len(specs)} runs are done already.")
+        done = len(specs) - len(missing)
+        study.progress.log(f"{done} of {counted(len(specs), 'run')} {agreeing(done, 'is', 'are')} done already.")
     shares = share_out(specs, study, executor)
     if workers is not None:
         with study.progress.bar(study.folder.missing(specs), description):

@@ -7,6 +7,7 @@ import torch
 
 from ..core.errors import LabError, failures_located
 from ..core.spec import checked_name, resolve_spec
+from ..core.words import counted
 from .adaptive import MayFollowLosses, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
@@ -37,8 +38,8 @@ class LossWeighting(MayFollowLosses):
             weights = np.asarray(entry.factory(levels, **own), np.float64)
         if weights.shape != levels.snr.shape or not (weights >= 0).all():
             raise LabError(
-                f"The loss weighting {name!r} has to give {len(levels.snr)} weights of 0 or more, one for each timestep, "
-                f"not {np.array2string(weights, threshold=5)}."
+                f"The loss weighting {name!r} has to give {counted(len(levels.snr), 'weight')} of 0 or more, one for each "
+                f"timestep, not {np.array2string(weights, threshold=5)}."
             )
         if "plain" in entry.traits:
             weights = weights * prediction.plain(levels.snr)

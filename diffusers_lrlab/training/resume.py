@@ -16,7 +16,6 @@ from ..core.spec import parse_spec
 from .config import ResolvedConfig, TrainingConfig
 from .run_folder import FINDER_FILES, RunFolder, find_damaged_file, is_checkpoint
 
-
 # How a new run is started with a command that has --resume_from_checkpoint.
 ANEW = "--overwrite_output_dir in place of --resume_from_checkpoint, or another --output_dir without it"
 
@@ -180,7 +179,7 @@ def _what_to_do(folder: RunFolder, status: str, config: ResolvedConfig | None) -
 
 
 def _is_free(folder: RunFolder) -> bool:
-    """Whether nothing is lost there: what the finder found is for the run that begins, and a killed run left nothing else."""
+    """Whether nothing is lost there: what the finder found is for the run that begins, and a killed run left no more."""
     return all(_is_no_result(entry, folder) for entry in folder.path.rglob("*") if not entry.is_dir())
 
 

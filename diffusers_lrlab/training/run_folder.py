@@ -11,6 +11,7 @@ from typing import Any
 from ..core.errors import LabError, warn
 from ..core.files import OLD, append_line, remove, remove_leftovers, sync, temporary_beside, write_text
 from ..core.manifest import MANIFEST, find_damage
+from ..core.words import counted
 from .kinds.select import components
 
 # What a run writes into its folder besides checkpoints and weights, and so what --overwrite_output_dir may remove.
@@ -57,7 +58,7 @@ class RunFolder:
             return
         size = self.metrics_file.stat().st_size if self.metrics_file.exists() else None
         if size != self._log_size:
-            what = "was removed" if size is None else f"has {size} bytes instead of {self._log_size}"
+            what = "was removed" if size is None else f"has {counted(size, 'byte')} instead of {self._log_size}"
             raise LabError(
                 f"{str(self.metrics_file)!r} {what} while the run was writing there. Leave the folder of a run alone; go on "
                 "by --resume_from_checkpoint latest, which starts anew if no checkpoint is left."

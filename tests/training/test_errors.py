@@ -331,8 +331,8 @@ FOUR_LEVELS = {
     ("change", "arguments", "parts"),
     [
         (FOUR_LEVELS, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "Use 8 or 16"]),
-        ({"in_channels": 3}, [], ["in_channels=3", "1 channels", "--image_channels 3"]),
-        ({"out_channels": 2}, [], ["out_channels=2", "1 channels"]),
+        ({"in_channels": 3}, [], ["in_channels=3", "1 channel", "--image_channels 3"]),
+        ({"out_channels": 2}, [], ["out_channels=2", "1 channel"]),
         ({"sample_size": 32}, [], ["sample_size=32", "--resolution 8", "Give --resolution 32"]),
         ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
         ({"num_class_embeds": 10}, [], ["wants class labels", "num_class_embeds"]),

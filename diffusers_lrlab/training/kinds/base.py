@@ -47,6 +47,11 @@ class DataKind(ABC):
     def __init__(self, denoiser: str | None = None):
         self.denoiser = denoiser  # a name; `None` for the kind's own model
 
+    @property
+    def item(self) -> str:
+        """One of the items, in words."""
+        return self.name.removesuffix("s")
+
     # --- options -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
