@@ -181,8 +181,8 @@ class ResumeHook:
         for name, number in self._facts().items():
             if number != saved["facts"][name]:
                 raise LabError(
-                    f"--exact_resume: the checkpoint was written with {saved['facts'][name]} {name}, and now there are "
-                    f"{number}. Resume with as many, or without --exact_resume."
+                    f"--exact_resume: the number of {name} was {saved['facts'][name]} when the checkpoint was written, and "
+                    f"is {number} now. Resume with as many, or without --exact_resume."
                 )
         mine = saved["processes"][self.run.accelerator.process_index]
         self.num_updates = self.resumed_at = saved["updates"]
