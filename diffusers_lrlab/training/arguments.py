@@ -59,6 +59,7 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         prog=prog,
         usage="%(prog)s [--option value ...]",
         description=description,
+        epilog="Each option may be written with hyphens in place of underscores.",
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
