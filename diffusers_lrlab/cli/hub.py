@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import LabError, printable
 from ..core.held import refuse_damaged
+from ..core.words import counted
 from ..hub.access import Target
 from .output import say
 
@@ -39,7 +40,7 @@ def push(options: argparse.Namespace) -> None:
     target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
     contents = {name: getattr(options, name) for name in ("space", "include_checkpoints", "unfinished")}
     published = push_folder(options.dir, target, options.message, **contents)
-    say(f"Uploaded {published.num_files} files, and they are there as they were sent: {published.url}")
+    say(f"Uploaded {counted(published.num_files, 'file')}, and they are there as they were sent: {published.url}")
 
 
 def pull_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +79,8 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument_group("options of lrlab train", "They take the place of what was recorded.")
 
 
-# They would put the run where the record is, or in place of another one.
-_NOT_AGAIN = ("__config", "__output_dir", "__overwrite_output_dir", "__resume_from_checkpoint")
+# They would put the run where the record is, or give it another record.
+_NOT_AGAIN = ("__config", "__output_dir")
 
 
 def rerun(options: argparse.Namespace) -> None:
@@ -135,7 +136,11 @@ def _rerun(folder: Path, name: str, options: argparse.Namespace) -> None:
         config = parse_arguments(["--config", str(file), "--output_dir", str(out), *options.rest], "A run done again.")
     if isinstance(source, str) and not any("scheduler" in given or "--lr_" in given for given in options.rest):
         config = dataclasses.replace(config, lr_scheduler_source=source)  # the same schedule
-    trained = run_training(config)
+    try:
+        trained = run_training(config)
+    except LabError as error:
+        error.args = (str(error).replace("--output_dir", "--out"),)  # the flag that this command has
+        raise
     if trained is None or not options.compare:
         return
     comparison = compare_runs(folder, trained, TOLERANCE if options.tolerance is None else options.tolerance)

@@ -141,9 +141,10 @@ def _parser() -> LabParser:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if arguments and arguments[0] in SCRIPTS:
         return argparse.Namespace(command=arguments[0], rest=list(arguments[1:]))
-    if not arguments:
-        raise LabError(f"Which command? Known: {', '.join(COMMANDS)}. `lrlab --help` says what each does.")
     parser = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)  # as argparse does for a call that lacks something
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise LabError(
             f"Unknown command {shortened(arguments[0])}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."

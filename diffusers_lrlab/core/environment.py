@@ -11,7 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from .extras import FOR_DEVELOPERS
 from .plugins import loaded_plugins, plugin_packages
+from .words import counted
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OTHERS_WAIT = timedelta(hours=2)  # while one process samples, evaluates or uploads
@@ -56,11 +58,12 @@ def version_of(package: str) -> str | None:
 
 
 def missing_packages() -> dict[str, list[str]]:
-    """Optional dependencies that are not installed, by the extra that brings them."""
+    """Optional dependencies of users that are not installed, by the extra that brings them."""
     from packaging.requirements import Requirement
 
     missing: dict[str, list[str]] = {}
-    for extra in importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []:
+    extras = importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra") or []
+    for extra in (extra for extra in extras if extra not in FOR_DEVELOPERS):
         for requirement in map(Requirement, importlib.metadata.requires("diffusers_lrlab") or []):
             wanted = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
             always = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
@@ -77,7 +80,7 @@ def describe_devices() -> list[str]:
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if torch.accelerator.is_available():
         return [str(torch.accelerator.current_accelerator())]
-    return [f"cpu, {torch.get_num_threads()} threads"]
+    return [f"cpu, {counted(torch.get_num_threads(), 'thread')}"]
 
 
 def is_watched() -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .signals import interrupts_as_usual
+from .words import counted
 
 # All but the ends of lines and tabs; and what turns the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -109,7 +110,7 @@ def system_errors_explained() -> Iterator[None]:
 
 def shortened(text: str) -> str:
     """A text as an error shows it: the beginning of a long one."""
-    return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
+    return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({counted(len(text), 'character')})"
 
 
 def shown_number(value: Any) -> str:

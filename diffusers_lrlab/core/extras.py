@@ -17,6 +17,8 @@ EXTRAS = {
     "study": ("statsmodels",),
     "ray": ("ray",),
 }
+# Extras of pyproject.toml that only those need who change the package.
+FOR_DEVELOPERS = ("test", "docs", "mutants")
 _BUILDS_ON = {"study": ("train",)}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import LabError
 from .files import write_text
+from .words import counted
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # its reader may edit it
@@ -127,5 +128,5 @@ def find_damage_of_file(path: Path, expected: Sums) -> str | None:
     if not path.is_file():
         return f"{str(path)!r} is missing"
     if (size := path.stat().st_size) != expected["size"]:
-        return f"{str(path)!r} has {size} bytes instead of {expected['size']}"
+        return f"{str(path)!r} has {counted(size, 'byte')} instead of {expected['size']}"
     return None if file_sums(path) == expected else f"{str(path)!r} is damaged (its SHA-256 has changed)"

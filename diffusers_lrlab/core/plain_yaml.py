@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from .words import counted
+
 _LONGEST, _DEEPEST = 256 * 1024, 100  # characters; levels of nesting
 
 
@@ -34,7 +36,7 @@ class _PlainLoader(yaml.SafeLoader):
 def load_plain_yaml(text: str) -> Any:
     """The data of a YAML text that may be somebody else's; a `yaml.YAMLError` for what is none, or more than data."""
     if len(text) > _LONGEST:
-        raise yaml.YAMLError(f"it has {len(text):,} characters, and no more than {_LONGEST:,} are read")
+        raise yaml.YAMLError(f"it has {counted(len(text), 'character', ',')}, and no more than {_LONGEST:,} are read")
     return yaml.load(text, _PlainLoader)  # a SafeLoader
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .errors import LabError
+from .words import counted
 
 
 def clip(value: Any, low: float, high: float) -> Any:
@@ -88,7 +89,7 @@ def resolve_warmup_updates(warmup: float, total_updates: int) -> int:
     updates = resolve_updates(warmup, total_updates, "Warm-up")
     if updates >= total_updates:
         raise LabError(
-            f"Warm-up of {updates} updates does not fit into a run of {total_updates} updates: the peak would never be "
-            f"reached. Use at most {total_updates - 1}, or a fraction such as 0.05 (5 % of the run)."
+            f"Warm-up of {counted(updates, 'update')} does not fit into a run of {counted(total_updates, 'update')}: the "
+            f"peak would never be reached. Use at most {total_updates - 1}, or a fraction such as 0.05 (5 % of the run)."
         )
     return updates

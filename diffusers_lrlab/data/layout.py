@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..core.errors import LabError
+from ..core.words import counted
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class BatchLayout:
             return
         largest = num_images // (self.accumulation * self.num_processes)
         raise LabError(
-            f"The batch of {self.global_batch} images (--train_batch_size {self.micro_batch} x {self.accumulation} "
-            f"micro-batches x {self.num_processes} processes) is larger than the training set of {num_images}. "
+            f"The batch of {counted(self.global_batch, 'image')} (--train_batch_size {self.micro_batch} x "
+            f"{counted(self.accumulation, 'micro-batch')} x {counted(self.num_processes, 'process')}) is larger than the "
+            f"training set of {num_images}. "
             + (f"Use at most --train_batch_size {largest}." if largest else "Use fewer --gradient_accumulation_steps.")
         )

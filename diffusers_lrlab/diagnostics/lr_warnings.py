@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.words import counted
+
 _WINDOW = 20  # rows of the log that are looked at together
 _NOT_FALLEN, _RISEN, _SWINGS, _SWING_GROWTH = 0.95, 1.25, 0.1, 3.0
 _WILD = 0.5  # swings that need not have grown: from the beginning, too
@@ -49,8 +51,9 @@ def find_lr_warnings(
         places = [place for row in spiked for place in row]
         most = max(set(places), key=places.count)
         warnings["spikes"] = (
-            f"{len(spiked)} rows of the log with spikes of the loss so far, most of them in part {most} of the noise levels "
-            f"(0 has least noise), {at}. Lower --learning_rate, or weigh these levels less (--timestep_lr weight:...)."
+            f"{counted(len(spiked), 'row')} of the log with spikes of the loss so far, most of them in part {most} of the "
+            f"noise levels (0 has least noise), {at}. Lower --learning_rate, or weigh these levels less (--timestep_lr "
+            "weight:...)."
         )
     return warnings
 

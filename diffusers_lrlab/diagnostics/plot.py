@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.plotting import new_figure, save_figure
+from ..core.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +93,7 @@ def _validation_lines(axes: Axes, rows: _Rows) -> None:
     middles = (rows.edges[:-1] + rows.edges[1:] - 1) / 2
     for number, index in enumerate(shown):
         color = colormaps["viridis"](0.9 * number / max(1, len(shown) - 1))
-        axes.plot(middles, values[:, index], "o-", markersize=3, color=color, label=f"{updates[index]} updates")
+        axes.plot(middles, values[:, index], "o-", markersize=3, color=color, label=f"{counted(updates[index], 'update')}")
     axes.set(xlabel="timestep (noise)", yscale="log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")

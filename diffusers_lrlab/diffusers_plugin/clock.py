@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
+from ..core.words import counted
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule, resolve_schedule
@@ -229,7 +230,10 @@ class HostClock:
         endless = "endless" in watched.schedule.traits and given.total_updates >= ENDLESS
         warmup = self._asked_warmup(watched)
         if warmup >= num_updates:
-            text = f"warm-up of {warmup} updates does not fit into the {num_updates} updates of this script"
+            text = (
+                f"warm-up of {counted(warmup, 'update')} does not fit into the {counted(num_updates, 'update')} of this "
+                "script"
+            )
             if self.fix or self.strict:
                 raise LabError(text[0].upper() + text[1:] + ". Give it a shorter one (--lr_warmup_steps).")
             self.run.warn(text + ": the learning rate will not reach its peak.")
@@ -324,7 +328,7 @@ class HostClock:
         else:  # what accelerate calls split batches is one step per update, whatever the batches are
             wrapper.split_batches = wrapper.step_with_optimizer = True
         self.run.warn(
-            f"{describe_schedule(watched.schedule)} now takes {num_updates} updates, {clock.warmup_updates} of "
+            f"{describe_schedule(watched.schedule)} now takes {counted(num_updates, 'update')}, {clock.warmup_updates} of "
             "them warm-up, one step each (--fix_lr_clock).",
         )
 

@@ -12,6 +12,7 @@ import torch
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError
 from ..core.files import atomic_folder
+from ..core.words import counted
 from .announced import problem_with
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised, called_in
@@ -160,8 +161,8 @@ class EMAHook:
             return
         if self.is_swapped:
             raise LabError(
-                f"The script goes on to train after {self._num_updates()} updates, when the average took the place of the "
-                "weights (--ema_swap). Say how many it does: --num_updates N before its name."
+                f"The script goes on to train after {counted(self._num_updates(), 'update')}, when the average took the "
+                "place of the weights (--ema_swap). Say how many it does: --num_updates N before its name."
             )
         if "final" in self.swaps and self.clock.count_updates() is None:
             raise LabError(
@@ -271,9 +272,9 @@ class EMAHook:
         if self.is_active and not self.is_saved and self.num_seen:
             if "final" in self.swaps:
                 self.run.warn(
-                    f"the script ended after {self._num_updates()} updates, where {self.clock.count_updates()} were "
-                    "expected: it saved the weights, not their average (--ema_swap). Say how many it does: --num_updates N "
-                    "before its name."
+                    f"the script ended after {counted(self._num_updates(), 'update')}, where {self.clock.count_updates()} "
+                    "were expected: it saved the weights, not their average (--ema_swap). Say how many it does: "
+                    "--num_updates N before its name."
                 )
                 self.swaps = ()
             self._finish()
@@ -290,7 +291,7 @@ class EMAHook:
             where += ", the last checkpoint that was written, since the script did not end"
         if problem := problem_with(self.saved.path):
             where = f"was written and is lost: {problem}"
-        text = f"--ema {self.form.name}: the average of {self.saved.num_updates} updates {where}"
+        text = f"--ema {self.form.name}: the average of {counted(self.saved.num_updates, 'update')} {where}"
         text += ", and in what the script saved at its end." if self.is_swapped else "."
         if self.not_finite:
             of = f"{len(self.not_finite)} of its {len(self.trained.names)} tensors"

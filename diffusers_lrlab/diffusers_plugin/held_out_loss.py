@@ -14,6 +14,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.streams import SPLIT_SEED, stream_seed
+from ..core.words import counted
 from .generators import find_generators, get_states, seed_all, set_states, variables_of_data
 from .held_out_rows import HeldOutRows
 from .host_run import HostRun
@@ -80,7 +81,7 @@ class HeldOutLoss:
         """What it is the loss of."""
         rows, num = self.rows, self._draws_per_batch
         draws = "fixed timesteps and noise" if num == 1 else f"{num} fixed draws of timesteps and noise for each"
-        return f"{rows.num_held_out} of {rows.num_rows} rows, which are not trained on, with {draws}"
+        return f"{rows.num_held_out} of {counted(rows.num_rows, 'row')}, which are not trained on, with {draws}"
 
     @property
     def _draws_per_batch(self) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.streams import split_rows
+from ..core.words import counted
 from .generators import variables_of_data
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised
@@ -59,8 +60,8 @@ class HeldOutRows:
             held_out, trained = self._in_batches(held_out, trained, size * state.num_processes)
         if given.get("drop_last") and len(trained) < size <= self.num_rows:
             raise LabError(
-                f"--validation_fraction {self.fraction} leaves {len(trained)} of {self.num_rows} rows to train on: not one "
-                f"whole batch of {size}, and the script drops others. Use smaller batches, or leave it out."
+                f"--validation_fraction {self.fraction} leaves {len(trained)} of {counted(self.num_rows, 'row')} to train "
+                f"on: not one whole batch of {size}, and the script drops others. Use smaller batches, or leave it out."
             )
         self.num_held_out = len(held_out)
         mine = held_out[state.process_index :: state.num_processes]
@@ -94,7 +95,7 @@ class HeldOutRows:
         known = variables_of_data(dataset)
         for name in self.script.row_counts:
             if known.get(name, len(dataset)) != len(dataset):
-                repeated = f"an image is in several of its {len(dataset)} rows ({name} is {known[name]})"
+                repeated = f"an image is in several of its {counted(len(dataset), 'row')} ({name} is {known[name]})"
                 raise NotRecognised(f"{repeated}, and would still be trained on")
 
 

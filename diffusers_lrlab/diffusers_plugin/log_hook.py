@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..core.extras import require_extra
+from ..core.words import counted
 from . import timesteps_hook
 from .announced import problem_with
 from .clock import HostClock
@@ -159,7 +160,10 @@ class LogHook:
                 timesteps = cast(torch.Tensor, self.timesteps.timesteps)
                 self.num_seen = self.timesteps.num_seen
                 if len(prediction) != len(timesteps):
-                    self._refuse(f"a loss is of {len(prediction)} images, where {len(timesteps)} timesteps were drawn")
+                    self._refuse(
+                        f"a loss is of {counted(len(prediction), 'image')}, where {counted(len(timesteps), 'timestep')} "
+                        "were drawn"
+                    )
                 else:
                     with torch.no_grad():
                         errors = (prediction.detach() - target.detach()).float().square().flatten(1).mean(1)
@@ -189,7 +193,7 @@ class LogHook:
 
         reason = None
         if len(losses) != len(timesteps):
-            reason = f"it shows the mean loss of {len(timesteps)} images. A batch of 1 shows that of one"
+            reason = f"it shows the mean loss of {counted(len(timesteps), 'image')}. A batch of 1 shows that of one"
         elif self.run.accelerator.distributed_type in ("FSDP", "DEEPSPEED"):
             reason = "each process has a part of the model only"
         if reason:
@@ -281,7 +285,7 @@ class LogHook:
         how = "losses of images" if self.is_per_image else "least squares from the losses of micro-batches"
         return (
             f"--log_timesteps: by {how}, the loss is highest at timesteps {high} ({means[high]:.3g}) and lowest at {low} "
-            f"({means[low]:.3g}) at the end; {self.log.num_spikes} spikes. {self._where()}"
+            f"({means[low]:.3g}) at the end; {counted(self.log.num_spikes, 'spike')}. {self._where()}"
         )
 
     def _where(self) -> str:

@@ -4,6 +4,7 @@ import ast
 from types import CodeType
 from typing import Any, NamedTuple, cast
 
+from ..core.words import times
 from .host_script import HostScript, NotRecognised, called_in
 
 # Functions and methods that make a tensor of as many rows as they are told.
@@ -58,7 +59,7 @@ def find_loss_code(script: HostScript) -> LossCode:
     backward = script.calls("backward")
     if len(backward) != 1:
         where = f" ({called_in(backward)})" if backward else ""
-        raise NotRecognised(f"it calls accelerator.backward {len(backward)} times{where}, where once is understood")
+        raise NotRecognised(f"it calls accelerator.backward {times(len(backward))}{where}, where once is understood")
     if len(backward[0].args) != 1:
         raise NotRecognised(f"it calls backward in another way than accelerator.backward(loss) ({called_in(backward)})")
     loaders = _loaders(script.tree)

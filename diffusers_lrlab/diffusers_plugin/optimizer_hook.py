@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..core.errors import LabError
 from ..core.spec import format_spec, merge_spec
+from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
@@ -179,7 +180,7 @@ class OptimizerHook:
         for group in self.optimizer.param_groups:
             size = sum(parameter.numel() for parameter in group["params"])
             sizes[group[LR_FACTOR]] = sizes.get(group[LR_FACTOR], 0) + size
-        shown = f"{self.optimizer.param_groups[0][_NAME]} trained {sum(sizes.values()):,} parameters"
+        shown = f"{self.optimizer.param_groups[0][_NAME]} trained {counted(sum(sizes.values()), 'parameter', ',')}"
         if self.factors:
             shown += f", with factors on the learning rate: {', '.join(f'{f:g} for {n:,}' for f, n in sizes.items())}"
         return f"{self.asked}: {shown}."

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from ..core.errors import LabError
 from ..core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
+from ..core.words import counted
 from .announced import problem_with
 from .clock import HostClock
 from .host_script import HostScript, NotRecognised, called_in
@@ -212,8 +213,8 @@ class ResumeHook:
         for name, number in self._facts().items():
             if number != saved["facts"][name]:
                 raise LabError(
-                    f"--exact_resume: the checkpoint was written with {saved['facts'][name]} {name}, and now there are "
-                    f"{number}. Resume with as many, or without --exact_resume."
+                    f"--exact_resume: the number of {name} was {saved['facts'][name]} when the checkpoint was written, and "
+                    f"is {number} now. Resume with as many, or without --exact_resume."
                 )
         mine = saved["processes"][self.run.accelerator.process_index]
         self.num_updates = self.resumed_at = saved["updates"]
@@ -245,10 +246,12 @@ class ResumeHook:
         written = self.num_written
         if not written and self.resumed_at is None and not self._has_warned:
             return "--exact_resume: no checkpoint was written or read."
-        text = f"--exact_resume: {written} checkpoint{'s' * (written != 1)} written from which a resume is exact."
+        text = f"--exact_resume: {counted(written, 'checkpoint')} written from which a resume is exact."
         if self.resumed_at is None:
             return text
-        passed = f"{self.loader.num_passed} batches of its epoch were passed over" if self.loader.num_passed else ""
+        passed = (
+            f"{counted(self.loader.num_passed, 'batch')} of its epoch were passed over" if self.loader.num_passed else ""
+        )
         return f"{text} It went on after update {self.resumed_at}{': ' * bool(passed)}{passed}."
 
 

@@ -15,6 +15,7 @@ import torch
 from ..core.errors import LabError
 from ..core.spec import resolve_spec
 from ..core.streams import stream_generator
+from ..core.words import counted, times
 from ..timesteps.noise_levels import NoiseLevels, noise_levels
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler, contradiction
@@ -167,8 +168,9 @@ class TimestepHook:
         self._largest_batch = max(self._largest_batch, size, int(self.run.arguments.get("train_batch_size") or 0))
         if micro_batch >= accumulation:
             raise LabError(
-                f"The script draws timesteps {micro_batch + 1} times in one update, where {accumulation} micro-batches "
-                "were expected. --timestep_sampler cannot tell what each draw is for: leave it out."
+                f"The script draws timesteps {times(micro_batch + 1)} in one update, where "
+                f"{counted(accumulation, 'micro-batch')} were expected. --timestep_sampler cannot tell what each draw is "
+                "for: leave it out."
             )
         batch = self._largest_batch * accumulation * num_processes
         # Strata of one batch of 1 would be none, so that small batches share theirs with the updates after them.

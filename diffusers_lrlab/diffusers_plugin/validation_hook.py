@@ -9,6 +9,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import MOST_UPDATES, shown_number
+from ..core.words import counted, times
 from .announced import problem_with
 from .clock import HostClock
 from .ema_hook import EMAHook
@@ -155,13 +156,13 @@ class ValidationHook:
         which = ""
         if self.ema is not None and self.ema.is_active:
             which = ", of the average" if self._measures_average else ", of the weights and not of their average"
-        rows = f"{self.held_out.rows.num_held_out} of {self.held_out.rows.num_rows} rows{which}"
+        rows = f"{self.held_out.rows.num_held_out} of {counted(self.held_out.rows.num_rows, 'row')}{which}"
         text = (
             f"--validation_steps: the held-out loss ({rows}) was {first:.4g} after update {first_update}, lowest after "
             f"update {best_update} ({best:.4g}), and {last:.4g} after update {last_update}."
         )
         if infinite := len(self.rows) - len(losses):
-            text += f" It was not finite {infinite} times."
+            text += f" It was not finite {times(infinite)}."
         if self._path is None:
             return text
         problem = problem_with(self._path)

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
+from ..core.words import counted, times
 from ..schedules.audit import TOLERANCE, ScheduleAudit
 from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import default_lr, read_momentum, write_lrs
@@ -64,13 +65,13 @@ class WatchedSchedule:
         applied, expected = self.lrs(num_updates)
         if np.abs(applied - expected).max() <= TOLERANCE * max(self.base_lrs):
             return None
-        steps = "once" if self.steps_per_update == 1 else f"{self.steps_per_update} times"
+        steps = "once" if self.steps_per_update == 1 else f"{times(self.steps_per_update)}"
         end = f"{applied[-1]:.4g} at the last update where {expected[-1]:.4g} was asked for"
         peaks = applied.argmax(), expected.argmax()
         return (
-            f"this script does {num_updates} updates, each of which steps its schedule {steps}, but made "
-            f"{describe_schedule(self.schedule)!r} {self.given.total_updates} steps long, {self.given.warmup_updates} of "
-            f"them warm-up. The learning rate will be {end}"
+            f"this script does {counted(num_updates, 'update')}, each of which steps its schedule {steps}, but made "
+            f"{describe_schedule(self.schedule)!r} {counted(self.given.total_updates, 'step')} long, "
+            f"{self.given.warmup_updates} of them warm-up. The learning rate will be {end}"
             + (f", and highest at update {peaks[0]} instead of {peaks[1]}" if peaks[0] != peaks[1] else "")
             + ". Add --fix_lr_clock before the script's name to make it right."
         )
@@ -109,8 +110,8 @@ class WatchedSchedule:
         assert self.update is not None
         if self.audit.strict and self.update == self.num_updates:
             raise LabError(
-                f"--strict_lr_audit: the script goes on after {self.num_updates} updates, where its schedule ends. Say how "
-                "many it does (--num_updates N before its name)."
+                f"--strict_lr_audit: the script goes on after {counted(self.num_updates, 'update')}, where its schedule "
+                "ends. Say how many it does (--num_updates N before its name)."
             )
         groups = range(len(self.base_lrs))
         self.audit.check(
@@ -123,11 +124,11 @@ class WatchedSchedule:
 
     def other_length(self) -> str:
         """A sentence for the report if the script did another number of updates than its schedule was audited for."""
-        if self.num_updates in (None, self.update):
+        if self.update is None or self.num_updates in (None, self.update):
             return ""
         return (
-            f" The script did {self.update} updates where {self.num_updates} were expected: if that is its length, start it "
-            f"with --num_updates {self.update}."
+            f" The script did {counted(self.update, 'update')} where {self.num_updates} were expected: if that is its "
+            f"length, start it with --num_updates {self.update}."
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.spec import resolve_spec
+from ..core.words import counted
 from ..timesteps.loss_weights import LossWeighting
 from ..timesteps.noise_levels import NoiseLevels
 from ..timesteps.registries import LOSS_WEIGHTINGS
@@ -107,8 +108,8 @@ class WeightingHook:
             understood = not args and set(kwargs) <= {"reduction"} and reduction in ("mean", "none")
             if not understood or len(prediction) != len(timesteps):
                 raise LabError(
-                    f"--loss_weighting does not understand this loss: {len(prediction)} images for {len(timesteps)} "
-                    f"timesteps, reduction {reduction!r}. Leave it out."
+                    f"--loss_weighting does not understand this loss: {counted(len(prediction), 'image')} for "
+                    f"{counted(len(timesteps), 'timestep')}, reduction {reduction!r}. Leave it out."
                 )
             if reduction == "none" and self.timesteps.prediction_type == "sample":
                 raise LabError(
@@ -133,5 +134,5 @@ class WeightingHook:
         return weighted
 
     def report(self) -> str:
-        seen = f"{self.num_seen} losses" if self.num_seen else "no loss"
+        seen = f"{counted(self.num_seen, 'loss')}" if self.num_seen else "no loss"
         return f"--loss_weighting {self.name}: {seen} weighted."

@@ -11,6 +11,7 @@ from scipy.spatial.distance import cdist
 
 from ..core.errors import LabError, shown_number
 from ..core.signatures import checked
+from ..core.words import counted
 from .kl import as_points, check_neighbour, resolution
 
 MAX_EXACT_POINTS = 5000
@@ -151,7 +152,7 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
     is 0.97 for as many of either and k = 5), so compare it only between sets of the same sizes.
     """
     real, generated = as_points(real, generated)
-    check_neighbour(k, len(real) - 1, f"{len(real)} real points")
+    check_neighbour(k, len(real) - 1, f"{counted(len(real), 'real point')}")
     radii = cKDTree(real).query(real, k=[k + 1], workers=torch.get_num_threads())[0][:, 0]
     radii *= 1 + 1e-12  # balls are closed: a point at the distance itself is in, whatever rounding says
     # Repeated real points have balls of radius 0; they hold what float32 cannot distinguish from their centre.

@@ -8,6 +8,7 @@ from scipy.spatial import cKDTree
 
 from ..core.errors import LabError
 from ..core.signatures import checked
+from ..core.words import counted
 
 # Squares of larger coordinates overflow in float64, which threads of KD-trees do not report.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -24,14 +25,17 @@ def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple
     for name, points in zip(("first", "second"), sets, strict=True):
         if points.ndim != 2 or points.shape[1] < 1 or len(points) < at_least:
             raise LabError(
-                f"The {name} set has shape {points.shape}; expected (at least {at_least} points, at least 1 dimension)."
+                f"The {name} set has shape {points.shape}; expected (at least {counted(at_least, 'point')}, at "
+                f"least 1 dimension)."
             )
         good = np.abs(points) <= _LARGEST  # not so for NaN
         if not good.all():
             row = int(np.flatnonzero(~good.all(axis=1))[0])
             raise LabError(f"Point {row} of the {name} set is {points[row]}; float32 must be able to hold coordinates.")
     if sets[0].shape[1] != sets[1].shape[1]:
-        raise LabError(f"The sets have {sets[0].shape[1]} and {sets[1].shape[1]} dimensions; they must have the same.")
+        raise LabError(
+            f"The sets have {sets[0].shape[1]} and {counted(sets[1].shape[1], 'dimension')}; they must have the same."
+        )
     return sets[0], sets[1]
 
 
@@ -59,7 +63,7 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     give large figures and not infinite ones. `k` is less than n, and at most m.
     """
     real, generated = as_points(real, generated)
-    sizes = f"{len(real)} real and {len(generated)} generated points"
+    sizes = f"{len(real)} real and {counted(len(generated), 'generated point')}"
     check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
     workers, smallest = torch.get_num_threads(), resolution(real)
     # Its own point is the nearest one, at distance 0.
@@ -97,7 +101,9 @@ def histogram_kl(
     real, generated = as_points(real, generated)
     dimension = real.shape[1]
     if not 1 <= bins or bins**dimension > 10**7:
-        raise LabError(f"bins={bins} in {dimension} dimensions are not allowed; use 1 to {int(10 ** (7 / dimension))}.")
+        raise LabError(
+            f"bins={bins} in {counted(dimension, 'dimension')} are not allowed; use 1 to {int(10 ** (7 / dimension))}."
+        )
     lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else _as_limits(limits, dimension)
     width = np.where(highest > lowest, highest - lowest, 1.0)
     shares = []

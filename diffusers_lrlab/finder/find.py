@@ -14,7 +14,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..core.environment import describe_environment, is_watched, launch_command
-from ..core.errors import LabError
+from ..core.errors import LabError, is_first_process
 from ..core.options import arguments_named, defaults_of, names_where
 from ..core.random_states import random_states_kept
 from ..core.registered import registered_code_located
@@ -22,7 +22,7 @@ from ..core.signatures import checked
 from ..optimizers.entries import OPTIMIZERS
 from ..training.asked import as_call
 from ..training.config import TrainingConfig
-from ..training.resume import check_fresh, locked_folder
+from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
 from .range_test import FinderConfig, range_test
 from .result import FinderResult
@@ -66,7 +66,10 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
 
 
 def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = None) -> tuple[FinderResult, Path]:
-    """[`find_lr`] that saves its result in `lrlab/` of the run's folder, where the run and its card find it."""
+    """
+    [`find_lr`] that saves its result in `lrlab/` of the run's folder, where the run and its card find it; in a folder of its
+    own if there is a run already.
+    """
     from ..training.prepare import prepare_resolved, resolve_and_check
 
     settings = resolve_settings(settings or FinderConfig(), config.optimizer)
@@ -76,8 +79,11 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
             raise LabError(f"--{name} is for training, and has no effect on the search for a learning rate. Leave it out.")
     idle = [f"--{name}" for name in names_where(TrainingConfig, finder="ignores") if name in changed]
     resolved = resolve_and_check(config, finder=True)
+    own = _own_folder(resolved.output_dir)
+    if own != resolved.output_dir and is_first_process():
+        sys.stderr.write(f"{resolved.output_dir!r} holds a run, which stays as it is: the result goes to {own!r}.\n")
+    resolved = dataclasses.replace(resolved, output_dir=own)
     with locked_folder(resolved):
-        check_fresh(RunFolder(Path(resolved.output_dir)), overwrite=False)
         plan, data, accelerator = prepare_resolved(resolved)
         folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
         if accelerator.is_main_process:
@@ -88,6 +94,13 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
                 sys.stderr.write(f"Of the run, and without effect on the search for its learning rate: {', '.join(idle)}.\n")
             result.save(folder.lab)
     return result, folder.path
+
+
+def _own_folder(output_dir: str) -> str:
+    """`output_dir`, or a folder beside it where that holds a run, whose record and card are of the test before it."""
+    while RunFolder(path := Path(output_dir)).holds_run():
+        output_dir = f"{path if path.name not in ('', '..') else path.resolve()}-find-lr"
+    return output_dir
 
 
 @registered_code_located()

@@ -15,6 +15,7 @@ from accelerate.utils import broadcast_object_list
 from ..core.errors import LabError, shown_number
 from ..core.options import MOST_SAMPLES, THIS_START, check_ranges, check_types, option
 from ..core.streams import stream_seed
+from ..core.words import counted
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
 from ..training.learning_options import HIGHEST_RATE
@@ -150,7 +151,9 @@ def _sweep(
         if images is None:
             if update >= settings.num_updates:  # the extension goes only as far as the data
                 break
-            readings.ended = f"the data ended after {update} of {settings.num_updates} updates, at a rate of {lr:.3g}"
+            readings.ended = (
+                f"the data ended after {update} of {counted(settings.num_updates, 'update')}, at a rate of {lr:.3g}"
+            )
             break
         for group in trainer.optimizer.param_groups:
             group["lr"] = float(lr)

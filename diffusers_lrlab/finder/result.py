@@ -15,6 +15,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.plotting import save_figure
+from ..core.words import counted
 from ..training.run_folder import FINDER_FILES
 from .plot import finder_figure
 from .range_test import FinderConfig
@@ -53,8 +54,8 @@ class FinderResult:
         start = f"; loss {losses[0]:.3g} at the start" if len(losses) else ""
         beyond = f", then on to {reached:.3g}" if reached > 1.01 * settings.end_lr else ""
         lines = [
-            f"{num} test{'s' * (num > 1)} from {settings.start_lr:.3g} to {settings.end_lr:.3g} in {settings.num_updates} "
-            f"updates{beyond}, {self.seconds:.1f} s{start}"
+            f"{counted(num, 'test')} from {settings.start_lr:.3g} to {settings.end_lr:.3g} in "
+            f"{counted(settings.num_updates, 'update')}{beyond}, {self.seconds:.1f} s{start}"
         ]
         if probe := self.about.get("probe"):
             lines.append(f"Read by the probe: {probe}.")

@@ -13,6 +13,7 @@ from torch.optim import SGD, Optimizer
 from ..core.environment import describe_environment
 from ..core.errors import LabError, is_first_process
 from ..core.options import MOST_UPDATES
+from ..core.words import counted
 from .find import resolve_settings
 from .range_test import FinderConfig
 from .readings import MEMORY, Readings, no_finite_gradient
@@ -87,7 +88,7 @@ class ScriptTest:
     def result(self, probe: str | None = None) -> FinderResult:
         """`probe` says what was read, where it was not the losses of batches."""
         if self.done < self.settings.num_updates and self.readings.ended is None:
-            self.readings.ended = f"the script ended after {self.done} of {self.settings.num_updates} updates"
+            self.readings.ended = f"the script ended after {self.done} of {counted(self.settings.num_updates, 'update')}"
         sweep = self.readings.sweep(self.done, 0)
         suggestions = {name: rule(sweep.lrs, sweep.losses) for name, rule in RULES.items()}
         about = {"script": sys.argv, "optimizer": self.optimizer, "meta": describe_environment()}

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.ndimage import find_objects, gaussian_filter1d, label, median_filter
 
+from ..core.words import counted
 from .readings import noise_of
 
 FEWEST = 5  # readings that a suggestion needs
@@ -130,7 +131,7 @@ def combine(suggestions: Sequence[Suggestion]) -> Suggestion:
     ]
     return Suggestion(
         _rate(float(np.median(rates))),
-        f"{named[0].reason.partition(',')[0]}, by the median of {len(named)} tests",
+        f"{named[0].reason.partition(',')[0]}, by the median of {counted(len(named), 'test')}",
         (min(ends), max(ends)),
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core.errors import Diverged
+from ..core.words import counted
 from ..finder.range_test import FinderConfig
 from ..optimizers.entries import optimizer_state_bytes
 from ..preflight.run import run_checks
@@ -87,7 +88,7 @@ def _memory_lines(plan: Plan, memory: MemoryForecast, available: float, device: 
 
 def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     num = torch.get_num_threads()
-    threads = f" on {num} thread{'s' * (num > 1)}" if device == "cpu" else ""
+    threads = f" on {counted(num, 'thread')}" if device == "cpu" else ""
     things, rate = plan.kind.name, plan.layout.global_batch / seconds.update
     rest = ", ".join(f"{part} {_duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
     low, high = (_duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
@@ -110,7 +111,8 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
         settings = FinderConfig()
         tests = settings.repeats * settings.num_updates
         lines.append(
-            f"{'':>13}  {_duration(tests * seconds.update)} before it, of some {tests} updates, to find the learning rate"
+            f"{'':>13}  {_duration(tests * seconds.update)} before it, of some {counted(tests, 'update')}, to "
+            f"find the learning rate"
         )
     return lines
 
@@ -119,7 +121,7 @@ def _disk_lines(plan: Plan, pipeline: int, checkpoint: int) -> list[str]:
     config = plan.config
     kept = math.ceil(plan.num_updates / config.checkpointing_steps)  # one is written at the end
     kept = min(kept, config.checkpoints_total_limit or kept)
-    checkpoints = f"{kept} checkpoint{'s' if kept > 1 else ''} of {_size(checkpoint)}"
+    checkpoints = f"{counted(kept, 'checkpoint')} of {_size(checkpoint)}"
     folder = Path(config.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     return [

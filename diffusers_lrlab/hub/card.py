@@ -5,6 +5,7 @@ from typing import Any
 
 from ..core.files import write_text
 from ..core.spec import format_spec
+from ..core.words import agreeing, counted, times
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
@@ -41,6 +42,7 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
         title=title,
         kind=kind,
         data=_data_text(config),
+        held_out=counted(train["num_held_out_images"], f"held-out {kind.item}"),
         example=_example(kind, config, location),
         results=_result_rows(train["results"]),
         distances=_distance_rows(train["results"]),
@@ -56,8 +58,11 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
 
 def _example(kind: DataKind, config: dict[str, Any], location: str) -> str:
     """How the pipeline is loaded."""
-    example = kind.card_example.format(location=location, inference_steps=config["ddpm_num_inference_steps"])
-    if kind.denoiser in (None, "mlp"):
+    is_own_code = kind.denoiser not in (None, "mlp")  # which needs this package
+    without_package = "" if is_own_code else kind.card_without_package.format(location=location)
+    inference_steps = config["ddpm_num_inference_steps"]
+    example = kind.card_example.format(location=location, inference_steps=inference_steps, without_package=without_package)
+    if not is_own_code:
         return example
     return (
         f"The denoiser is code of its author, `{kind.component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "
@@ -98,8 +103,8 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     origin = f" (`{config['lr_scheduler_source']}`)" if config.get("lr_scheduler_source") else ""
     peak = train.get("peak_learning_rate", config["learning_rate"])  # earlier versions did not scale it
     text = (
-        f"`{describe_schedule(schedule)}`{origin}, with a peak of {peak:g} after {train['warmup_updates']} updates of "
-        f"warm-up, {train['num_updates']} updates in all. "
+        f"`{describe_schedule(schedule)}`{origin}, with a peak of {peak:g} after "
+        f"{counted(train['warmup_updates'], 'update')} of warm-up, {counted(train['num_updates'], 'update')} in all. "
     )
     for rollback in train.get("rollbacks", []):
         text += (
@@ -107,7 +112,8 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
             f"{rollback['lr_factor']:g} of this curve from there on. "
         )
     if skipped := train.get("skipped_updates"):
-        text += f"{skipped} updates were left out, as their gradients were not finite. "
+        were = agreeing(skipped, "was", "were")
+        text += f"{counted(skipped, 'update')} {were} left out, as the gradients were not finite. "
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
         return text + "The rate follows the validation loss."
     deviation = train["schedule_audit"]["largest_lr_deviation"]
@@ -123,8 +129,8 @@ def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
     suggestion = found["suggestions"][rule]
     rate = "no rate" if found["learning_rate"] is None else f"{found['learning_rate']:g}"
     return (
-        f"The finder's test before the run (`{rule}`, {len(found['sweeps'])} times, {found['seconds']:.0f} s) names {rate}: "
-        f"{suggestion['reason']}."
+        f"The finder's test before the run (`{rule}`, {times(len(found['sweeps']))}, {found['seconds']:.0f} s) names "
+        f"{rate}: {suggestion['reason']}."
     )
 
 
@@ -146,22 +152,22 @@ def _is_on_hub(config: dict[str, Any]) -> bool:
 def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     config, train, meta = record["config"], record["train"], record["meta"]
     things, commit = kind.name, meta["git_commit"]  # an installed package has none
-    sampling = f"{config['ddpm_num_inference_steps']} steps of sampling"
-    processes = f"{train['num_processes']} process(es) on {train['device']}"
+    sampling = f"{counted(config['ddpm_num_inference_steps'], 'step')} of sampling"
+    processes = f"{counted(train['num_processes'], 'process')} on {train['device']}"
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
         *([("Denoiser", f"`{format_spec(kind.denoiser, config['denoiser_kwargs'])}`")] if kind.denoiser else []),
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
-        ("Noise schedule", f"{config['ddpm_num_steps']} timesteps, {config['ddpm_beta_schedule']}; {sampling}"),
+        ("Noise schedule", f"{counted(config['ddpm_num_steps'], 'timestep')}, {config['ddpm_beta_schedule']}; {sampling}"),
         ("Prediction type", config["prediction_type"]),
         *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(config)),
         ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),
         ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),
-        ("Hardware", f"{processes}; {meta['processor']}, {meta['cpu_cores']} cores"),
+        ("Hardware", f"{processes}; {meta['processor']}, {counted(meta['cpu_cores'], 'core')}"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
         *([("Commit", commit + (" with local changes" if meta["git_dirty"] else ""))] if commit else []),
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
+from ..core.words import counted
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import KINDS
 from ..training.run_folder import RunFolder, find_damaged_file
@@ -162,7 +163,8 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
             raise LabError(f"{damage}, so {checkpoint.name} is not uploaded. Hint: `lrlab check` says what is whole.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     card = card_for_run(folder, record, repo_id, revision, done)
-    message = f"{done}{'' if status == 'finished' else f' of {total}'} updates: {command}"
+    length = counted(total, "update")
+    message = f"{length if status == 'finished' else f'{done} of {length}'}: {command}"
     return Contents("run", {**files, "README.md": card.encode()}, patterns, message)
 
 

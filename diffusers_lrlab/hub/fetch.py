@@ -12,6 +12,7 @@ from ..core.files import atomic_folder, check_new_folder, remove_leftovers_of_th
 from ..core.held import refuse_damaged
 from ..core.manifest import MANIFEST, file_sums, write_manifest
 from ..core.plain_yaml import load_plain_yaml
+from ..core.words import counted
 from .access import Target, check_repo_id, hub_errors, patiently, status_of
 from .cards import HUB, parsed_card
 from .contents import type_of_files
@@ -161,7 +162,7 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
         return LabError(f"{repo_id!r} holds {what}. Nothing was downloaded.")
 
     if len(files) > _MOST_FILES:
-        raise refused(f"{len(files)} files, more than {_MOST_FILES}")
+        raise refused(f"{counted(len(files), 'file')}, more than {_MOST_FILES}")
     taken = []
     for name, size in files:
         path = PurePosixPath(name)

@@ -15,6 +15,7 @@ from ..core.errors import Interrupted, LabError
 from ..core.held import refuse_damaged
 from ..core.manifest import Sums
 from ..core.signals import interrupts_raised
+from ..core.words import counted
 from .access import Target, check_can_write, hub_errors, patiently, status_of
 from .contents import Contents, contents_of, matches, type_of_files, type_of_folder, with_manifest
 from .pipeline_folder import check_pipeline
@@ -154,7 +155,7 @@ class _Upload:
                     return None
                 raise
 
-        commit: Any = patiently(attempt, f"Uploading {len(self.contents.files)} files")
+        commit: Any = patiently(attempt, f"Uploading {counted(len(self.contents.files), 'file')}")
         if commit is None and self.target.create_pr:
             return Published(self.target.repo_id, len(self.sent))
         revision = self._head() if commit is None else (commit.pr_revision or commit.oid)

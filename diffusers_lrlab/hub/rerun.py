@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
+from ..core.words import agreeing, counted
 from ..training.kinds.select import kind_of
 from .records import is_number, read_log, read_record
 
@@ -146,7 +147,7 @@ def _compare_rows(
     if not then:
         return "the record has no log", None
     if [row["update"] for row in then] != [row["update"] for row in now]:
-        return f"{len(then)} rows of the log in the record and {len(now)} now, of other updates", math.inf
+        return f"{counted(len(then), 'row')} of the log in the record and {len(now)} now, of other updates", math.inf
     largest, first, where = 0.0, None, ""
     for column in columns:
         for old, new in zip(then, now, strict=True):
@@ -208,7 +209,11 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
     apart, norm = map(math.sqrt, map(sum, squares))
     largest = apart / norm if norm and math.isfinite(apart / norm) else math.inf
     what = "has {largest:.2g} of their norm" if math.isfinite(largest) else "is no finite number"
-    return f"{len(different)} of {len(old)} tensors differ; the difference {what.format(largest=largest)}", largest
+    differ = agreeing(len(different), "differs", "differ")
+    return (
+        f"{len(different)} of {counted(len(old), 'tensor')} {differ}; the difference {what.format(largest=largest)}",
+        largest,
+    )
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.words import times
 
 # (training images below which it is used, channels of the first level, layers per block)
 _SIZES = ((10_000, 32, 1), (100_000, 64, 2), (float("inf"), 128, 2))
@@ -46,6 +47,6 @@ def check_resolution(resolution: int, num_levels: int) -> None:
         below, above = resolution // factor * factor, (resolution // factor + 1) * factor
         sizes = " or ".join(str(size) for size in (below, above) if size)
         raise LabError(
-            f"--resolution {resolution} cannot be halved {num_levels - 1} times, as the UNet does; it must be divisible "
+            f"--resolution {resolution} cannot be halved {times(num_levels - 1)}, as the UNet does; it must be divisible "
             f"by {factor}. Use {sizes}."
         )

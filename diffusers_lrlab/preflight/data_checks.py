@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..core.words import agreeing, counted
 from .subject import Subject
 
 _ALIKE = 0.05  # of the usual distance between two images
@@ -47,7 +48,9 @@ def constant_images(subject: Subject) -> str | None:
     constant = int((subject.sample.flatten(2).std(dim=2).amax(dim=1) < _LEVEL).sum())
     if constant < max(1, 0.01 * len(subject.sample)):
         return None
-    return f"{constant} of {len(subject.sample)} images that were looked at have one colour all over. Remove them."
+    looked_at = counted(len(subject.sample), "image")
+    have, them = agreeing(constant, "has", "have"), agreeing(constant, "it", "them")
+    return f"{constant} of {looked_at} {have} one colour all over. Remove {them}."
 
 
 def near_duplicates(subject: Subject) -> str | None:
@@ -98,13 +101,14 @@ def image_sizes(subject: Subject) -> str | None:
     if small > 0.1 * len(sizes):
         smallest = min(min(size) for size in sizes)
         return (
-            f"{small} of {len(sizes)} images are smaller than --resolution {resolution} (down to {smallest}) and are "
-            "enlarged, which the model learns as blur. Lower --resolution, or use larger images."
+            f"{small} of {counted(len(sizes), 'image')} {agreeing(small, 'is', 'are')} smaller than --resolution "
+            f"{resolution} (down to {smallest}) and enlarged, which the model learns as blur. Lower --resolution, or use "
+            "larger images."
         )
     oblong = sum(max(size) > 2 * min(size) for size in sizes)
     if oblong > 0.1 * len(sizes):
         return (
-            f"{oblong} of {len(sizes)} images are more than twice as long as wide; they are cropped to squares, so less "
-            "than half of each is seen at a time."
+            f"{oblong} of {counted(len(sizes), 'image')} {agreeing(oblong, 'is', 'are')} more than twice as long as wide. "
+            "Images are cropped to squares, so less than half of such a one is seen at a time."
         )
     return None

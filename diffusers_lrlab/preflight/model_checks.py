@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from ..core.errors import LabError
+from ..core.words import agreeing, counted
 from ..finder.snapshot import as_it_was
 from ..finder.still_objective import StillObjective
 from ..training.sharding import is_sharded
@@ -50,9 +51,12 @@ def dead_parameters(subject: Subject) -> str | None:
                     if parameter.grad is not None:
                         parameter -= 1e-3 * parameter.grad / (parameter.grad.norm() + 1e-12)
     if not dead:
-        return f"{frozen} parameters of the model are frozen." if frozen else None
+        return f"{counted(frozen, 'parameter')} of the model {agreeing(frozen, 'is', 'are')} frozen." if frozen else None
     shown = ", ".join(sorted(dead)[:3]) + (", ..." if len(dead) > 3 else "")
-    return f"No gradient reaches {len(dead)} of {len(named)} parameters: {shown}. They will stay as they were initialised."
+    return (
+        f"No gradient reaches {len(dead)} of {counted(len(named), 'parameter')}: {shown}. What it does not "
+        "reach stays as it was initialised."
+    )
 
 
 def _probe_loss(subject: Subject, images: torch.Tensor, step: int) -> torch.Tensor:

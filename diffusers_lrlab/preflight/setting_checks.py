@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..core.streams import stream_generator
+from ..core.words import counted
 from ..finder.saved_result import read_saved_result
 from ..optimizers.entries import OPTIMIZERS
 from .subject import Subject
@@ -32,15 +33,18 @@ def timesteps(subject: Subject) -> str | None:
 
 
 def terminal_snr(subject: Subject) -> str | None:
-    """A process that does not end in noise, though samples start from it (arXiv 2305.08891)."""
-    snr = float(subject.trainer.process.levels.snr[-1])
-    if snr <= 0.01:
+    """
+    A process that does not end in noise, though samples start from it (arXiv 2305.08891). Silent on the default process,
+    whose cost is in the documentation: a first run is to warn of what somebody did.
+    """
+    config, snr = subject.config, float(subject.trainer.process.levels.snr[-1])
+    usual = subject.plan.kind.defaults(config)
+    if snr <= 0.01 or all(getattr(config, name) == usual[name] for name in ("ddpm_num_steps", "ddpm_beta_schedule")):
         return None
-    config = subject.config
     return (
-        f"The last of {config.ddpm_num_steps} timesteps keeps a signal-to-noise ratio of {snr:.2g}, but samples start from "
-        "noise alone, which the model never sees: they will miss the outskirts of the data. Raise --ddpm_num_steps, or use "
-        "--ddpm_beta_schedule squaredcos_cap_v2."
+        f"The last of {counted(config.ddpm_num_steps, 'timestep')} keeps a signal-to-noise ratio of {snr:.2g}, but samples "
+        "start from noise alone, which the model never sees: they will miss the outskirts of the data. Raise "
+        "--ddpm_num_steps, or use --ddpm_beta_schedule squaredcos_cap_v2."
     )
 
 
@@ -81,7 +85,7 @@ def ema_memory(subject: Subject) -> str | None:
         return None
     if every > num_updates / 20:
         return (
-            f"The EMA is updated every {every} of {num_updates} updates: at the end, {100 * weight:.0f} % "
+            f"The EMA is updated every {every} of {counted(num_updates, 'update')}: at the end, {100 * weight:.0f} % "
             "of the averaged weights will be those of the first tenth of the run. "
             + ("Lower --ema_update_every." if config.ema is None else "Lower update_every of --ema.")
         )
@@ -90,8 +94,8 @@ def ema_memory(subject: Subject) -> str | None:
     if config.ema is not None:
         remedy = f"a decay of {proposed:.4g} in --ema, or --ema power_function, whose memory grows with the run"
     return (
-        f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of the {num_updates} "
-        f"updates: the EMA's memory is longer than the run. Use {remedy}."
+        f"At the end, {100 * weight:.0f} % of the averaged weights will be those of the first tenth of "
+        f"{counted(num_updates, 'update')}: the EMA's memory is longer than the run. Use {remedy}."
     )
 
 
@@ -100,8 +104,8 @@ def warmup_share(subject: Subject) -> str | None:
     if warmup <= num_updates / 4:
         return None
     return (
-        f"Warm-up takes {warmup} of {num_updates} updates; about 5 % is usual. Give --lr_warmup_steps as a fraction, such "
-        "as 0.05."
+        f"Warm-up takes {warmup} of {counted(num_updates, 'update')}; about 5 % is usual. Give --lr_warmup_steps as a "
+        "fraction, such as 0.05."
     )
 
 
@@ -122,7 +126,7 @@ def learning_rate(subject: Subject) -> str | None:
         return None
     return (
         f"The learning rate {rate:.3g} is {_times(rate, low if rate < low else high)} what is usual for {config.optimizer} "
-        f"and a model of {size:,} parameters, {low:g} to {high:g}. `lrlab find-lr` tests it."
+        f"and a model of {counted(size, 'parameter', ',')}, {low:g} to {high:g}. `lrlab find-lr` tests it."
     )
 
 

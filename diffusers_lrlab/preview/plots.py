@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
 from .schedules import Course, Preview, Run, preview
 
@@ -75,7 +76,8 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "greedy": {"factor": 0.8, "patience": 3},
 }
 _CAPTION = (
-    f"Relative to the optimizer's learning rate, over {_RUN.num_updates} updates, {_RUN.num_warmup_steps} of them warm-up "
+    f"Relative to the optimizer's learning rate, over {counted(_RUN.num_updates, 'update')}, "
+    f"{_RUN.num_warmup_steps} of them warm-up "
     f"where there is one. Arguments are the defaults unless shown; momentum starts at {_RUN.beta1}.\n"
     "Schedules with a dotted line react to the validation loss: here to a made-up one (on a scale of its own), shown to "
     f"them every {_VALIDATE_EVERY} updates."

@@ -11,6 +11,7 @@ from ..core.progress import Progress
 from ..core.signatures import checked
 from ..core.spec import format_spec
 from ..core.terminal_plot import terminal_plot
+from ..core.words import counted
 from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.registries import MOMENTUM_SCHEDULERS
 from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
@@ -50,7 +51,7 @@ class Run:
 
     @property
     def layout(self) -> str:
-        return f"{self.num_processes} process{'es' * (self.num_processes > 1)} x accumulation {self.accumulation}"
+        return f"{counted(self.num_processes, 'process')} x accumulation {self.accumulation}"
 
 
 @dataclass(frozen=True)

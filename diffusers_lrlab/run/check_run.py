@@ -12,6 +12,7 @@ from ..core.files import write_text
 from ..core.held import held_against_manifest
 from ..core.lock import holder_of
 from ..core.manifest import MANIFEST, each_damage
+from ..core.words import counted
 from ..hub.pipeline_folder import check_pipeline
 from ..hub.records import read_log, read_record
 from ..training.resume import read_state
@@ -86,7 +87,9 @@ def _status(folder: RunFolder) -> str:
     with suppress(LabError):
         record = read_record(folder.path)
         status, train = record["run"]["status"], record["train"]
-        done = f" after {train['updates_done']} of {train['num_updates']} updates" if "updates_done" in train else ""
+        done = (
+            f" after {train['updates_done']} of {counted(train['num_updates'], 'update')}" if "updates_done" in train else ""
+        )
         return ("killed" if status == "running" else status) + done
     return "without a record that can be read"
 

@@ -13,7 +13,7 @@ from ..core.signals import interrupts_raised
 from ..core.signatures import checked
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
-from ..training.resume import check_agreed, find_checkpoint, locked_folder, read_state, resumed_config
+from ..training.resume import check_agreed, choose_start, locked_folder, read_state
 from ..training.run_folder import RunFolder
 from ..training.trackers import start_trackers, tracker_ids
 
@@ -54,9 +54,7 @@ def run_training(config: TrainingConfig) -> Path | None:
     resolved = resolve_and_check(config)
     with locked_folder(resolved), system_errors_explained():
         # Every process looks before any of them writes: building the Accelerator makes them wait for each other.
-        checkpoint = find_checkpoint(resolved)
-        if checkpoint is not None:
-            resolved = resumed_config(resolved, checkpoint)
+        resolved, checkpoint = choose_start(resolved)
         if resolved.push_to_hub and is_first_process():
             from ..hub.publish import check_can_push
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..core.errors import LabError
+from ..core.words import counted
 
 # Rounding aside: a closed form and a chain of multiplications differ by some 1e-13 after thousands of updates.
 TOLERANCE = 1e-9
@@ -55,10 +56,10 @@ class ScheduleAudit:
 
     def summary(self) -> str:
         if self.passed:
-            return f"LR audit: {self.num_updates} updates, every value that follows the clock was as expected."
+            return f"LR audit: {counted(self.num_updates, 'update')}, every value that follows the clock was as expected."
         return (
-            f"LR audit: {self.num_updates} updates, NOT as expected from update {self.first_deviating_update} on: the "
-            f"learning rate was off by up to {self.largest_lr_deviation:.3g} of its peak"
+            f"LR audit: {counted(self.num_updates, 'update')}, NOT as expected from update {self.first_deviating_update} "
+            f"on: the learning rate was off by up to {self.largest_lr_deviation:.3g} of its peak"
             + (f", the momentum by up to {self.largest_momentum_deviation:.3g}" if self.largest_momentum_deviation else "")
             + "."
         )

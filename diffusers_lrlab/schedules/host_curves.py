@@ -8,6 +8,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
+from ..core.words import counted
 from .registries import COOLDOWNS, SCHEDULERS, half_cosine
 
 DIFFUSERS = "diffusers.optimization"
@@ -224,9 +225,9 @@ def _stable_and_decay(progress: Progress, decay: float | None, stable: float | N
     num_stable = span - num_decay if num_stable is None else num_stable
     if num_stable < 0 or num_decay < 0 or num_stable + num_decay > span:
         raise LabError(
-            f"warmup_stable_decay has {progress.warmup_updates} updates of warm-up, {num_stable} at the peak and "
-            f"{num_decay} of cool-down: that is not {total}, the updates of the run. Lower num_decay_steps "
-            "or num_stable_steps, or give num_decay_steps as a fraction such as 0.2."
+            f"warmup_stable_decay has {counted(progress.warmup_updates, 'update')} of warm-up, {num_stable} at the peak "
+            f"and {num_decay} of cool-down: that is not {total}, the updates of the run. Lower num_decay_steps or "
+            "num_stable_steps, or give num_decay_steps as a fraction such as 0.2."
         )
     return num_stable, num_decay
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
+from ..core.words import counted
 from .lab_curves import boundaries_in_updates
 from .registries import SCHEDULERS
 from .resolve import merge_spec, resolve_schedule
@@ -66,8 +67,8 @@ def join(progress: Progress, schedules: list[str], boundaries: list[float], scal
         )
     if edges and (edges[0] <= progress.warmup_updates or edges[-1] >= progress.total_updates):
         raise LabError(
-            f"join has boundaries at the updates {edges}; the first must come after the {progress.warmup_updates} updates "
-            f"of warm-up, the last before the end at {progress.total_updates}."
+            f"join has boundaries at the updates {edges}; the first must come after the "
+            f"{counted(progress.warmup_updates, 'update')} of warm-up, the last before the end at {progress.total_updates}."
         )
     stretches = list(zip(parts, scales, [progress.warmup_updates, *edges], [*edges, progress.total_updates], strict=True))
     if isinstance(progress.update, int):

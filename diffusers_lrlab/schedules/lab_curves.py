@@ -7,6 +7,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_updates
 from ..core.registry import Parameter
+from ..core.words import counted
 from .registries import SCHEDULERS, half_cosine
 
 
@@ -72,7 +73,10 @@ def piecewise(progress: Progress, updates: list[float], values: list[float], int
     """The first value holds before the first point, the last one after the last."""
     points = boundaries_in_updates("piecewise", updates, progress.total_updates, may_end=len(updates) > 1)
     if len(points) != len(values) or not points:
-        raise LabError(f"piecewise got {len(points)} updates and {len(values)} values; give as many of one as of the other.")
+        raise LabError(
+            f"piecewise got {counted(len(points), 'update')} and {counted(len(values), 'value')}; give as "
+            f"many of one as of the other."
+        )
     if interpolation == "constant":
         return np.array([values[0], *values])[np.searchsorted(points, progress.now, side="right")]
     if interpolation == "linear":
@@ -91,7 +95,7 @@ def boundaries_in_updates(owner: str, given: list[float], total_updates: int, ma
         updates[-1] = total_updates
     if sorted(set(updates)) != updates or (updates and updates[-1] > total_updates):
         raise LabError(
-            f"{owner} has boundaries at the updates {updates}; they must increase and lie inside the run of {total_updates} "
-            "updates. Give updates, or fractions of the run such as [0.3, 0.8]."
+            f"{owner} has boundaries at the updates {updates}; they must increase and lie inside the run of "
+            f"{counted(total_updates, 'update')}. Give updates, or fractions of the run such as [0.3, 0.8]."
         )
     return updates

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.errors import LabError, warn
 from ..core.hub_client import HubSilent, limit_waiting, without_tokens
 from ..core.spec import format_spec
+from ..core.words import counted
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .schedule import Schedule
 
@@ -76,7 +77,9 @@ def read_schedule_file(path: Path, source: str | None = None) -> PublishedSchedu
 
 def _check_size(size: int, source: str) -> None:
     if size > _LARGEST:
-        raise LabError(f"{source}: {FILE} has {size} bytes, and no schedule has more than {_LARGEST}. It is not read.")
+        raise LabError(
+            f"{source}: {FILE} has {counted(size, 'byte')}, and no schedule has more than {_LARGEST}. It is not read."
+        )
 
 
 def _refuse_constant(text: str) -> float:

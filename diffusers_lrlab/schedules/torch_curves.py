@@ -10,6 +10,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress, clip, resolve_updates
 from ..core.registry import Parameter
+from ..core.words import counted
 from .registries import SCHEDULERS, half_cosine
 
 TORCH = "torch.optim.lr_scheduler"
@@ -163,8 +164,8 @@ def _one_cycle_phases(
     """The updates at which phases end, the first one being the start of the run, and the values there."""
     if rise is not None and warmup:
         raise LabError(
-            f"one_cycle got pct_start={rise} and {warmup} updates of warm-up, which both say how long it rises. Leave out "
-            "pct_start, or ask for no warm-up (--lr_warmup_steps 0)."
+            f"one_cycle got pct_start={rise} and {counted(warmup, 'update')} of warm-up, which both say how long it rises. "
+            "Leave out pct_start, or ask for no warm-up (--lr_warmup_steps 0)."
         )
     # torch's peak lies one update before the share is over; a warm-up of n updates peaks at update n, as everywhere here.
     peak, last = float(warmup) or (rise or 0.3) * total - 1, total - 1
@@ -172,7 +173,9 @@ def _one_cycle_phases(
     if not three_phase:
         return np.array([0.0, peak, last]), np.array([start, top, end])
     if 2 * peak > last:
-        raise LabError(f"one_cycle with three_phase rises for {peak + 1:g} of {total} updates; let it be under half.")
+        raise LabError(
+            f"one_cycle with three_phase rises for {peak + 1:g} of {counted(total, 'update')}; let it be under half."
+        )
     return np.array([0.0, peak, 2 * peak, last]), np.array([start, top, start, end])
 
 

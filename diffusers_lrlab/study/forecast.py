@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.words import counted
 from ..data.batches import iterate_batches
 from ..forecast.memory import forecast_memory
 from ..optimizers.entries import optimizer_state_bytes
@@ -68,11 +69,13 @@ def describe_study(
         check_stackable([*tuning, *runs], study)
     lines = [
         spec.title,
-        f"  {len(spec.arms)} arms ({', '.join(spec.arms)}; baseline {spec.baseline}) x {len(spec.datasets)} data sets "
-        f"({', '.join(spec.datasets)}) x {len(spec.seeds)} seeds = {len(runs)} runs",
+        f"  {counted(len(spec.arms), 'arm')} ({', '.join(spec.arms)}; baseline {spec.baseline}) x "
+        f"{counted(len(spec.datasets), 'data set')} ({', '.join(spec.datasets)}) x {counted(len(spec.seeds), 'seed')} = "
+        f"{counted(len(runs), 'run')}",
     ]
     if tuning:
-        lines.append(f"  before, {len(tuning)} runs to choose learning rates{_more_for_tuning(spec, tuning, missing)}")
+        more = _more_for_tuning(spec, tuning, missing)
+        lines.append(f"  before, {counted(len(tuning), 'run')} to choose learning rates{more}")
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are done already in {out}")
     together = _Cost()
@@ -80,7 +83,7 @@ def describe_study(
         updates = sum(study.plan(run)[0].num_updates for run in some)
         with products_in(spec.precision, study.device):
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)
-        lines.append(f"  {name}: {len(some)} runs, {updates:,} updates, {cost}")
+        lines.append(f"  {name}: {counted(len(some), 'run')}, {counted(updates, 'update', ',')}, {cost}")
         together += cost
     shared = ", in one process; workers share that out" if executor in WORKERS else ""
     return "\n".join([*lines, f"  together {together}{shared}"])

@@ -12,8 +12,8 @@ from ..core.errors import LabError
 from ..core.held import refuse_damaged
 from ..core.manifest import open_manifest
 from ..core.registered import registered_code_located
+from ..core.words import agreeing, counted
 from ..training.prepare import keep_freed_memory
-from .analysis.findings import counted
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
 from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds
@@ -164,7 +164,8 @@ def _do_missing(
     if not missing:
         return
     if len(missing) < len(specs):
-        study.progress.log(f"{len(specs) - len(missing)} of {len(specs)} runs are done already.")
+        done = len(specs) - len(missing)
+        study.progress.log(f"{done} of {counted(len(specs), 'run')} {agreeing(done, 'is', 'are')} done already.")
     shares = share_out(specs, study, executor)
     if workers is not None:
         with study.progress.bar(study.folder.missing(specs), description):

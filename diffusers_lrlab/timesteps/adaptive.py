@@ -13,6 +13,7 @@ from ..core.errors import LabError
 from ..core.registry import Entry
 from ..core.signatures import checked
 from ..core.streams import stream_generator
+from ..core.words import counted
 from .noise_levels import NoiseLevels
 
 
@@ -59,7 +60,10 @@ class MayFollowLosses:
 def _usable(losses: torch.Tensor, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Losses as float32, 0 where they are not finite, and where they are finite."""
     if losses.shape != timesteps.shape:
-        raise LabError(f"{len(losses)} losses do not go with {len(timesteps)} timesteps. Give one loss for each image.")
+        raise LabError(
+            f"{counted(len(losses), 'loss')} cannot go with {counted(len(timesteps), 'timestep')}. Give one "
+            f"loss for each image."
+        )
     losses = losses.detach().float()
     usable = losses.isfinite()
     return torch.where(usable, losses, 0.0), usable

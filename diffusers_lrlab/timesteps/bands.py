@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
+from ..core.words import counted
 from .registries import TIMESTEP_LRS
 
 TIMESTEP_LRS.register(
@@ -32,13 +33,15 @@ def band_edges(num_bands: int, edges: list[float], num_train_timesteps: int) -> 
     if num_bands < 1:
         raise LabError("A learning rate per timestep needs factors, one for each band, such as factors=[0.5|1|2].")
     if edges and len(edges) != num_bands - 1:
-        raise LabError(f"{num_bands} bands meet at {num_bands - 1} edges, not at the {len(edges)} of edges={edges}.")
+        raise LabError(
+            f"{counted(num_bands, 'band')} meet at {num_bands - 1} edges, not at the {len(edges)} of edges={edges}."
+        )
     shares = edges or [band / num_bands for band in range(1, num_bands)]
     starts = np.array([0, *(round(share * num_train_timesteps) for share in shares), num_train_timesteps])
     if (np.diff(starts) < 1).any():
         raise LabError(
-            f"A band without timesteps: of {num_train_timesteps} timesteps, the bands begin at {starts[:-1].tolist()}. Give "
-            "edges that rise, or fewer bands."
+            f"A band without timesteps: of {counted(num_train_timesteps, 'timestep')}, the bands begin at "
+            f"{starts[:-1].tolist()}. Give edges that rise, or fewer bands."
         )
     return starts
 

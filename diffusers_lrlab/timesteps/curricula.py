@@ -7,6 +7,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
+from ..core.words import counted
 from ..schedules.registries import RAMPS
 from .bands import band_edges, band_of_update
 from .noise_levels import NoiseLevels
@@ -125,7 +126,9 @@ def easy_to_hard(progress: Progress, levels: NoiseLevels, num_clusters: int, ram
     """Stage k of K, each `ramp_share / (K - 1)` of the run, is uniform over the k noisiest of K equal parts."""
     num = levels.num_train_timesteps
     if num_clusters > num:
-        raise LabError(f"'easy_to_hard' got num_clusters={num_clusters}, more than the {num} timesteps. Use at most {num}.")
+        raise LabError(
+            f"'easy_to_hard' got num_clusters={num_clusters}, more than the {counted(num, 'timestep')}. Use at most {num}."
+        )
     tau = np.minimum(np.asarray(progress.fraction) / ramp_share, 1.0)
     # Rounding must not delay a part by an update.
     stage = 1 + np.floor(tau * (num_clusters - 1) + 1e-9)[..., None]

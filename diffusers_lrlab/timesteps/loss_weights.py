@@ -8,6 +8,7 @@ import torch
 from ..core.errors import LabError
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
+from ..core.words import counted
 from .adaptive import MayFollowLosses, check_indices, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
@@ -37,8 +38,8 @@ class LossWeighting(MayFollowLosses):
         weights = np.asarray(entry(levels, **own), np.float64)
         if not (weights >= 0).all() or not weights.any():
             raise LabError(
-                f"{entry.title} has to give {len(levels.snr)} weights of 0 or more, one for each timestep and not all of "
-                f"them zero, not {np.array2string(weights, threshold=5)}.{entry.where}"
+                f"{entry.title} has to give {counted(len(levels.snr), 'weight')} of 0 or more, one for each timestep and "
+                f"not all of them zero, not {np.array2string(weights, threshold=5)}.{entry.where}"
             )
         if "plain" in entry.traits:
             weights = weights * prediction.plain(levels.snr)

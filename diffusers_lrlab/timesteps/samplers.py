@@ -8,6 +8,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
+from ..core.words import counted
 from .noise_levels import NoiseLevels
 from .registries import DRAWS, TIMESTEP_SAMPLERS
 
@@ -204,7 +205,7 @@ def timestep_range(progress: Progress, levels: NoiseLevels, low: float, high: fl
     t = np.arange(num)
     return _inside(
         (t >= round(low * num)) & (t < round(high * num)),
-        f"'range' from low={low:g} to high={high:g} holds none of the {num} timesteps.",
+        f"'range' from low={low:g} to high={high:g} holds none of the {counted(num, 'timestep')}.",
     )
 
 
@@ -222,6 +223,6 @@ def snr_range(progress: Progress, levels: NoiseLevels, min_snr: float, max_snr: 
     snr = levels.snr
     return _inside(
         (snr >= min_snr) & (snr <= max_snr),
-        f"'snr_range' from min_snr={min_snr:g} to max_snr={max_snr:g} holds none of the {len(snr)} timesteps, whose SNR "
-        f"goes from {snr.max():.3g} down to {snr.min():.3g}.",
+        f"'snr_range' from min_snr={min_snr:g} to max_snr={max_snr:g} holds none of the {counted(len(snr), 'timestep')}, "
+        f"whose SNR goes from {snr.max():.3g} down to {snr.min():.3g}.",
     )

@@ -1,6 +1,7 @@
 """The command line, derived from the configuration's dataclasses; YAML files lie under it."""
 
 import argparse
+import copy
 import dataclasses
 import json
 import os
@@ -23,6 +24,24 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
         # A default of None is described by the help itself.
         return action.help if action.default is None else super()._get_help_string(action)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        if not _is_negation(action):  # it stands beside its switch
+            super().add_argument(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        shown.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]  # one spelling of each
+        if action.nargs == "?" and action.const is True:  # a switch, which takes a value only for YAML files
+            shown.nargs = 0
+            if action.default is True:
+                shown.option_strings.append(f"--no_{action.dest}")
+        return super()._format_action_invocation(shown)
+
+
+def _is_negation(action: argparse.Action) -> bool:
+    """Whether this is the `--no_x` that `HfArgumentParser` adds to a switch `--x`."""
+    return isinstance(action, argparse._StoreFalseAction) and action.option_strings[0] == f"--no_{action.dest}"
+
 
 class _Parser(HfArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
@@ -40,6 +59,7 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         prog=prog,
         usage="%(prog)s [--option value ...]",
         description=description,
+        epilog="Each option may be written with hyphens in place of underscores.",
         formatter_class=_Formatter,
         allow_abbrev=False,
     )

@@ -181,6 +181,6 @@ def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: 
     if part := find_nonfinite(run):  # as earlier versions saved it
         raise LabError(
             f"In {path.name} the {part} is not finite: the run had diverged. Resume from an earlier one, by its name, "
-            "or start again by --overwrite_output_dir."
+            "or start again by --overwrite_output_dir in place of --resume_from_checkpoint."
         )
     folder.rewind(run.update, state.get("log"))

@@ -4,6 +4,7 @@ import torch
 
 from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import format_spec
+from ..core.words import counted, plural, times
 from ..diagnostics.gradients import NUM_PROBES
 from ..optimizers.scaling import scaling_warning
 from ..schedules.resolve import double_decay
@@ -25,21 +26,22 @@ def describe_plan(plan: Plan) -> str:
     last = plan.num_updates - 1
     marks = [(share, min(round(share / 100 * plan.num_updates), last)) for share in range(0, 101, 25)]
     lrs = ", ".join(f"{plan.lrs[update]:.3g} ({share} %)" for share, update in marks)
-    things = plan.kind.name
+    item = plan.kind.item
     lines = {
-        "data": f"{config.dataset_name or config.train_data_dir}: {plan.num_images or 'a stream of'} training {things}, "
+        "data": f"{config.dataset_name or config.train_data_dir}: "
+        f"{counted(plan.num_images, f'training {item}') if plan.num_images else f'a stream of training {plural(item)}'}, "
         f"{plan.num_held_out} held out, {plan.data_shape}" + _workers_in_words(plan),
-        "model": f"{plan.kind.describe_model(plan.model_config)}, {plan.num_parameters:,} parameters, predicts "
-        f"{config.prediction_type}"
+        "model": f"{plan.kind.describe_model(plan.model_config)}, "
+        f"{counted(plan.num_parameters, 'parameter', ',')}, predicts {config.prediction_type}"
         + (", compiled for training" if config.compile else "")
         + (", channels last" if config.channels_last else ""),
         "precision": _precision_in_words(plan),
-        "batch": f"{layout.global_batch} {things} an update = {layout.micro_batch} x {layout.accumulation} micro-batches"
-        f" x {layout.num_processes} processes",
-        "length": f"{plan.num_updates} updates"
-        + (f", {plan.num_epochs:.4g} epochs" if plan.num_epochs else "")
-        + f", {plan.num_updates * layout.global_batch:,} {things} seen",
-        "schedule": f"{plan.schedule_spec}, {plan.warmup_updates} updates of warm-up"
+        "batch": f"{counted(layout.global_batch, plan.kind.item)} an update = {layout.micro_batch} x "
+        f"{counted(layout.accumulation, 'micro-batch')} x {counted(layout.num_processes, 'process')}",
+        "length": counted(plan.num_updates, "update")
+        + (f", {counted(plan.num_epochs, 'epoch', '.4g')}" if plan.num_epochs else "")
+        + f", {counted(plan.num_updates * layout.global_batch, plan.kind.item, ',')} seen",
+        "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up"
         + (", then as the validation loss says" if plan.follows_metric else ""),
         "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
         + lrs
@@ -51,7 +53,7 @@ def describe_plan(plan: Plan) -> str:
         "warning": "\n               ".join(_warnings(plan)),
         "output": f"{config.output_dir}/: model_index.json, {plan.kind.component}/, scheduler/, README.md, "
         f"lrlab/metrics.jsonl, {'lrlab/timesteps.parquet, ' if config.log_timestep_bins else ''}lrlab/run.json, "
-        f"lrlab/*.png, checkpoint-N/ every {config.checkpointing_steps} updates",
+        f"lrlab/*.png, checkpoint-N/ every {counted(config.checkpointing_steps, 'update')}",
     }
     return "\n".join(f"{name:>13}  {text}" for name, text in lines.items() if text)
 
@@ -66,27 +68,28 @@ def _precision_in_words(plan: Plan) -> str:
 def _workers_in_words(plan: Plan) -> str:
     if not plan.num_workers:
         return ""
-    return f", read by {plan.num_workers} worker {'process' if plan.num_workers == 1 else 'processes'}"
+    return f", read by {counted(plan.num_workers, 'worker process')}"
 
 
 def _validation_in_words(plan: Plan) -> str:
     if not plan.num_validations:
         return ""
-    times = f"{plan.num_validations} times" if plan.num_validations > 1 else "once, at the end"
-    return f"loss of {plan.num_held_out} held-out {plan.kind.name}, {times}"
+    often = times(plan.num_validations) if plan.num_validations > 1 else "once, at the end"
+    return f"loss of {counted(plan.num_held_out, f'held-out {plan.kind.item}')}, {often}"
 
 
 def _samples_in_words(plan: Plan) -> str:
     config = plan.config
     if not config.evaluation:
         return "none, as --no_evaluation says"
-    times = "at the end"
+    when = "at the end"
     if config.save_images_epochs is not None:
-        times = f"every {config.save_images_epochs} epochs, and {times}"
+        when = f"every {counted(config.save_images_epochs, 'epoch')}, and {when}"
     elif plan.num_previews:
-        times = f"{plan.num_previews} times during the run, and {times}"
+        when = f"{times(plan.num_previews)} during the run, and {when}"
     frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
-    return f"{config.eval_batch_size} {plan.kind.name} in {config.ddpm_num_inference_steps} steps {times}{frechet}"
+    samples, steps = counted(config.eval_batch_size, plan.kind.item), counted(config.ddpm_num_inference_steps, "step")
+    return f"{samples} in {steps} {when}{frechet}"
 
 
 def _warnings(plan: Plan) -> list[str]:
@@ -137,14 +140,17 @@ def _timestep_warnings(plan: Plan) -> list[str | None]:
     needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, plan.num_updates * plan.layout.global_batch
     if seen < needed:
         warnings.append(
-            f"{sampler!r} stays uniform until all {config.ddpm_num_steps} timesteps were drawn {kwargs['history']} times. "
-            f"That takes more than {needed} images, and this run sees {seen}. Lower history, or train for longer."
+            f"{sampler!r} stays uniform until all {counted(config.ddpm_num_steps, 'timestep')} were drawn "
+            f"{times(kwargs['history'])}. That takes more than {counted(needed, 'image')}, and this run sees {seen}. Lower "
+            "history, or train for longer."
         )
     if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
         chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
         warnings.append(f"{chosen!r} relates the images of an update to each other, and there is one. Use a larger batch.")
     if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
-        warnings.append(f"--timestep_grad_every {config.timestep_grad_every} never comes in {plan.num_updates} updates.")
+        warnings.append(
+            f"--timestep_grad_every {config.timestep_grad_every} never comes in {counted(plan.num_updates, 'update')}."
+        )
     if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
         warnings.append(
             f"Gradients are measured at {NUM_PROBES} images, and {plan.num_held_out} are held out: there will be norms, "

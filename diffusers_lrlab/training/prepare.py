@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.environment import OTHERS_WAIT, allowed_threads, asked_threads
 from ..core.errors import LabError
+from ..core.words import counted
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import kind_of
 from .resolve import resolve_config
@@ -95,7 +96,7 @@ def prepare_resolved(config: ResolvedConfig) -> tuple[Plan, TrainingData, Accele
     with accelerator.main_process_first():
         data = kind.load_data(config, accelerator.num_processes)
     if data.skipped:
-        accelerator.print(f"Left out {len(data.skipped)} corrupt images:", *data.skipped, sep="\n  ")
+        accelerator.print(f"Left out {counted(len(data.skipped), 'corrupt image')}:", *data.skipped, sep="\n  ")
     _check_same_schedule(config)
     return make_plan(config, data, model_config, accelerator.num_processes, accelerator.process_index), data, accelerator
 

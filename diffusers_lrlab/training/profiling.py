@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from ..core.errors import LabError, warn
 from ..core.files import atomic_file
+from ..core.words import counted
 from .interrupts import InterruptGuard
 from .trainer import Trainer
 
@@ -38,10 +39,10 @@ def check_profile(num_profiled: int | None, num_updates: int) -> None:
     most = num_updates - _BEFORE - _WARM_UP
     if num_profiled is None or num_profiled <= most:
         return
-    remedy = f"Give {most} or less" if most > 0 else f"It takes {_BEFORE + _WARM_UP + 1} updates at least"
+    remedy = f"Give {most} or less" if most > 0 else f"It takes {counted(_BEFORE + _WARM_UP + 1, 'update')} at least"
     raise LabError(
-        f"--profile {num_profiled} begins after {_BEFORE + _WARM_UP} updates, and only {num_updates} are to be done. "
-        f"{remedy}, or leave --profile out."
+        f"--profile {num_profiled} begins after {counted(_BEFORE + _WARM_UP, 'update')}, and only {num_updates} are to be "
+        f"done. {remedy}, or leave --profile out."
     )
 
 
@@ -63,7 +64,9 @@ def profiled_updates(trainer: Trainer, num: int) -> Iterator[int]:
     except (OSError, LookupError, MemoryError) as error:
         warn(f"No profile: {type(error).__name__}: {error}. Training goes on.")
     else:
-        tqdm.write(f"{num} updates, which the profiler makes slower; all that they did is in {path}:\n{table(rows)}")
+        tqdm.write(
+            f"{counted(num, 'update')}, which the profiler makes slower; all that they did is in {path}:\n{table(rows)}"
+        )
     yield from updates
 
 

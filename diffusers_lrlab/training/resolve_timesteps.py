@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
+from ..core.words import counted
 from ..objective.noise import NOISES
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
@@ -26,8 +27,9 @@ def check_timestep_options(config: ResolvedConfig, kind: DataKind) -> None:
     _check_timestep_lr(config)
     if not 0 <= config.log_timestep_bins <= config.ddpm_num_steps:
         raise LabError(
-            f"--log_timestep_bins {config.log_timestep_bins} is not allowed: there are {config.ddpm_num_steps} timesteps "
-            f"(--ddpm_num_steps). Use 1 to {config.ddpm_num_steps}, or 0 for none."
+            f"--log_timestep_bins {config.log_timestep_bins} is not allowed: there are "
+            f"{counted(config.ddpm_num_steps, 'timestep')} (--ddpm_num_steps). Use 1 to {config.ddpm_num_steps}, or 0 for "
+            "none."
         )
 
 

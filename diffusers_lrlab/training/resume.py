@@ -17,6 +17,17 @@ from .config import ResolvedConfig, TrainingConfig
 from .run_files import check_kinds_of_own, check_names_of_checkpoints, is_checkpoint
 from .run_folder import FINDER_FILES, RunFolder, find_damaged_file
 
+# How a new run is started with a command that has --resume_from_checkpoint.
+ANEW = "--overwrite_output_dir in place of --resume_from_checkpoint, or another --output_dir without it"
+
+
+class OtherSettings(LabError):
+    """A checkpoint is of a run with other settings; `names` says which."""
+
+    def __init__(self, message: str, names: list[str]):
+        super().__init__(message)
+        self.names = names
+
 
 @contextmanager
 def locked_folder(config: ResolvedConfig) -> Iterator[None]:
@@ -49,7 +60,7 @@ def find_checkpoint(config: ResolvedConfig) -> Path | None:
 
 def _find_checkpoint(folder: RunFolder, config: ResolvedConfig) -> Path | None:
     if config.resume_from_checkpoint is None:
-        check_fresh(folder, config.overwrite_output_dir)
+        _check_start(folder, config)
         return None
     if config.resume_from_checkpoint == "latest":
         newest = folder.newest_checkpoint()
@@ -58,23 +69,49 @@ def _find_checkpoint(folder: RunFolder, config: ResolvedConfig) -> Path | None:
         return newest
     asked = Path(config.resume_from_checkpoint)
     path = asked if asked.is_dir() else folder.path / asked.name
-    known = ", ".join(checkpoint.name for checkpoint in folder.checkpoints())
     if not is_checkpoint(path):
-        raise LabError(
-            f"{config.resume_from_checkpoint!r} is not a checkpoint of this script. Give a folder checkpoint-N of "
-            f"{str(folder.path)!r}, or 'latest'. " + (f"Checkpoints there: {known}." if known else "There is none there.")
-        )
+        remedy = _another_checkpoint(folder, config)
+        raise LabError(f"{config.resume_from_checkpoint!r} is not a checkpoint of this script. {remedy}")
     if path.resolve().parent != folder.path.resolve():
         raise LabError(
             f"The checkpoint {str(path)!r} belongs to the run in {str(path.parent)!r}, not to --output_dir "
             f"{str(folder.path)!r}. Give --output_dir {path.parent}."
         )
     if damage := find_damaged_file(path):
-        raise LabError(
-            f"{path.name!r} cannot be resumed from: {damage}. Give another one (there are {known}), or 'latest' for the "
-            "newest that is whole."
-        )
+        raise LabError(f"{path.name!r} cannot be resumed from: {damage}. {_another_checkpoint(folder, config)}")
     return path
+
+
+def _another_checkpoint(folder: RunFolder, config: ResolvedConfig) -> str:
+    """What to give in place of a checkpoint that cannot be resumed from."""
+    known = [path.name for path in folder.checkpoints() if _can_be_resumed(path, config)]
+    if known:
+        return f"Give another one of {str(folder.path)!r} ({', '.join(known)}), or 'latest' for the newest that is whole."
+    if folder.holds_run():
+        return f"Start a new run: {ANEW}."
+    if _is_free(folder):
+        return f"There is none in {str(folder.path)!r}: leave --resume_from_checkpoint out."
+    return f"There is none in {str(folder.path)!r}: give another --output_dir, without --resume_from_checkpoint."
+
+
+def _can_be_resumed(checkpoint: Path, config: ResolvedConfig) -> bool:
+    """Whether a checkpoint is whole, and of a run with these settings."""
+    if find_damaged_file(checkpoint) is not None:
+        return False
+    try:
+        resumed_config(config, checkpoint)
+    except LabError:
+        return False
+    return True
+
+
+def choose_start(config: ResolvedConfig) -> tuple[ResolvedConfig, Path | None]:
+    """
+    The configuration that runs, and the checkpoint that it goes on from, `None` for a fresh start. All that is held against
+    the folder before data are read; a `LabError` if it suits neither.
+    """
+    checkpoint = find_checkpoint(config)
+    return (config, None) if checkpoint is None else (resumed_config(config, checkpoint), checkpoint)
 
 
 def check_agreed(checkpoint: Path | None, config: ResolvedConfig) -> None:
@@ -93,32 +130,65 @@ def _check_nothing_is_lost(folder: RunFolder) -> None:
     """A run that was stopped before its first checkpoint begins again; raises a `LabError` if that replaced something."""
     if (folder.path / "model_index.json").exists():
         raise LabError(
-            f"There is no checkpoint to resume from in {str(folder.path)!r}, but a pipeline that was trained. Replace it by "
-            "--overwrite_output_dir instead of --resume_from_checkpoint, or choose another folder."
+            f"There is no checkpoint to resume from in {str(folder.path)!r}, but a pipeline that was trained. Start a new "
+            f"run: {ANEW}."
         )
     check_fresh(folder, overwrite=True)
     warn(f"there is no checkpoint to resume from in {str(folder.path)!r}: the run starts at update 0.")
 
 
-def check_fresh(folder: RunFolder, overwrite: bool) -> None:
-    """Raises a `LabError` if a new run cannot be put into a folder, or would replace something unasked."""
+def _check_start(folder: RunFolder, config: ResolvedConfig) -> None:
+    """Raises a `LabError` if a new run cannot be put into a folder; a dry run writes nothing there, and only says so."""
+    check_writable(folder.path)
+    try:
+        check_fresh(folder, config.overwrite_output_dir, config)
+    except LabError as error:
+        if not config.dry_run:
+            raise
+        warn(f"training there would be refused: {error}")
+
+
+def check_fresh(folder: RunFolder, overwrite: bool, config: ResolvedConfig | None = None) -> None:
+    """Raises a `LabError` if a new run, of this configuration, cannot be put into a folder, or would replace another."""
     path = folder.path
     check_writable(path)
-    # What the learning-rate finder found is for the run that begins, and a run that was killed at once left nothing else.
-    if all(_is_no_result(entry, folder) for entry in path.rglob("*") if not entry.is_dir()):
+    if _is_free(folder):
         return
-    holds_run = bool(folder.read_record()) or bool(folder.checkpoints()) or (path / "model_index.json").exists()
-    if not holds_run:
+    if not folder.holds_run():
         raise LabError(
             f"--output_dir {str(path)!r} holds other files and no run. Give a new or empty folder; nothing is ever "
             "overwritten unasked."
         )
+    status = folder.read_record().get("run", {}).get("status", "unknown")
     if not overwrite:
-        status = folder.read_record().get("run", {}).get("status", "unknown")
         raise LabError(
-            f"--output_dir {str(path)!r} already holds a run (status: {status}). Go on with it by "
-            "--resume_from_checkpoint latest, replace it by --overwrite_output_dir, or choose another folder."
+            f"--output_dir {str(path)!r} already holds a run (status: {status}). {_what_to_do(folder, status, config)}"
         )
+
+
+def _what_to_do(folder: RunFolder, status: str, config: ResolvedConfig | None) -> str:
+    """With a folder that holds a run: to go on with it is named only where that is possible."""
+    instead = "eplace it by --overwrite_output_dir, or choose another folder"
+    try:
+        newest = folder.newest_checkpoint()
+    except LabError:  # all are damaged
+        return f"R{instead}."
+    if status == "finished" or (newest is None and (folder.path / "model_index.json").exists()):
+        return f"R{instead}."
+    if newest is not None and config is not None:
+        try:
+            resumed_config(config, newest)
+        except OtherSettings as error:
+            return (
+                f"Its settings are others ({', '.join(error.names)}). R{instead}; with its own settings it goes on by "
+                "--resume_from_checkpoint latest."
+            )
+    return f"Go on with it by --resume_from_checkpoint latest, r{instead}."
+
+
+def _is_free(folder: RunFolder) -> bool:
+    """Whether nothing is lost there: what the finder found is for the run that begins, and a killed run left no more."""
+    return all(_is_no_result(entry, folder) for entry in folder.path.rglob("*") if not entry.is_dir())
 
 
 def _is_no_result(file: Path, folder: RunFolder) -> bool:
@@ -168,7 +238,7 @@ def _rule_but_limit(on_divergence: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
-    """Raises a `LabError` that lists what is not the same now as it was in the run that wrote the checkpoint."""
+    """Raises [`OtherSettings`] that lists what is not the same now as it was in the run that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
     if _stream_of(saved) and saved["data"]["fingerprint"] == saved["data"]["name"]:
         # Earlier versions knew no more of a stream than its name, its shards and the number of its rows.
@@ -177,14 +247,23 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
     names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]
     differing = [f"{name}: {saved.get(name)!r} then, {now[name]!r} now" for name in names]
     if differing:
-        remedy = "Resume with the arguments of that run, or start a new one in another --output_dir."
-        if names == ["data"]:
-            remedy = "The data have changed. Put back what they were, or start a new run in another --output_dir."
-        if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
-            remedy += " The learning rates of a run follow from its length, so a longer one is another run."
-        if "order" in _stream_of(now) and "order" not in _stream_of(saved):
-            remedy = "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
-        raise LabError(f"{str(checkpoint)!r} was written with other settings:\n  " + "\n  ".join(differing) + f"\n{remedy}")
+        lines = "\n  ".join(differing)
+        remedy = _remedy_for(names, now, saved, RunFolder(checkpoint.parent))
+        raise OtherSettings(f"{str(checkpoint)!r} was written with other settings:\n  {lines}\n{remedy}", names)
+
+
+def _remedy_for(names: list[str], now: dict[str, Any], saved: dict[str, Any], folder: RunFolder) -> str:
+    """What somebody can do whose run differs in `names` from the one in the folder."""
+    if "order" in _stream_of(now) and "order" not in _stream_of(saved):
+        return "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
+    reason, resume = "", "Resume with the arguments of that run, or start"
+    if folder.is_finished():
+        reason, resume = "That run has finished. ", "Start"
+    if names == ["data"]:
+        reason, resume = "The data have changed. ", "Put back what they were, or start"
+    if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
+        reason += "The learning rates of a run follow from its length, so one of another length is another run. "
+    return f"{reason}{resume} a new one: {ANEW}."
 
 
 def _stream_of(facts: dict[str, Any]) -> dict[str, Any]:

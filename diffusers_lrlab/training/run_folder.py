@@ -19,6 +19,7 @@ from ..core.files import (
     write_text,
 )
 from ..core.manifest import MANIFEST, find_damage, open_manifest, sums_of_bytes, write_manifest
+from ..core.words import counted
 from .kinds.select import components
 from .run_files import OWN, RECORD, is_checkpoint, sums_of_result
 
@@ -70,7 +71,7 @@ class RunFolder:
         """Raises a `LabError` if the log is not as this process left it: somebody removed the folder, or writes there."""
         self.check_there()
         if self._log_size is not None and (size := self.metrics_file.stat().st_size) != self._log_size:
-            raise _left_alone(f"{str(self.metrics_file)!r} has {size} bytes instead of {self._log_size}")
+            raise _left_alone(f"{str(self.metrics_file)!r} has {counted(size, 'byte')} instead of {self._log_size}")
 
     def log_size(self) -> int:
         """Bytes of the log until now, for [`log_sums`]."""
@@ -162,6 +163,18 @@ class RunFolder:
             ) from None
         return record
 
+    def is_finished(self) -> bool:
+        """Whether the record says that the run has ended as it should."""
+        try:
+            return self.read_record().get("run", {}).get("status") == "finished"
+        except LabError:
+            return False
+
+    def holds_run(self) -> bool:
+        """Whether something of a run is there, whole or not."""
+        files = (self.lab / "run.json", self.metrics_file, self.path / "model_index.json")
+        return any(file.exists() for file in files) or bool(self.checkpoints())
+
     def checkpoints(self) -> list[Path]:
         """Those that were written to their end, oldest first; they may have been damaged since."""
         found = [
@@ -187,7 +200,7 @@ class RunFolder:
         if damaged:
             raise LabError(
                 f"No checkpoint in {str(self.path)!r} is whole: {'; '.join(damaged)}. Restore one from a copy, or start "
-                "again by --overwrite_output_dir."
+                "again by --overwrite_output_dir in place of --resume_from_checkpoint."
             )
         return None
 

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
+from ..core.words import counted
 from ..data.batches import to_device
 from ..data.loading import TrainingData
 from ..diagnostics.observer import TimestepObserver
@@ -154,7 +155,7 @@ class Trainer(LoggedRun):
                 raise self.diverged()
             self.skipped.count(self.step.was_skipped)
             if self.skipped.in_a_row > (most := config.skip_bad_updates or 0):
-                raise self.diverged(f"The gradients of {most + 1} updates in a row are not finite")
+                raise self.diverged(f"The gradients of {counted(most + 1, 'update')} in a row are not finite")
             self.advance(averages=not self.step.was_skipped)
             if self.rollbacks.rule is not None and self.update == 1:
                 self.rollbacks.first_loss = self.mean_losses()[1]

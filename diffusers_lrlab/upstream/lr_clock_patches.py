@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..core.errors import LabError, did_you_mean
+from ..core.words import counted
 from .checkout import Checkout, refuse_places
 from .lr_clock import DONOR, patched
 from .lr_clock_tests import with_test
@@ -126,5 +127,7 @@ def table(patches: list[ScriptPatch]) -> str:
             done = f"{patch.made}, {test}"
         rows.append(f"| {patch.script} | {patch.detail} | {done} |")
     counts = {state: sum(patch.state == state for patch in patches) for state in ("patched", "right", "refused")}
-    rows.append(f"\nOf {len(patches)} scripts: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + ".")
+    rows.append(
+        f"\nOf {counted(len(patches), 'script')}: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + "."
+    )
     return "\n".join(rows)

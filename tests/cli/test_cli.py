@@ -97,6 +97,27 @@ def test_what_should_be_quick_imports_nothing_heavy(arguments):
     assert not {"torch", "diffusers", "transformers", "matplotlib", "accelerate"} & set(modules)
 
 
+def test_alone_it_shows_its_help():
+    """On stderr and with the status of a wrong call, as nothing was done."""
+    told = lrlab(status=2)
+    assert told == lrlab("--help")
+    for name in COMMANDS:
+        assert re.search(rf"^ +{name}\b", told, re.MULTILINE)
+
+
+@cases("name", ["train", "find-lr"])
+def test_help_has_each_option_once(name, capsys):
+    """A switch that is on by default beside its `--no_...`, with the default of the switch."""
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    shown = re.findall(r"^  (--?\w.*?)(?:  .*)?$", capsys.readouterr().out, re.MULTILINE)
+    names = [re.sub(r"^(no|auto)_", "", flag[2:]) for line in shown for flag in re.findall(r"--[\w-]+", line)[:1]]
+    assert "--use_ema, --no_use_ema" in shown
+    assert "--streaming" in shown
+    assert not [line for line in shown if line.startswith("--no_")]
+    assert len(set(names)) == len(names) - 1  # --learning_rate and --auto_learning_rate
+
+
 @cases("name", COMMANDS)
 def test_help_shows_each_command_and_its_example_is_understood(name, capsys):
     from diffusers_lrlab.cli.main import SCRIPTS, _parse
@@ -119,7 +140,6 @@ def test_whoever_stops_reading_gets_no_traceback():
 @cases(
     ("arguments", "words"),
     [
-        ([], ["Which command?", "Known: train, find-lr", "lrlab --help"]),
         (["lits"], ["'lits'", "Did you mean 'list'?", "preview"]),
         (["list", "scheduler"], ["'scheduler'", "Did you mean 'schedulers'?", "momentum"]),
         (["list", "models"], ["'models'", "Known: schedulers"]),

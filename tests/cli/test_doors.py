@@ -1,6 +1,7 @@
 """The ways into the training program: scripts, `lrlab`, modules and Python; and what the record says of the one taken."""
 
 import dataclasses
+import importlib.metadata
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from published import run_folder
 import diffusers_lrlab
 from diffusers_lrlab import LabError, TrainingConfig, register_schedule, train
 from diffusers_lrlab.cli import main as cli
+from diffusers_lrlab.core import environment
 from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.run.record import start_record
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -191,6 +193,13 @@ def test_a_study_takes_code_of_ones_own(tmp_path):
     )
     status, stdout, stderr = started.run("-c", code, env=runs.environment())
     assert (status, stdout.strip()) == (0, "4"), stderr
+
+
+def test_environment_names_what_users_lack(capsys, monkeypatch):
+    """Not what only those need who change the package; each extra is one or the other."""
+    monkeypatch.setattr(environment, "version_of", lambda package: None)
+    extras = set(importlib.metadata.metadata("diffusers_lrlab").get_all("Provides-Extra"))
+    assert set(environment.missing_packages()) == extras - {"test", "docs", "mutants"}
 
 
 def test_environment_is_told_for_bug_reports(capsys):

@@ -317,7 +317,7 @@ def test_a_run_that_goes_on_after_its_end(tmp_path):
     hook._step()
     assert hook._is_at_end()
     hook._finish()
-    with pytest.raises(LabError, match="goes on to train after 1 updates"):
+    with pytest.raises(LabError, match="goes on to train after 1 update"):
         hook._step()
     hook, _ = prepared(tmp_path, Saves(1, 1), swap="final")
     with pytest.raises(LabError, match="--num_updates N before its name"):

@@ -218,7 +218,7 @@ def test_checkpoints_of_other_numbers_are_refused(tmp_path):
     hook.loader = SimpleNamespace(facts=lambda: {"rows": 3})
     saved = {"version": 1, "facts": {"processes": 1, "rows": 3}}
     (tmp_path / resume_hook.FILE).write_text(json.dumps(saved))
-    with pytest.raises(LabError, match="written with 1 processes, and now there are 2"):
+    with pytest.raises(LabError, match="the number of processes was 1 when the checkpoint was written, and is 2 now"):
         hook._load(tmp_path)
 
 

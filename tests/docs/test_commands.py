@@ -148,7 +148,7 @@ def test_the_printed_entry_point_is_the_one_that_is_looked_for():
 
 def test_the_plan_is_what_one_sees():
     """But for what a probe measures, which follows below it."""
-    block = printed.block_with("micro-batches x", "")
+    block = printed.block_with("micro-batch x", "")
     config = resolve_config(parse_arguments(["--lr_scheduler=cosine"], ""))
     assert describe_plan(make_plan(config, load_data(config), None)).rstrip() == block.code.rstrip()
 

@@ -695,15 +695,6 @@ def test_wrong_input(tmp_path, monkeypatch, script, arguments, parts):
         assert part in told
 
 
-@pytest.mark.slow
-def test_the_finder_leaves_a_run_alone(auto):
-    base, *_ = auto
-    arguments = ["--dataset_name=moons", f"--output_dir={base}/given"]
-    status, _, told = started.run(FIND_LR, *arguments, env=runs.environment())
-    assert status == 2
-    assert "already holds a run" in told
-
-
 def test_two_processes_find_what_one_finds_and_are_as_they_were(tmp_path):
     """With accumulation, in the middle of a run."""
     (tmp_path / "mlp").mkdir()

@@ -158,7 +158,7 @@ def test_weights_that_differ(pair):
     save_file({name: tensor * 1.01 for name, tensor in weights.items()}, file)
     found = compare_runs(*pair)
     assert found.largest["weights"] == pytest.approx(0.01)
-    assert found.findings["weights"] == "1 of 1 tensors differ; the difference has 0.01 of their norm"
+    assert found.findings["weights"] == "1 of 1 tensor differs; the difference has 0.01 of their norm"
 
 
 ONES = torch.ones(3)
@@ -175,7 +175,7 @@ ONES = torch.ones(3)
         (ONES.to(torch.complex64), 1j * ONES, "has 1.4 of their norm"),
         (ONES, ONES * float("nan"), "the difference is no finite number"),
         (ONES, ONES.double(), "w is torch.float32 in the record, and torch.float64 now"),
-        (0 * ONES, -0.0 * ONES, "1 of 1 tensors differ"),
+        (0 * ONES, -0.0 * ONES, "1 of 1 tensor differs"),
     ],
 )  # fmt: skip
 def test_weights_are_compared_bit_by_bit_whatever_their_type(pair, then, now, text):
@@ -258,6 +258,18 @@ def test_a_run_is_done_again(tmp_path):
     _, told, _ = rerun("--compare", "--out", str(tmp_path / "other"), "--seed", "1")
     assert "seed: 0 in the record, 1 now" in told
     assert "This is another run: it was set otherwise." in told
+    other = ("--out", str(tmp_path / "other"))
+    _, _, told = rerun(*other, expect=2)
+    assert (
+        f"--out '{tmp_path / 'other'}' already holds a run (status: finished). Replace it by --overwrite_output_dir" in told
+    )
+    rerun(*other, "--overwrite_output_dir")
+    change(tmp_path / "other", lambda record: record["run"].update(status="cancelled"))
+    _, _, told = rerun(*other, expect=2)
+    assert "Go on with it by --resume_from_checkpoint latest" in told
+    _, told, _ = rerun(*other, "--compare", "--resume_from_checkpoint", "latest")
+    assert "Resumed at update 6" in told
+    assert "equal" in told
 
 
 def test_a_run_that_is_not_reproduced_is_an_error(pair, monkeypatch, capsys):
@@ -278,9 +290,7 @@ def test_a_run_that_is_not_reproduced_is_an_error(pair, monkeypatch, capsys):
         (["then", "--tolerance", "0.1"], "--tolerance has no effect without --compare"),
         (["then", "--compare", "--tolerance", "nan"], "--tolerance nan is not allowed"),
         (["then", "--compare", "--output_dir", "then"], "'--output_dir' is not for a rerun"),
-        (["then", "--compare", "--resume-from-checkpoint=latest"], "is not for a rerun"),
         (["then", "--compare", "--config", "x.yaml"], "'--config' is not for a rerun"),
-        (["then", "--compare", "--overwrite_output_dir"], "is not for a rerun"),
         (["then", "--revision", "v1"], "--revision 'v1' is about repositories"),
         (["then", "--out", "then"], "is the folder of the record"),
         (["then", "--out", "now"], "already holds a run"),

@@ -416,7 +416,7 @@ def test_what_is_kept_beside_results_may_be_damaged(home, done, capsys):
     study(home, done, speedup_metric="validation_loss_ema")
     shown = capsys.readouterr()
     assert shown.err.count(f"warning: {str(spec)!r} is damaged, and is written anew.") == 1
-    assert f"The weights of 1 runs are damaged. These runs are computed again: {weights.stem}." in shown.out
+    assert f"The weights of 1 run are damaged. This run is computed again: {weights.stem}." in shown.out
     assert shown.out.count("its runs start again") == 3
     assert not list((done / "stacks").glob("*"))
     after = moments(done)
@@ -1049,7 +1049,7 @@ def test_runs_of_data_that_have_changed_are_done_again(home, tmp_path, capsys):
         study(home, tmp_path / "out", datasets={"mine": {"dataset_name": str(own)}}, seeds=1, arms={"constant": {}})
         (record,) = records(tmp_path / "out").values()
         prints.append(record["train"]["data_fingerprint"])
-    assert "The data of 1 runs have changed. These runs are computed again" in capsys.readouterr().out
+    assert "The data of 1 run have changed. This run is computed again" in capsys.readouterr().out
     assert prints[0] != prints[1]
 
 

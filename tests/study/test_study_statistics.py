@@ -17,6 +17,7 @@ from scipy import stats
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.words import counted
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.study.analysis import statistics
 from diffusers_lrlab.study.analysis.findings import findings, number, p_value, signed, speedup_findings
@@ -692,7 +693,7 @@ def test_a_set_on_which_an_arm_has_nothing_is_left_out():
 def test_too_few_to_rank_gives_the_reason(values, arms, sets):
     result = ranks(values, "kl")
     assert [result[key] for key in ("statistic", "p", "critical_difference", "groups")] == [None] * 4
-    assert f"here are {arms} arms with values on {sets} common data sets" in result["reason"]
+    assert f"here are {counted(arms, 'arm')} with values on {counted(sets, 'common data set')}" in result["reason"]
     assert len(result["mean_ranks"]) == (arms if sets else 0)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ...core.words import counted
 from ...evaluation.metrics import word_for
 from .statistics import LEVEL
 
@@ -54,7 +55,7 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
     if row["p"] is None:
         return f"{arm} and {baseline} share only one seed on {dataset} (difference {signed(diff)}): a test takes two."
     if diff == 0 and row["diff_low"] is None:
-        every = "both seeds" if pairs == 2 else f"all {pairs} seeds"
+        every = "both seeds" if pairs == 2 else f"all {counted(pairs, 'seed')}"
         return f"{arm} and {baseline} have the same {label} on {dataset} with {every}."
     interval = "the same each time"
     if row["diff_low"] is not None:
@@ -124,10 +125,6 @@ def p_value(p: float) -> str:
         return "p < 0.0001"
     texts = (f"{p:.{digits}g}" for digits in range(2, 18))
     return "p = " + next(text for text in texts if (p < LEVEL) == (float(text) < LEVEL))
-
-
-def counted(num: int, thing: str) -> str:
-    return f"{num:,} {thing}" if num == 1 else f"{num:,} {thing}s"
 
 
 def _diverged(row: Row) -> str:

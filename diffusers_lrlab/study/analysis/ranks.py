@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.words import counted
 from ...evaluation.metrics import better_of
 from .statistics import LEVEL, Values, check_values, datasets_of, sorted_values
 
@@ -44,8 +45,8 @@ def ranks(values: Values, metric: str) -> dict[str, Any]:
         result["mean_ranks"] = dict(sorted(mean_ranks.items(), key=lambda item: item[1]))
     if len(arms) < 3 or len(used) < 2:
         result["reason"] = (
-            f"Ranks are tested with three arms and two data sets at least; here are {len(arms)} arms with values on "
-            f"{len(used)} common data sets."
+            f"Ranks are tested with three arms and two data sets at least; here are {counted(len(arms), 'arm')} with "
+            f"values on {counted(len(used), 'common data set')}."
         )
         return result
     if np.all(order == order[0, 0]):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...core.errors import LabError, is_out_of_memory
+from ...core.words import counted, times
 from ..runs.context import StudyContext
 from ..runs.progress import MEASURED, UPDATES
 from ..spec.spec import RunSpec
@@ -135,7 +136,7 @@ def _after(turn: _Turn, study: StudyContext) -> list[Job]:
     job.tries += 1
     why = "hung" if turn.hung else "ran out of memory" if outcome.ended == NO_MEMORY else "lost its worker"
     run = f"The run {names}"
-    what = f"A stack of {len(job.specs)} runs" if len(job.specs) > 1 else run
+    what = f"A stack of {counted(len(job.specs), 'run')}" if len(job.specs) > 1 else run
     # The kernel kills what takes too much memory: that, too, is a lost worker.
     if len(left) > 1 and not turn.hung and (outcome.ended == NO_MEMORY or job.tries > 1):
         half = -(-len(left) // 2)
@@ -143,7 +144,7 @@ def _after(turn: _Turn, study: StudyContext) -> list[Job]:
         return [Job(job.execute, some, tries=1) for some in (left[:half], left[half:])]
     if job.tries >= _MOST_TRIES:
         raise LabError(
-            f"{run} {why} {job.tries} times ({outcome.text}). Everything else that was done is kept. Give the same "
+            f"{run} {why} {times(job.tries)} ({outcome.text}). Everything else that was done is kept. Give the same "
             "command again, with fewer --workers if memory is short."
         )
     study.progress.log(f"{what} {why} ({outcome.text}), and is tried again.")

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...core.words import counted
 from ...evaluation.metrics import better_of
 from ..analysis.falling import has_end, still_falling
-from ..analysis.findings import SPEEDUP, counted
+from ..analysis.findings import SPEEDUP
 from ..analysis.statistics import LEVEL
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES
@@ -57,9 +58,9 @@ class Answer(NamedTuple):
     def _on(self, datasets: list[str]) -> str:
         count = len(self.verdicts)
         if len(datasets) == count > 1:
-            return f"on all {count} data sets" if count > 2 else "on both data sets"
+            return f"on all {counted(count, 'data set')}" if count > 2 else "on both data sets"
         if len(datasets) > _MOST_NAMES:
-            return f"on {len(datasets)} of {count} data sets"
+            return f"on {len(datasets)} of {counted(count, 'data set')}"
         return "on " + _named(datasets)
 
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 from PIL import Image
 
 from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes
+from ...core.words import counted
 from ...evaluation.metrics import better_of
 from .report_data import Course, Family, Look, Place, shortened, shown_arms, shown_datasets, spans_decades
 from .tables import verdict
@@ -78,7 +79,7 @@ def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list
                 _difference(axes, height, row)
     better = better_of(rows[0]["metric"])
     sides = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[better]
-    cut = f"; the first {len(shown)} of {len(arms)} arms" if len(shown) < len(arms) else ""
+    cut = f"; the first {len(shown)} of {counted(len(arms), 'arm')}" if len(shown) < len(arms) else ""
     figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]

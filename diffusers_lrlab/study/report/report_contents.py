@@ -4,8 +4,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ...core.words import counted
 from ...evaluation.metrics import metric_label
-from ..analysis.findings import SPEEDUP, counted
+from ..analysis.findings import SPEEDUP
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES, controlled
 from . import extra_tables, front, tables

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.plotting import COLORS
+from ...core.words import counted
 from ..runs.results import RunResult
 
 *_COLORS, _BASELINE = COLORS  # the baseline is black
@@ -157,7 +158,7 @@ def lines_left_out(shown: dict[Place, Course]) -> str:
     if not crowded:
         return ""
     most, drawn = max(course.num_runs for course in crowded), max(len(course.seeds) for course in crowded)
-    return f"Of up to {most} seeds an arm, the first {drawn} are drawn as lines; means and bands are of all."
+    return f"Of up to {counted(most, 'seed')} an arm, the first {drawn} are drawn as lines; means and bands are of all."
 
 
 def courses_as_csv(shown: dict[str, dict[Place, Course]]) -> str:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from ...core.plotting import DARK, new_figure
+from ...core.words import counted
 from ...training.plots.points import draw_points
 from ..runs.results import RunResult
 from . import plots
@@ -49,7 +50,7 @@ def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks:
     for axes, arm in zip(panels[0], arms, strict=True):
         axes.set_title(plots.plain(arm, 16), fontsize=11)
     if len(arms) < len(every):
-        figure.supxlabel(f"the first {len(arms)} of {len(every)} arms", fontsize=9)
+        figure.supxlabel(f"the first {len(arms)} of {counted(len(every), 'arm')}", fontsize=9)
     plots.save_picture(figure, path)
 
 

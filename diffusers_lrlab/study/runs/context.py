@@ -10,6 +10,7 @@ import torch
 from ...core.environment import describe_environment
 from ...core.errors import LabError, warn
 from ...core.files import remove
+from ...core.words import agreeing, counted
 from ...data.loading import TrainingData
 from ...training.config import DataConfig
 from ...training.kinds.select import kind_of
@@ -87,6 +88,7 @@ class StudyContext:
             elif self.folder.find_damaged_weights(result):
                 self.folder.run_file(spec.id).unlink()
                 damaged.append(spec.id)
-        for ids, what in ((damaged, "The weights of {} runs are damaged"), (outdated, "The data of {} runs have changed")):
+        for ids, what, state in ((damaged, "weights", "are damaged"), (outdated, "data", "have changed")):
             if ids:
-                self.progress.log(f"{what.format(len(ids))}. These runs are computed again: {', '.join(ids)}.")
+                of_runs, these = counted(len(ids), "run"), agreeing(len(ids), "This run is", "These runs are")
+                self.progress.log(f"The {what} of {of_runs} {state}. {these} computed again: {', '.join(ids)}.")

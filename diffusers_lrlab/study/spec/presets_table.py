@@ -1,6 +1,7 @@
 """The studies that come with the package, for `lrlab study list` and the README."""
 
 from ...core.registry import markdown_table
+from ...core.words import counted
 from .expansion import expand, expand_tuning
 from .reading import load_spec, preset_names
 from .spec import StudySpec
@@ -19,4 +20,4 @@ def presets_table() -> str:
 def presets_text() -> str:
     specs = [load_spec(name) for name in preset_names()]
     width = max(len(spec.name) for spec in specs)
-    return "\n".join(f"  {spec.name:<{width}}  {num_runs(spec):>4} runs  {spec.title}" for spec in specs)
+    return "\n".join(f"  {spec.name:<{width}}  {counted(num_runs(spec), 'run', '>4')}  {spec.title}" for spec in specs)

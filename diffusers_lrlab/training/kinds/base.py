@@ -55,6 +55,11 @@ class DataKind(ABC):
     def __init__(self, denoiser: str | None = None):
         self.denoiser = denoiser  # a name; `None` for the kind's own model
 
+    @property
+    def item(self) -> str:
+        """One of the items, in words."""
+        return self.name.removesuffix("s")
+
     # --- options -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -167,7 +172,9 @@ from diffusers import DiffusionPipeline
 
 pipeline = DiffusionPipeline.from_pretrained("{location}")
 ```
-"""  # Markdown, with {location} and {inference_steps}
+"""  # Markdown, with {location}, {inference_steps} and, where there is such a text, {without_package}
+    # Markdown, with {location}: how the kind's own model is loaded without this package, if its pipeline is of this package.
+    card_without_package: ClassVar[str] = ""
     card_pictures: ClassVar[str] = ""  # Markdown: pictures that only this kind has
     preflight_checks: ClassVar[tuple[str, ...]] = ()  # names of the checks that only some kinds have
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import LabError
+from ...core.words import counted
 from ...data.toy2d_entries import TOY_DATASETS
 from ...models.loading import load_model_config
 from ...models.unet import check_resolution, default_down_blocks, default_unet_config
@@ -74,7 +75,7 @@ class Images(DataKind):
             return {"frechet_samples": 0}
         if asked == 1 or (asked and held_out < 2):
             raise LabError(
-                f"--frechet_samples {asked} against {held_out} held-out images: both sets need 2 at least. Raise "
+                f"--frechet_samples {asked} against {counted(held_out, 'held-out image')}: both sets need 2 at least. Raise "
                 "--num_validation_images, or leave --frechet_samples out."
             )
         if asked and config.dataset_name != "digits":
@@ -112,7 +113,7 @@ class Images(DataKind):
         for key in ("in_channels", "out_channels"):
             if unet[key] != channels:
                 raise LabError(
-                    f"The model {name!r} has {key}={unet[key]}, the images have {channels} channels. Give "
+                    f"The model {name!r} has {key}={unet[key]}, the images have {counted(channels, 'channel')}. Give "
                     f"--image_channels {unet[key]} or another model."
                 )
         if unet["class_embed_type"] is not None or unet["num_class_embeds"] is not None:

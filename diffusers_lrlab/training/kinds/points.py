@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import LabError
+from ...core.words import counted
 from ...data.toy2d_entries import TOY_DATASETS
 from ...models.loading import load_model_config
 from ..config import ResolvedConfig, TrainingConfig
@@ -76,7 +77,7 @@ class Points(DataKind):
         return load_point_data(config, config.seed, config.layout(num_processes))
 
     def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
-        return f"{data.image_shape[0]} dimensions"
+        return f"{counted(data.image_shape[0], 'dimension')}"
 
     def data_warnings(self, data: TrainingData) -> list[str]:
         """Points on quite another scale than the noise."""
@@ -107,8 +108,9 @@ class Points(DataKind):
             return {"dimension": dimension}
         if given["dimension"] != dimension:
             raise LabError(
-                f"The model {config.model_config_name_or_path!r} is for points of {given['dimension']} dimensions, and "
-                f"those of {data.name!r} have {dimension}. Set dimension in its config.json, or use other data."
+                f"The model {config.model_config_name_or_path!r} is for points of "
+                f"{counted(given['dimension'], 'dimension')}, and those of {data.name!r} have {dimension}. Set dimension "
+                "in its config.json, or use other data."
             )
         return given
 
@@ -143,7 +145,9 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
 ```
 
-Without diffusers_lrlab, by the code that lies beside the weights; read it first:
+{without_package}![Points on their way from noise to data](lrlab/sampling.gif)
+"""
+    card_without_package = """Without diffusers_lrlab, by the code that lies beside the weights; read it first:
 
 ```python
 from diffusers import DiffusionPipeline
@@ -156,5 +160,4 @@ pipeline = DiffusionPipeline.from_pretrained(
     card_pictures = """
 ![From noise to data](lrlab/trajectory.png)
 
-![Points on their way from noise to data](lrlab/sampling.gif)
 """

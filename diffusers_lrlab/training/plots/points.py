@@ -12,6 +12,7 @@ import numpy as np
 
 from ...core.files import atomic_file
 from ...core.plotting import BLUE, ORANGE, new_figure, save_figure
+from ...core.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,8 +55,8 @@ def plot_beside(real: np.ndarray, samples: np.ndarray, path: Path) -> None:
     figure = new_figure(7, 3.7, dpi=150)
     left, right = figure.subplots(1, 2)
     limits, num = limits_of(real, samples), min(len(real), len(samples))
-    draw_points(left, real[:num], limits, title=f"data, {num} points")
-    draw_points(right, samples[:num], limits, ORANGE, title=f"samples, {num} points")
+    draw_points(left, real[:num], limits, title=f"data, {counted(num, 'point')}")
+    draw_points(right, samples[:num], limits, ORANGE, title=f"samples, {counted(num, 'point')}")
     save_figure(figure, path)
 
 
@@ -64,8 +65,8 @@ def plot_splits(splits: dict[str, np.ndarray], path: Path) -> None:
     figure = new_figure(3.5 * len(splits), 3.7, dpi=150)
     limits = limits_of(np.concatenate(list(splits.values())))
     for axes, (split, points) in zip(figure.subplots(1, len(splits), squeeze=False)[0], splits.items(), strict=True):
-        shown = f"{_MOST_POINTS} of {len(points)}" if len(points) > _MOST_POINTS else f"{len(points)}"
-        draw_points(axes, points, limits, title=f"{split}, {shown} points")
+        shown = f"{_MOST_POINTS} of " if len(points) > _MOST_POINTS else ""
+        draw_points(axes, points, limits, title=f"{split}, {shown}{counted(len(points), 'point')}")
     save_figure(figure, path)
 
 
@@ -86,7 +87,7 @@ def plot_progress(previews: dict[int, np.ndarray], num_updates: int, real: np.nd
 def plot_trajectory(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Path) -> None:
     """Samples on their way from noise to data: six moments, `frames` of shape `(num_frames, num_points, dimension)`."""
     chosen = np.unique(np.linspace(0, len(frames) - 1, 6).round().astype(int))
-    titles = [f"{timesteps[index]} timesteps left" if timesteps[index] else "samples" for index in chosen]
+    titles = [f"{counted(timesteps[index], 'timestep')} left" if timesteps[index] else "samples" for index in chosen]
     _strip([frames[index] for index in chosen], titles, limits_of(real, frames[0]), path)
 
 
@@ -103,7 +104,7 @@ def animate(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Pa
     from PIL import Image
 
     limits = limits_of(real, frames[0])
-    titles = [f"{left} timesteps left" if left else "samples" for left in timesteps]
+    titles = [f"{counted(left, 'timestep')} left" if left else "samples" for left in timesteps]
     pictures: list[Any] = [
         Image.fromarray(as_picture(points, limits, title)).quantize(32) for points, title in zip(frames, titles, strict=True)
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ...core.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
     window = max(1, len(losses) // 20)
     if window > 1:
         smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
-        axes.plot(updates[window - 1 :], smooth, color=BLUE, label=f"training, mean of {window} rows")
+        axes.plot(updates[window - 1 :], smooth, color=BLUE, label=f"training, mean of {counted(window, 'row')}")
     for key, color, label in (
         ("validation_loss", ORANGE, "validation, raw weights"),
         ("validation_loss_ema", GREEN, "validation, EMA weights"),

@@ -1,0 +1,30 @@
+"""Counts in sentences."""
+
+
+def counted(number: float, noun: str, form: str = "") -> str:
+    """
+    A number with its noun, such as "1 update" and "2 updates".
+
+    Args:
+        number (`float`): The count.
+        noun (`str`): A regular noun, in its singular.
+        form (`str`): How the number is formatted, as after the colon of an f-string: `","` writes 1,500.
+    """
+    return f"{number:{form}} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Of a regular noun."""
+    if noun.endswith("y"):
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "tch", "sh")) else f"{noun}s"
+
+
+def agreeing(number: int, singular: str, plural: str) -> str:
+    """The form of a verb that goes with a count."""
+    return singular if number == 1 else plural
+
+
+def times(number: int) -> str:
+    """How often something happens: "once", "2 times"."""
+    return "once" if number == 1 else f"{number} times"
