@@ -81,6 +81,8 @@ def parse(words):
     Returns:
         What was parsed, or `None` for programs of others.
     """
+    while re.match(r"[A-Z_]+=", words[0]):  # a variable of the environment
+        words = words[1:]
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
     if program == "accelerate":

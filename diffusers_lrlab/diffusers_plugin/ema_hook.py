@@ -294,6 +294,6 @@ class EMAHook:
         text = f"--ema {self.form.name}: the average of {counted(self.saved.num_updates, 'update')} {where}"
         text += ", and in what the script saved at its end." if self.is_swapped else "."
         if self.not_finite:
-            of = f"{len(self.not_finite)} of its {len(self.trained.names)} tensors"
+            of = f"{len(self.not_finite)} of its {counted(len(self.trained.names), 'tensor')}"
             text += f" It cannot be used: {of} hold numbers that are not finite, such as {self.not_finite[0]}."
         return text

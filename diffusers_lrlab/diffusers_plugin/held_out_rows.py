@@ -80,7 +80,7 @@ class HeldOutRows:
             raise LabError(
                 f"--validation_fraction {self.fraction}: the script makes something for whole batches (line "
                 f"{self.whole.lineno}: {_shown(self.whole)}), so that whole batches are held back, and a fifth of "
-                f"{self.num_rows} rows is less than one of {rows}. Use smaller batches, or leave it out."
+                f"{counted(self.num_rows, 'row')} is less than one of {rows}. Use smaller batches, or leave it out."
             )
         return split_rows(self.num_rows, num)
 

@@ -97,7 +97,7 @@ def _difference(path: Path, announced: Any) -> str:
 
     sums = file_sums(path)
     if announced.size is not None and sums["size"] != announced.size:
-        return f"it has {sums['size']} bytes, and the Hub announced {announced.size}"
+        return f"it has {counted(sums['size'], 'byte')}, and the Hub announced {announced.size}"
     if announced.lfs is not None:
         return "" if announced.lfs["sha256"] == sums["sha256"] else "its SHA-256 is not the one that the Hub announced"
     is_same = announced.blob_id is None or announced.blob_id == git_hash(path.read_bytes())

@@ -8,6 +8,7 @@ from typing import Any
 from ..core.files import TEMPORARY
 from ..core.held import held_against_manifest
 from ..core.manifest import MANIFEST
+from ..core.words import counted
 
 # How names of folders that were put aside begin, and names of files end: no pattern of ours takes them for what they were.
 _BEGINNING, _ENDING = "damaged-", ".damaged"
@@ -37,7 +38,7 @@ class Finding:
     def hold(self, folder: Path) -> None:
         """Notes which files are as the manifest of the folder has them."""
         held = held_against_manifest(folder, self.kind)
-        self.whole += [f"{len(held.sums)} files of {MANIFEST}"] if held.sums else []
+        self.whole += [f"{counted(len(held.sums), 'file')} of {MANIFEST}"] if held.sums else []
         self.damaged += held.damaged.values()
         self.notes += held.notes
         if held.is_open and self.status.startswith("finished"):

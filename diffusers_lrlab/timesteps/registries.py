@@ -6,6 +6,7 @@ import numpy as np
 
 from ..core.registered import real_values
 from ..core.registry import Parameter, Registry
+from ..core.words import counted
 
 DRAWS = ("independent", "stratified", "antithetic")
 
@@ -24,7 +25,7 @@ def _check_weights(value: Any, levels: Any) -> Any:
     if hasattr(value, "weights"):
         return value
     num = levels.num_train_timesteps
-    return real_values(value, f"{num} weights of 0 or more, one for each timestep", (num,))
+    return real_values(value, f"{counted(num, 'weight')} of 0 or more, one for each timestep", (num,))
 
 
 TIMESTEP_SAMPLERS = Registry(

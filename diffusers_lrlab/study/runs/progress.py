@@ -30,7 +30,7 @@ class StudyProgress:
         """Shows a bar over the updates of these runs inside this block, and one over what is measured of them."""
         shown: dict[str, Any] = {"disable": self.quiet, "mininterval": 0.2 if is_watched() else 30}
         num_updates = sum(spec.config.max_train_steps or 0 for spec in specs) or None
-        layout = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} runs [{elapsed}<{remaining}]"
+        layout = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} [{elapsed}<{remaining}]"
         with (
             tqdm(total=num_updates, desc=description, unit="update", unit_scale=True, **shown) as updates,
             tqdm(total=len(specs), desc="measured", bar_format=layout, **shown) as measured,
