@@ -131,24 +131,22 @@ def make_writable(record: dict[str, Any], inside: str = "") -> list[str]:
 
 def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
     """The log by noise level, the manifest and, last, the record; `room` was kept for it, and is given up if need be."""
-    problem = None
+    problem: LabError | None = None
     try:
         if trainer.folder.is_writer:
             trainer.folder.check_log()
         if trainer.observer is not None:
             record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
             trainer.observer.write()
+        if names := make_writable(record):
+            raise LabError(f"JSON cannot hold {', '.join(names)} of the record, which has a text in their place.")
         if record["run"]["status"] == "finished":
             trainer.folder.write_manifest(record)
     except LabError as error:
         problem = error
+        make_writable(record)
         if record["run"]["status"] == "finished":
             record["run"] |= {"status": "failed", "error": str(error)}
-    if names := make_writable(record):
-        reason = f"JSON cannot hold {', '.join(names)} of the record, which has a text in their place."
-        problem = problem or LabError(reason)
-        if record["run"]["status"] == "finished":
-            record["run"] |= {"status": "failed", "error": reason}
     try:
         trainer.folder.write_record(record)
     except DiskFull:
