@@ -192,7 +192,9 @@ def resumed(tiny):
 def mixing(tiny):
     """Of a source in one file or several, whose rows are read as they lie: what its stream keeps of their order."""
     rows, window, classes = (2000, 100, 10) if tiny else (20_000, 1000, 10)
-    print(f"\n| {rows:,} rows in | buffer | position here, there | most of a class, sorted | shuffled |\n|---|---|---|---|---|")
+    print(
+        f"\n| {rows:,} rows in | buffer | position here, there | most of a class, sorted | shuffled |\n|---|---|---|---|---|"
+    )
     for shards, buffer in itertools.product((1, 4, 16, 64), (1000, 10_000)):
         kept, largest = [], {"sorted": [], "shuffled": []}
         for seed in range(2 if tiny else 5):

@@ -68,7 +68,10 @@ def trained(process, num_updates):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for update in range(num_updates):
         optimizer.param_groups[0]["lr"] = 1e-3 * (1 - update / num_updates)
-        points, timesteps = data[torch.randint(len(data), (256,))].float(), torch.randint(process.num_train_timesteps, (256,))
+        points, timesteps = (
+            data[torch.randint(len(data), (256,))].float(),
+            torch.randint(process.num_train_timesteps, (256,)),
+        )
         optimizer.zero_grad()
         process.losses(model, points, torch.randn_like(points), timesteps).mean().backward()
         optimizer.step()
@@ -93,7 +96,11 @@ def main():
     torch.set_num_threads(1)
     angles = torch.arange(40, dtype=torch.float64) * math.pi / 20
     circle = torch.stack((angles.cos(), angles.sin()), 1)
-    mixtures = {"eight Gaussians": (3 * circle[::5], 0.3), "ring": (2 * circle, 0.08), "wide Gaussian": (0 * circle[:1], 2.0)}
+    mixtures = {
+        "eight Gaussians": (3 * circle[::5], 0.3),
+        "ring": (2 * circle, 0.08),
+        "wide Gaussian": (0 * circle[:1], 2.0),
+    }
     print(machine())
     print("| timesteps | betas | model | way | evaluations | error of the mean, bits | of a point, bits |")
     print("|---|---|---|---|---|---|---|")

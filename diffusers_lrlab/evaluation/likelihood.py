@@ -110,9 +110,7 @@ def _runge_kutta_step(
     return state + step / 6 * (first + 2 * second + 2 * third + slope(state + step * third, at + step))
 
 
-def exact_kl(
-    log_prob: np.ndarray, model_log_prob: np.ndarray, half_steps: np.ndarray | None = None
-) -> tuple[float, float]:
+def exact_kl(log_prob: np.ndarray, model_log_prob: np.ndarray, half_steps: np.ndarray | None = None) -> tuple[float, float]:
     r"""
     KL(data || model) from natural log-densities at the same points of the data: \(E[\log p - \log q]\), in bits.
 

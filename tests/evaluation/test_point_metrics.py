@@ -713,7 +713,9 @@ class OptimalModel:
         assert (timesteps >= 0).all()
         assert (timesteps <= len(self.levels) - 1).all()
         self.calls.append((len(noisy), float(timesteps[0])))
-        sigma = torch.from_numpy(np.exp(np.interp(timesteps.double().numpy(), np.arange(len(self.levels)), self.levels)))[:, None]
+        sigma = torch.from_numpy(np.exp(np.interp(timesteps.double().numpy(), np.arange(len(self.levels)), self.levels)))[
+            :, None
+        ]
         sigma = sigma.to(self.dtype)
         scaled = noisy * (1 + sigma**2).sqrt()
         variances = self.variances + sigma**2
@@ -806,7 +808,8 @@ def test_noise_of_the_steps_is_not_taken_for_a_bias():
     rows = list(np.random.default_rng(0).normal(size=(200, 3, 1000)))
     alone = np.mean([exact_kl(data, model)[1] for data, model, _ in rows])
     together, shifted = (
-        np.mean([exact_kl(data, model, (model + chance + shift)[:250])[1] for data, model, chance in rows]) for shift in (0, 1)
+        np.mean([exact_kl(data, model, (model + chance + shift)[:250])[1] for data, model, chance in rows])
+        for shift in (0, 1)
     )
     assert together < 1.4 * alone
     assert shifted == pytest.approx(math.log2(math.e), rel=0.01)

@@ -95,7 +95,10 @@ DESERVED = {
         ),
     ],
     "sorted_stream": [
-        (lambda path: stream_of(path, np.arange(200) // 50), "sorted by 'label': in 200 neighbouring rows it changes 3 times"),
+        (
+            lambda path: stream_of(path, np.arange(200) // 40),
+            "sorted by 'label': in 200 neighbouring rows it changes 4 times",
+        ),
         (lambda path: stream_of(path, np.zeros(200, int)), "sorted by 'label': in 200 neighbouring rows it has a single"),
     ],
     "terminal_snr": [({"dataset_name": "moons"}, "signal-to-noise ratio of 0.57")],
