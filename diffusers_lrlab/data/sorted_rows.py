@@ -15,6 +15,7 @@ from .sources import is_saved_dataset, load_errors_explained, open_builder, open
 from .streams import Source
 
 _STRETCHES, _ROWS = 8, 64  # of neighbouring rows
+_SHARDS, _IMAGES = 4, 128  # in all, where images are read with the rows
 _LABELS = ("label", "labels", "class", "classes", "cls", "category", "target")
 _SIZES = ("width", "height", "size", "num_bytes", "aspect_ratio")
 _FEWEST_CHANGES = 20  # expected of shuffled rows: with fewer, chance alone is too likely
@@ -36,7 +37,7 @@ def find_sorted_rows(config: DataConfig, source: Source, column: str) -> SortedR
     """
     The first column of labels or sizes, or `column` for the sizes of its images, by which the rows seem to be sorted.
 
-    Some rows of 8 shards, files or parts of a table are looked at; of images, only these are read for their sizes.
+    512 rows from 8 parts of the data are looked at, or 128 from the starts of 4 shards where that reads images.
     """
     with load_errors_explained(config):
         features = open_dataset(config, streaming=True).features or {}
@@ -109,8 +110,9 @@ def _stretches(config: DataConfig, columns: list[str]) -> Iterator[dict[str, lis
         rows = list(stream)
         parts = [rows[start : start + _ROWS] for start in _evenly(len(rows) - _ROWS + 1, _STRETCHES) or [0]]
     else:
-        shards = (stream.shard(stream.num_shards, shard) for shard in _evenly(stream.num_shards, _STRETCHES))
-        parts = [list(islice(shard, _ROWS)) for shard in shards]
+        chosen = _evenly(stream.num_shards, _SHARDS)
+        shards = (stream.shard(stream.num_shards, shard) for shard in chosen)
+        parts = [list(islice(shard, _IMAGES // len(chosen))) for shard in shards]
     yield from ({name: [row[name] for row in part] for name in columns} for part in parts)
 
 
@@ -129,8 +131,9 @@ def _of_parquet(files: list[str], columns: list[str]) -> Iterator[dict[str, list
 
 def _image_sizes(source: Source) -> Iterator[list[int | None]]:
     """Pixels of neighbouring images; `None` of those that cannot be read, which is told when they are trained on."""
-    for shard in _evenly(len(source.lengths), _STRETCHES):
-        yield [_num_pixels(source, cell) for _, cell in islice(source.open(shard, 0), _ROWS)]
+    chosen = _evenly(len(source.lengths), _SHARDS)
+    for shard in chosen:
+        yield [_num_pixels(source, cell) for _, cell in islice(source.open(shard, 0), _IMAGES // len(chosen))]
 
 
 def _num_pixels(source: Source, cell: Any) -> int | None:

@@ -11,6 +11,7 @@ from test_stream_sources import png, write_tar
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.data.sorted_rows import compare, find_sorted_rows
+from diffusers_lrlab.data.tar_shards import TarShards
 from diffusers_lrlab.training.resolve import resolve_config
 
 NUM_CLASSES, PER_CLASS = 4, 80
@@ -18,7 +19,7 @@ POINTS = {"point_column": "x", "resolution": None, "image_channels": None}
 IMAGES = {"resolution": 8, "image_channels": 1}
 
 
-def rows_of(order, features=None):
+def rows_of(order):
     labels = np.repeat(np.arange(NUM_CLASSES), PER_CLASS)[order]
     return {"x": np.random.default_rng(0).normal(size=(len(order), 2)).tolist(), "label": labels.tolist()}
 
@@ -70,6 +71,17 @@ def test_a_folder_of_images_by_class_is_sorted_and_one_of_a_single_class_is_not(
             (tmp_path / "data" / name / f"{number}.png").write_bytes(png(number))
     assert found_in(tmp_path / "data", IMAGES).column == "label"
     assert found_in(tmp_path / "data" / "cat", IMAGES) is None
+
+
+def test_few_images_are_read_for_their_labels_and_sizes(tmp_path, monkeypatch):
+    """They may lie on the Hub."""
+    order = np.random.default_rng(0).permutation(NUM_CLASSES * PER_CLASS)
+    options = write(tmp_path / "data", "tar files", order)
+    fetched = []
+    fetch = TarShards.fetch
+    monkeypatch.setattr(TarShards, "fetch", lambda shards, cell: fetched.append(cell) or fetch(shards, cell))
+    assert found_in(tmp_path / "data", options) is None
+    assert 0 < len(fetched) <= 128
 
 
 @cases("is_sorted", [True, False])
