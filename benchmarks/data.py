@@ -1,4 +1,4 @@
-"""What reading data costs, and what a stream reads: decoding, a slow source, workers, the order of shards, resuming.
+"""What reading data costs, and what a stream reads: decoding, a slow source, workers, order, mixing, resuming.
 
     python benchmarks/data.py --before PATH/ANOTHER_CHECKOUT
 
@@ -7,6 +7,7 @@ Ways that are compared take turns in one process, with one thread. Medians are o
 
 import importlib
 import io
+import itertools
 import statistics
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import common
 import datasets
 import numpy as np
 import pyarrow.parquet as parquet
+import scipy.stats
 import torch
 from PIL import Image
 
@@ -187,6 +189,26 @@ def resumed(tiny):
     )
 
 
+def mixing(tiny):
+    """Of a source in one file or several, whose rows are read as they lie: what its stream keeps of their order."""
+    rows, window, classes = (2000, 100, 10) if tiny else (20_000, 1000, 10)
+    print(
+        f"\n| {rows:,} rows in | buffer | position here, there | most of a class, sorted | shuffled |\n|---|---|---|---|---|"
+    )
+    for shards, buffer in itertools.product((1, 4, 16, 64), (1000, 10_000)):
+        kept, largest = [], {"sorted": [], "shuffled": []}
+        for seed in range(2 if tiny else 5):
+            train = ShardedStream(CountingShards(shards, rows // shards), "x", 0, 0, seed=seed, buffer=buffer)
+            positions = np.array([row["x"][0] * (rows // shards) + row["x"][1] for row in train]).astype(int)
+            kept.append(abs(scipy.stats.spearmanr(np.arange(len(positions)), positions).statistic))
+            labels = positions * classes // len(positions)
+            for name, order in (("sorted", labels), ("shuffled", np.random.default_rng(seed).permutation(labels))):
+                windows = order[: len(order) // window * window].reshape(-1, window)
+                largest[name].append(max(np.bincount(each).max() for each in windows) / window)
+        shares = " | ".join(f"{np.mean(values):.2f}" for values in largest.values())
+        print(f"| {shards} shards | {buffer:,} | {np.mean(kept):.2f} | {shares} |", flush=True)
+
+
 def bytes_of_ranks(options, folder):
     """Of a data set in Parquet with a shard for each 10 rows, whose ranks read an epoch."""
     groups, rows, dimension = (64 if options.tiny else 640), 10, 500
@@ -236,6 +258,7 @@ def main():
         early_rows()
         resumed(options.tiny)
         bytes_of_ranks(options, folder)
+        mixing(options.tiny)
 
 
 if __name__ == "__main__":

@@ -16,35 +16,57 @@ class BatchLosses:
 
     def __init__(self, starts: np.ndarray, device: torch.device):
         self.one_hot = one_hot_bins(starts).to(device)
-        # Of shares, loss and 1, each with each; the last column holds the numbers of images.
-        self.sums = torch.zeros(len(starts) + 1, len(starts) + 2, dtype=torch.float64, device=device)
+        bins = len(starts) - 1
+        self._pairs = tuple(each.to(device) for each in torch.triu_indices(bins + 1, bins + 1))
+        num_pairs = len(self._pairs[0])
+        # Of the products of each two of the shares and the loss: their own products with each other, then their sum; the
+        # last column holds the numbers of images and, at its end, of batches.
+        self.sums = torch.zeros(num_pairs, num_pairs + 2, dtype=torch.float64, device=device)
 
-    def add(self, timesteps: torch.Tensor, loss: torch.Tensor) -> None:
-        """Adds a batch: timesteps of shape `(num_images,)`, and its mean loss, a scalar."""
-        images = self.one_hot[timesteps].sum(0)
-        seen = torch.cat([images / len(timesteps), loss.detach().double().reshape(1), images.new_ones(1)])
-        self.sums[:, :-1] += torch.outer(seen, seen)
-        self.sums[: len(images), -1] += images
+    def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Adds batches of one size: timesteps of shape `(num_batches, num_images)`, mean losses `(num_batches,)`."""
+        images = self.one_hot[timesteps].sum(1)
+        seen = torch.cat([images / timesteps.shape[1], losses.detach().double()[:, None]], dim=1)
+        products = seen[:, self._pairs[0]] * seen[:, self._pairs[1]]
+        self.sums[:, :-2] += products.T @ products
+        self.sums[:, -2] += products.sum(0)
+        self.sums[: images.shape[1], -1] += images.sum(0)
+        self.sums[-1, -1] += len(losses)
 
 
 def solve(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """
     Images, mean losses, and variances of these means: each float64 of shape `(bins,)`, NaN in bins without images.
 
+    The variances are the sandwich of H. White (Econometrica 48, 1980), by the squared error of each batch, times
+    `num_batches / (num_batches - bins)`: noise levels may differ in the spread of their losses, and so may batches. For
+    batches of one image, each bin's is that of its own losses.
+
     Args:
         sums (`np.ndarray`): Those of [`BatchLosses`], of all processes together.
 
     Returns: `None` if there are no more batches than bins with images, so that the means have no errors yet.
     """
-    bins = len(sums) - 2
-    normal, right, images = sums[:bins, :bins], sums[:bins, bins], sums[:bins, -1]
-    found, num_batches = images > 0, sums[-1, -2]
-    rank = np.linalg.matrix_rank(normal[np.ix_(found, found)], hermitian=True) if found.any() else 0
-    if rank < found.sum() or num_batches <= rank:
+    size = int((8 * len(sums) + 1) ** 0.5 - 1) // 2  # of shares and loss: that many have `len(sums)` pairs
+    first, second = np.triu_indices(size)
+
+    def matrix(products: np.ndarray) -> np.ndarray:
+        whole = np.zeros((size, size))
+        whole[first, second] = whole[second, first] = products
+        return whole
+
+    images, num_batches, normal = sums[: size - 1, -1], sums[-1, -1], matrix(sums[:, -2])
+    found = np.flatnonzero(images > 0)
+    shares = np.ix_(found, found)
+    rank = np.linalg.matrix_rank(normal[shares], hermitian=True) if len(found) else 0
+    if rank < len(found) or num_batches <= rank:
         return None
-    inverse = np.linalg.inv(normal[np.ix_(found, found)])
-    solved = inverse @ right[found]
-    squares = max(0.0, float(sums[bins, bins] - solved @ right[found]))
-    means, variances = np.full(bins, np.nan), np.full(bins, np.nan)
-    means[found], variances[found] = solved, np.diag(inverse) * squares / (num_batches - rank)
+    inverse = np.linalg.inv(normal[shares])
+    error = np.zeros(size)  # of a batch, from its shares and its loss
+    error[found], error[-1] = -(inverse @ normal[found, -1]), 1
+    squared = np.where(first == second, 1, 2) * error[first] * error[second]
+    spread = matrix(sums[:, :-2] @ squared)[shares]
+    means, variances = np.full(size - 1, np.nan), np.full(size - 1, np.nan)
+    means[found] = -error[found]
+    variances[found] = np.maximum(np.diag(inverse @ spread @ inverse), 0) * num_batches / (num_batches - rank)
     return images, means, variances

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..diagnostics.timestep_log import TimestepLog, TimestepLosses
 
 _NUM_BINS, _NUM_ROWS = 10, 100
-_LOSSES_PER_BIN = 4  # seen in a row, on average
+_LOSSES_PER_BIN = 4  # of images, seen in a row, on average
+_BATCHES_PER_BIN = 16  # where their mean losses are all that is seen: fewer have no trustworthy variances
 _GRADIENTS = 8  # of images, at one update and in one process
 
 
@@ -94,8 +95,9 @@ class LogHook:
         accelerator = self.run.accelerator
         losses = accelerator.num_processes * accelerator.gradient_accumulation_steps
         losses *= len(self.timesteps.timesteps) if self.is_per_image else 1
+        needed = _NUM_BINS * (_LOSSES_PER_BIN if self.is_per_image else _BATCHES_PER_BIN)
         rows = math.ceil((self.clock.count_updates() or 1000) / _NUM_ROWS)
-        self._interval = max(rows, math.ceil(_NUM_BINS * _LOSSES_PER_BIN / losses))
+        self._interval = max(rows, math.ceil(needed / losses))
         self._due = update + self._interval
         self._begin_row(update)
         if self._resumed is not None:
@@ -180,7 +182,7 @@ class LogHook:
         def logged(accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
             if self.script.caller(self.script.calls("backward")) is not None and self._is_first_of_draw():
                 self.num_seen = self.timesteps.num_seen
-                cast(Any, self._sums).add(self.timesteps.timesteps, loss)
+                cast(Any, self._sums).add(cast(torch.Tensor, self.timesteps.timesteps)[None], loss.reshape(1))
                 if self._gradients_left:
                     self._measure(cast(torch.Tensor, self.timesteps.timesteps), loss[None])
             backward(accelerator, loss, **kwargs)

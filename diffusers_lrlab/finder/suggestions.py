@@ -217,7 +217,7 @@ def _no_fall(rates: np.ndarray, y: np.ndarray, noise: float) -> Suggestion:
     is_noise = bool(noise > smallest)
     least = f"by {100 * _SMALLEST_FALL:.0f} %, the least that counts"
     if is_noise:
-        least = f"by more than its noise, which can make {100 * noise / (abs(y[0]) or 1):.0f} % of it"
+        least = f"by more than the noise of independent losses, which can make {100 * noise / (abs(y[0]) or 1):.0f} % of it"
     remedy = "go lower" if rises else "go higher, use more updates or a larger batch"
     return Suggestion(
         None,

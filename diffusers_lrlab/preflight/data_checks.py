@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from ..core.words import agreeing, counted
+from ..data.sorted_rows import find_sorted_rows
 from .subject import Subject
 
 _ALIKE = 0.05  # of the usual distance between two images
@@ -112,3 +113,18 @@ def image_sizes(subject: Subject) -> str | None:
             "Images are cropped to squares, so less than half of such a one is seen at a time."
         )
     return None
+
+
+def sorted_stream(subject: Subject) -> str | None:
+    """A stream whose rows are sorted by label or size: it mixes rows that are near each other only."""
+    config, train = subject.config, subject.data.train
+    if not config.streaming or (found := find_sorted_rows(config, train.source, train.column)) is None:
+        return None
+    seen = f"it changes {found.changes} times, and would about {found.expected:.0f} times in shuffled rows"
+    if not found.expected:
+        seen = "it has a single value"
+    return (
+        f"The rows of the stream seem to be sorted by {found.column!r}: in {found.num_rows} neighbouring rows {seen}. A "
+        "stream mixes neighbouring rows only, so updates follow each other with much the same data. Shuffle the rows once "
+        "when you write them, write many shards, or raise --stream_shuffle_buffer."
+    )

@@ -22,6 +22,7 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
         data_checks.constant_images,
         data_checks.near_duplicates,
         data_checks.image_sizes,
+        data_checks.sorted_stream,
         setting_checks.timesteps,
         setting_checks.terminal_snr,
         setting_checks.model_and_scheduler,

@@ -163,7 +163,7 @@ def test_refusals(rule, name):
     suggestion = RULES[rule](LRS, losses)
     assert suggestion.lr is None is suggestion.interval
     assert reason in suggestion.reason
-    assert suggestion.is_noise is (name == "noise") is ("by more than its noise" in suggestion.reason)
+    assert suggestion.is_noise is (name == "noise") is ("by more than the noise of independent losses" in suggestion.reason)
 
 
 def test_three_points_are_too_few():

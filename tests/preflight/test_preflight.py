@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import numpy as np
 import pytest
 import runs
@@ -57,6 +58,14 @@ def noise(number):
     return np.random.default_rng(number).integers(0, 256, (8, 8))
 
 
+def stream_of(tmp_path, labels):
+    """Options for a stream of points with these labels."""
+    points = np.random.default_rng(0).normal(size=(len(labels), 2)).tolist()
+    (tmp_path / "points").mkdir()
+    datasets.Dataset.from_dict({"x": points, "label": labels}).to_parquet(tmp_path / "points" / "0.parquet", batch_size=50)
+    return {"train_data_dir": str(tmp_path / "points"), "point_column": "x", "streaming": True, "num_validation_images": 20}
+
+
 # name of a check -> (options of a run, or what makes them in a folder; what the message says)
 DESERVED = {
     "value_range": [
@@ -84,6 +93,13 @@ DESERVED = {
             lambda path: with_images(path, lambda n: np.tile(noise(n), 3), size=(24, 8)),
             "more than twice as long as wide",
         ),
+    ],
+    "sorted_stream": [
+        (
+            lambda path: stream_of(path, np.arange(200) // 40),
+            "sorted by 'label': in 200 neighbouring rows it changes 4 times",
+        ),
+        (lambda path: stream_of(path, np.zeros(200, int)), "sorted by 'label': in 200 neighbouring rows it has a single"),
     ],
     "terminal_snr": [
         ({"dataset_name": "moons", "ddpm_num_steps": 50}, "The last of 50 timesteps keeps a signal-to-noise ratio of 1.5"),
