@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..core.words import agreeing, counted
+from ..core.words import agreeing, counted, times
 from ..data.sorted_rows import find_sorted_rows
 from .subject import Subject
 
@@ -120,7 +120,7 @@ def sorted_stream(subject: Subject) -> str | None:
     config, train = subject.config, subject.data.train
     if not config.streaming or (found := find_sorted_rows(config, train.source, train.column)) is None:
         return None
-    seen = f"it changes {found.changes} times, and would about {found.expected:.0f} times in shuffled rows"
+    seen = f"it changes {times(found.changes)}, and would about {found.expected:.0f} times in shuffled rows"
     if not found.expected:
         seen = "it has a single value"
     return (

@@ -43,7 +43,9 @@ class StudyProgress:
         yield from tqdm(items, description, disable=self.quiet, mininterval=0.2 if is_watched() else 30)
 
     def advance(self, amount: float, counter: str = UPDATES) -> None:
-        self._bars[counter].update(amount)
+        bar = self._bars[counter]
+        # Parts of a run add up to it but for rounding, which tqdm takes for more than there is.
+        bar.update(amount if counter == UPDATES else min(amount, (bar.total or 0) - bar.n))
 
     def finished(self, spec: RunSpec) -> None:
         """Shows that the result of a run is written."""
