@@ -138,18 +138,17 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
         if trainer.observer is not None:
             record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
             trainer.observer.write()
+        if record["run"]["status"] == "finished":
+            trainer.folder.write_manifest(record)
     except LabError as error:
         problem = error
+        if record["run"]["status"] == "finished":
+            record["run"] |= {"status": "failed", "error": str(error)}
     if names := make_writable(record):
-        problem = problem or LabError(f"JSON cannot hold {', '.join(names)} of the record, which has a text in their place.")
-    is_whole = record["run"]["status"] == "finished"
-    if is_whole and problem is None:
-        try:
-            trainer.folder.write_manifest(record)  # of the record, too, so that all of it must be writable
-        except LabError as error:
-            problem = error
-    if is_whole and problem is not None:
-        record["run"] |= {"status": "failed", "error": str(problem)}
+        reason = f"JSON cannot hold {', '.join(names)} of the record, which has a text in their place."
+        problem = problem or LabError(reason)
+        if record["run"]["status"] == "finished":
+            record["run"] |= {"status": "failed", "error": reason}
     try:
         trainer.folder.write_record(record)
     except DiskFull:
