@@ -575,6 +575,14 @@ def test_a_metric_may_have_the_name_of_a_column(stacked, tmp_path):
     assert again.notes == {"metrics": []}
 
 
+def test_a_card_is_whole_after_a_report_of_it(reported, tmp_path, capsys):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    assert main(["study", "report", str(card)]) == 0
+    assert main(["check", str(card)]) == 0, capsys.readouterr()
+    assert main(["study", "report", str(card)]) == 0
+
+
 def test_a_text_that_a_metric_gives_is_in_the_table_of_runs(stacked, tmp_path):
     """As with the Fréchet distance, which names its features; a run that diverged has none."""
     results = read_runs(stacked).results
