@@ -220,17 +220,19 @@ def checked(function: _Decorated) -> _Decorated:
 
 def _checked(function: Any, shown: str) -> Any:
     signature = inspect.signature(function)
-    # By name and by place; made at the first call, since annotations may name modules that are not imported yet.
-    readers: dict[str, _Reader] = {}
-    by_place: list[tuple[Any, _Reader]] = []
 
-    def make_readers() -> None:
+    # By name and by place; made at the first call, since annotations may name modules that are not imported yet.
+    @functools.cache
+    def readers() -> tuple[dict[str, _Reader], list[tuple[Any, _Reader]]]:
+        by_name: dict[str, _Reader] = {}
+        by_place: list[tuple[Any, _Reader]] = []
         for each in signature.parameters.values():
             if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
                 hint = annotation_of(each, function)
-                readers[each.name] = reader(hint)
+                by_name[each.name] = reader(hint)
                 if each.kind is not each.KEYWORD_ONLY:
-                    by_place.append((hint if hint in (int, str, bool) else None, readers[each.name]))
+                    by_place.append((hint if hint in (int, str, bool) else None, by_name[each.name]))
+        return by_name, by_place
 
     def refused(name: str, value: Any) -> LabError:
         hint = annotation_of(signature.parameters[name], function)
@@ -238,16 +240,15 @@ def _checked(function: Any, shown: str) -> Any:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not readers:
-            make_readers()
+        by_name, by_place = readers()
         # Most arguments are of the very type, which is seen without a call.
         pairs = zip(by_place, args, strict=False)
         given = [value if type(value) is exact else read(value) for (exact, read), value in pairs]
         for place, value in enumerate(given):
             if value is REFUSED:
-                raise refused([*readers][place], args[place])
+                raise refused([*by_name][place], args[place])
         for name, value in kwargs.items():
-            if name in readers and (found := readers[name](value)) is not value:
+            if name in by_name and (found := by_name[name](value)) is not value:
                 if found is REFUSED:
                     raise refused(name, value)
                 kwargs[name] = found

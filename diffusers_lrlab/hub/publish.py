@@ -76,7 +76,7 @@ def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
     held = refuse_damaged(folder, kind, remedy)
     if held.is_open and not unfinished:
         raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
-    if kind == "run":
+    if kind == "run" and (folder / "model_index.json").exists():  # without one, what is uploaded says what to do
         check_pipeline(folder)
     return held.sums
 

@@ -84,22 +84,24 @@ def get_optimizer(
 
 def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
     """
-    Raises a `LabError` if a step of an optimizer changes no parameter: of a matrix and a vector of zeros, on which the
-    smallest step can be seen. What fails here, fails with its own error for the parameters of the run.
+    Raises a `LabError` if a step of an optimizer changes no parameter: of matrices and vectors of zeros, on which the
+    smallest step can be seen, and of ones, for steps in proportion to the parameters. What fails here, fails with its own
+    error for the parameters of the run.
     """
     import torch
 
     from ..core.random_states import random_states_kept
 
     generator = torch.Generator().manual_seed(0)
-    tried = [torch.nn.Parameter(torch.zeros(size)) for size in ((4, 4), (4,))]
+    begun = [torch.full(size, value) for value in (0.0, 1.0) for size in ((4, 4), (4,))]
+    tried = [torch.nn.Parameter(values.clone()) for values in begun]
     for parameter in tried:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     has_stepped = False
     with random_states_kept(with_devices=False), contextlib.suppress(Exception):
         entry(tried, lr if lr > 0 else 1e-3, **kwargs).step()
         has_stepped = True
-    if has_stepped and not any(parameter.any() for parameter in tried):
+    if has_stepped and all(torch.equal(parameter, values) for parameter, values in zip(tried, begun, strict=True)):
         raise LabError(
             f"{entry.title} changes nothing: after a step with gradients that are not zero, all parameters are as they "
             f"were. Give the optimizer the parameters that it gets, and let step() change them.{entry.where}"

@@ -1,8 +1,10 @@
 """Arguments of public functions: every one is checked by its annotation, and no wrong value gets past it."""
 
+import contextlib
 import enum
 import inspect
 import math
+import threading
 import types
 import typing
 import unittest.mock
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from tables import cases
 
 import diffusers_lrlab as lab
+from diffusers_lrlab.core import signatures
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.core.signatures import REFUSED, checked, reader
@@ -303,6 +306,29 @@ def test_signature_and_help_are_those_of_the_function():
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'a'"):
         wrapped()
     assert [*inspect.signature(lab.get_scheduler).parameters][:2] == ["name", "optimizer"]
+
+
+def test_a_first_call_by_two_threads(monkeypatch):
+    """The second one begins while the first looks at the annotations."""
+
+    def plain(a: int, b: str, c: float) -> str:
+        return f"{a}{b}{c}"
+
+    wrapped, results, barrier = checked(plain), [], threading.Barrier(2)
+    find = signatures.annotation_of
+
+    def find_beside_another(parameter, function):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(timeout=1)
+        return find(parameter, function)
+
+    monkeypatch.setattr(signatures, "annotation_of", find_beside_another)
+    threads = [threading.Thread(target=lambda: results.append(wrapped(1, "x", 0.5))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [*results, wrapped(1, "x", 0.5)] == ["1x0.5"] * 3
 
 
 def test_annotations_of_all_that_is_public_say_something():

@@ -235,6 +235,7 @@ def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
         (["schedule", "--unfinished"], "--unfinished is about runs"),
         (["stopped"], "is not finished (status: cancelled). Go on with it by --resume_from_checkpoint latest"),
         (["no-weights"], "holds no pipeline yet (model_index.json)"),
+        (["killed"], "is not finished (status: running). Go on with it by --resume_from_checkpoint latest"),
         (["damaged"], "cannot be read as JSON"),
         (["link"], "is a link to a file outside"),
         (["run", "--create_pr", "--private"], "Drop one"),
@@ -256,6 +257,8 @@ def test_refuses_before_anything_is_sent(folders, hub, tmp_path, arguments, mess
     run_folder(tmp_path / "stopped", status="cancelled", megabytes=0)
     run_folder(tmp_path / "no-weights", megabytes=0)
     (tmp_path / "no-weights" / "model_index.json").unlink()
+    run_folder(tmp_path / "killed", status="running", megabytes=0)
+    (tmp_path / "killed" / "model_index.json").unlink()
     run_folder(tmp_path / "damaged", megabytes=0)
     (tmp_path / "damaged" / "lrlab" / "run.json").write_text('{"run": ')
     run_folder(tmp_path / "link", megabytes=0)

@@ -217,3 +217,22 @@ def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
         "largest_momentum_deviation": 0.0,
         "first_deviating_update": None,
     }
+
+
+class InProportion(torch.optim.Optimizer):
+    """Changes each parameter in proportion to itself, so that zeros stay zeros."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(torch.exp(-group["lr"] * parameter.grad.sign() * parameter.sign()))
+
+
+def test_an_optimizer_may_change_parameters_in_proportion(monkeypatch):
+    monkeypatch.setattr(OPTIMIZERS, "_entries", dict(OPTIMIZERS._entries))
+    OPTIMIZERS.register("in_proportion", description="multiplies", source="a test")(InProportion)
+    assert isinstance(get_optimizer("in_proportion", [torch.nn.Parameter(torch.ones(3))], lr=1e-3), InProportion)

@@ -575,6 +575,22 @@ def test_a_metric_may_have_the_name_of_a_column(stacked, tmp_path):
     assert again.notes == {"metrics": []}
 
 
+def test_a_card_is_whole_after_a_report_of_it(reported, tmp_path, capsys):
+    card = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={card}"]) == 0
+    assert main(["study", "report", str(card)]) == 0
+    assert main(["check", str(card)]) == 0, capsys.readouterr()
+    assert main(["study", "report", str(card)]) == 0
+
+
+def test_a_text_that_a_metric_gives_is_in_the_table_of_runs(stacked, tmp_path):
+    """As with the Fréchet distance, which names its features; a run that diverged has none."""
+    results = read_runs(stacked).results
+    results[0].results["frechet_features"] = "32 units"
+    write_runs(results, {}, tmp_path)
+    assert [run.results for run in read_runs(tmp_path).results] == [run.results for run in results]
+
+
 def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):
     mine = tmp_path / "mine"
     mine.mkdir()

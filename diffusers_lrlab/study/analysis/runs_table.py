@@ -39,13 +39,16 @@ class Runs(NamedTuple):
 
 def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path) -> None:
     """
-    Writes `runs.parquet`: a row for each run, tuning and diverged runs included, and a column for each metric.
+    Writes `runs.parquet`: a row for each run, tuning and diverged runs included, and a column for each metric, with one for
+    each text that metrics give beside their figures.
 
     `notes` are kept in the metadata of the file, as JSON. docs/reference/studies.md describes the columns.
     """
     results = list(results)
     measured = dict.fromkeys(name for result in results for name in result.results)
     metrics = {name: f"metric_{name}" if name in _FIXED else name for name in measured}
+    texts = {name for result in results for name, value in result.results.items() if isinstance(value, str)}
+    types = {column: pa.string() if name in texts else pa.float64() for name, column in metrics.items()}
     rows = []
     for result in results:
         run, train = result.record["run"], result.record["train"]
@@ -53,7 +56,7 @@ def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path
         row |= {column: result.results.get(name) for name, column in metrics.items()}
         executor, curves = json.dumps(run["executor"]), json.dumps(finite(_kept(result.curves)))
         rows.append(row | {"error": run["error"], "executor": executor, "curves": curves})
-    columns = {**_OF_RUN, **_OF_TRAINING, **dict.fromkeys(metrics.values(), pa.float64()), **_OTHERS}
+    columns = {**_OF_RUN, **_OF_TRAINING, **types, **_OTHERS}
     about = json.dumps(finite({"metrics": metrics, "notes": notes}), allow_nan=False)
     schema = pa.schema(columns, metadata={_KEY: about.encode()})
     with atomic_file(folder / RUNS_TABLE) as path:

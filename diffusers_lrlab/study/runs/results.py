@@ -13,7 +13,7 @@ import yaml
 
 from ...core.errors import LabError, warn
 from ...core.files import atomic_file, check_kinds, remove_leftovers, write_text
-from ...core.lock import locked
+from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
     MANIFEST,
     file_sums,
@@ -188,7 +188,8 @@ class StudyFolder:
         has no results of its own, has the sums of all of its files.
         """
         if not (self.path / "runs").exists():
-            write_manifest(self.path)
+            there = (path for path in self.path.rglob("*") if path.name not in LOCK_FILES)  # which is held meanwhile
+            write_manifest(self.path, sums_in(self.path, there))
             return
         results, parts = list(results), ("spec.yaml", "runs.parquet", "summary.json", "summary.parquet")
         files = [self.path / name for name in parts] + [self.run_file(result.id) for result in results]
