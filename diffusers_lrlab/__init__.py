@@ -36,6 +36,7 @@ _HOMES = {
     "list_toy_datasets": "data.toy2d",
     "load_toy_dataset": "data.toy2d",
     "lr_curve": "schedules.expected",
+    "read_study": "study.reading",
     "register_denoiser": "models.registry",
     "register_loss_weighting": "timesteps.registries",
     "register_metric": "evaluation.metrics",
@@ -44,6 +45,7 @@ _HOMES = {
     "register_optimizer": "optimizers.entries",
     "register_schedule": "schedules.registries",
     "register_timestep_sampler": "timesteps.registries",
+    "run_study": "study.run",
     "train": "run.train",
 }
 __all__ = sorted(_HOMES)

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import shlex
 from pathlib import Path
 
 from ..core.errors import LabError, did_you_mean
@@ -75,8 +74,6 @@ def run(options: argparse.Namespace, program: str) -> None:
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
-    if options.stack_size is not None and options.stack_size < 1:
-        raise LabError(f"--stack_size {options.stack_size} is not allowed; use 1 or more.")
     from ..study.spec.reading import load_spec
 
     spec = load_spec(options.what)
@@ -88,19 +85,12 @@ def run(options: argparse.Namespace, program: str) -> None:
         asked = options.executor, options.stack_size, options.out, options.workers, options.address
         say(describe_study(spec, *asked))
         return
-    from ..study.run import run_study
+    from ..study.run import run_study, shown_command, shown_path
 
-    command = f"{program} {_shown(options.what)} --out {_shown(options.out)}"
     precision = None if spec.precision == "fp32" else spec.precision
-    plugins = ",".join(map(_shown, (options.plugins or "").split(","))) if options.plugins else None
+    plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
     given = {"executor": options.executor, "stack_size": options.stack_size, "workers": options.workers}
     given |= {"precision": precision, "import": plugins}  # an address is nobody else's
-    command += "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
-    where = {"num_workers": options.workers, "address": options.address}
-    page = run_study(spec, options.out, options.executor, options.stack_size, command, **where)
-    say(f"Wrote {page}.")
-
-
-def _shown(path: str | Path) -> str:
-    """A path in a published command, without the folders of this machine."""
-    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+    command = shown_command(program, options.what, options.out, given)
+    how = options.executor, options.stack_size, options.workers, options.address
+    say(f"Wrote {run_study(spec, options.out, *how, command=command)}.")

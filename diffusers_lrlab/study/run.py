@@ -1,6 +1,8 @@
 """A study from its specification to its report."""
 
+import dataclasses
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from ..core.environment import allowed_threads
 from ..core.errors import LabError
 from ..core.registered import registered_code_located
+from ..core.signatures import checked
 from ..training.prepare import keep_freed_memory
 from .analysis.findings import counted
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
@@ -17,37 +20,92 @@ from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds
 from .executors import EXECUTORS, check_executor, open_workers, share_out
 from .executors.jobs import Workers, make_jobs, run_jobs
+from .reading import no_result, runs_of
 from .runs.context import StudyContext
 from .runs.precision import products_in
 from .runs.progress import StudyProgress
 from .runs.results import RunResult, StudyFolder
 from .runs.stops import stops_explained
 from .spec.expansion import expand, expand_tuning
-from .spec.reading import spec_from_dict
+from .spec.reading import load_spec, spec_from_dict
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
 
 
+@checked
 @registered_code_located()
 def run_study(
-    spec: StudySpec,
-    out: Path,
+    spec: str | Path | dict[str, Any] | StudySpec,
+    out: str | Path,
     executor: str | None = None,
     stack_size: int | None = None,
-    command: str = "",
-    quiet: bool = False,
-    num_workers: int | None = None,
+    workers: int | None = None,
     address: str | None = None,
+    precision: str | None = None,
+    quiet: bool = False,
+    command: str | None = None,
 ) -> Path:
     """
-    Runs what a study still lacks, and writes its summary and report, whose path it returns. Results in `out` are kept.
+    Runs what a study still lacks, and writes its summary and report. Results in `out` are kept.
 
-    `executor` is a name in `EXECUTORS` or `WORKERS`, for all runs; by default, what can be stacked is stacked. `stack_size`
-    is how many runs are side by side at most. `command` is shown in the report. `num_workers` is for `pool` and `ray`,
-    whose cluster is at `address`, or on this machine alone. Raises a `LabError` if something cannot be done as
-    asked, before anything runs where that can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
+    ```python
+    run_study({"base": {"max_train_steps": 300}, "arms": {"constant": {}, "rex": {"lr_scheduler": "rex"}},
+               "datasets": ["dino"]}, "my-study")
+    read_study("my-study")
+    ```
+
+    Args:
+        spec (`str`, `Path`, `dict` or `StudySpec`): The name of a preset, a YAML file, or the keys of one; paths in a `dict`
+            start from the current folder.
+        out (`str` or `Path`): The folder of the study.
+        executor (`str`, *optional*): stacked, local, pool or ray, for all runs; by default, what can be stacked is stacked.
+        stack_size (`int`, *optional*): Runs side by side at most.
+        workers (`int`, *optional*): Of pool and ray.
+        address (`str`, *optional*): Of the cluster of ray.
+        precision (`str`, *optional*): As `--precision`; by default that of the study.
+        quiet (`bool`): Shows no progress.
+        command (`str`, *optional*): What the report shows as the command; `lrlab study run` with these arguments by default.
+
+    Returns:
+        The path of the report's page.
+
+    Raises:
+        LabError: if something cannot be done as asked, before anything runs where that can be known.
+        Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
-    folder = StudyFolder(out)
+    if stack_size is not None and stack_size < 1:
+        raise LabError(f"--stack_size {stack_size} is not allowed; use 1 or more.")
+    if command is None:
+        what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which is written into `out`
+        given = {"executor": executor, "stack_size": stack_size, "workers": workers, "precision": precision}
+        command = shown_command("lrlab study run", what, out, given)
+    spec, out = load_spec(spec), Path(out).expanduser()
+    if precision is not None:
+        spec = dataclasses.replace(spec, precision=precision)
+    return _run(spec, StudyFolder(out), executor, stack_size, workers, address, quiet, command)
+
+
+def shown_command(program: str, what: str | Path, out: str | Path, given: dict[str, Any]) -> str:
+    """A command for the report, without the folders of this machine; options that are `None` are left out."""
+    where = f"{program} {shown_path(what)} --out {shown_path(out)}"
+    return where + "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+
+
+def shown_path(path: str | Path) -> str:
+    """A path in a published command, without the folders of this machine."""
+    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+
+
+def _run(
+    spec: StudySpec,
+    folder: StudyFolder,
+    executor: str | None,
+    stack_size: int | None,
+    num_workers: int | None,
+    address: str | None,
+    quiet: bool,
+    command: str,
+) -> Path:
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # made if need be
     check_executor(executor, num_workers, address)
     check_one_process()
@@ -87,14 +145,12 @@ def report_study(out: Path) -> Path:
         with folder.locked():
             return _write_results(spec, results, notes, folder, StudyProgress(), command)
     study = StudyContext(folder)  # whatever the runs were computed in
-    tuning = sum(tuning_rounds(spec, folder), [])
-    folder.check_results(tuning)
-    if folder.missing(tuning):
+    tuning, runs = runs_of(spec, folder)
+    folder.check_results([*tuning, *runs])
+    if not runs:
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
-    runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
-    folder.check_results(runs)
     if not folder.results(runs):
-        raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
+        raise no_result(folder)
     with folder.locked():
         return _write_all(spec, runs, tuning, study, command)
 
