@@ -73,8 +73,6 @@ def run_study(
         LabError: if something cannot be done as asked, before anything runs where that can be known.
         Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
-    if stack_size is not None and stack_size < 1:
-        raise LabError(f"--stack_size {stack_size} is not allowed; use 1 or more.")
     if command is None:
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which is written into `out`
         given = {"executor": executor, "stack_size": stack_size, "workers": workers, "precision": precision}
@@ -107,7 +105,7 @@ def _run(
     command: str,
 ) -> Path:
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # made if need be
-    check_executor(executor, num_workers, address)
+    check_executor(executor, stack_size, num_workers, address)
     check_one_process()
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
