@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
@@ -18,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "of run, a YAML file or the name of a preset; else the folder of a study"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
     add_run_arguments(parser)
+    add = parser.add_argument
+    figures = "of report: every picture also in report/figures/, as a paper takes it, pdf, png or svg"
+    add("--figures", metavar="FORMAT", help=figures)
+    width = "of --figures: their width, such as that of a column; by default each is as wide as in the report"
+    add("--figure_width", type=float, metavar="INCHES", help=width)
+    add("--dpi", type=int, metavar="N", help="of --figures: dots per inch, of PNGs and of samples in the others; 300")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +54,9 @@ def command(options: argparse.Namespace) -> None:
         )
     if (options.what is None) != (options.action == "list"):
         raise LabError(f"`lrlab study {options.action}` takes {'nothing' if options.what else 'a study'}. See --help.")
+    figures = {"figures": options.figures, "figure_width": options.figure_width, "dpi": options.dpi}
+    if options.action != "report" and (given := [name for name, value in figures.items() if value is not None]):
+        raise LabError(f"--{given[0]} is of `lrlab study report DIR`. Leave it out of `lrlab study {options.action}`.")
     if options.action == "run":
         run(options, "lrlab study run")
         return
@@ -66,7 +76,20 @@ def command(options: argparse.Namespace) -> None:
     else:
         from ..study.run import report_study
 
-        say(f"Wrote {report_study(Path(options.what))}.")
+        say(f"Wrote {report_study(Path(options.what), _figures(options))}.")
+
+
+def _figures(options: argparse.Namespace) -> Any:
+    """The `Figures` that were asked for, if any."""
+    from ..study.report.plots import Figures
+
+    given = {"width": options.figure_width, "dpi": options.dpi}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.figures is not None:
+        return Figures(options.figures, **given)
+    if given:
+        raise LabError("--figure_width and --dpi have no effect without --figures. Add --figures pdf, png or svg.")
+    return None
 
 
 def run(options: argparse.Namespace, program: str) -> None:

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from .spec.expansion import expand, expand_tuning
 from .spec.reading import load_spec, spec_from_dict
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
+
+if TYPE_CHECKING:
+    from .report.plots import Figures
 
 
 @checked
@@ -129,19 +132,24 @@ def _run(
         return _write_all(spec, runs, tuning, study, command)
 
 
-def report_study(out: Path) -> Path:
+def report_study(out: Path, figures: "Figures | None" = None) -> Path:
     """
     Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none.
 
-    The folder may be a card, which has `runs.parquet` in place of the results.
+    The folder may be a card, which has `runs.parquet` in place of the results. `figures` has the pictures saved for a paper
+    too.
     """
+    if figures is not None:
+        from .report.plots import check_figures
+
+        check_figures(figures)
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
     spec = spec_from_dict(saved, folder.path)
     if (out / RUNS_TABLE).exists() and not (out / "runs").exists():
         results, notes = read_runs(out)
         with folder.locked():
-            return _write_results(spec, results, notes, folder, StudyProgress(), command)
+            return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
     study = StudyContext(folder)  # whatever the runs were computed in
     tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
@@ -150,15 +158,22 @@ def report_study(out: Path) -> Path:
     if not folder.results(runs):
         raise no_result(folder)
     with folder.locked():
-        return _write_all(spec, runs, tuning, study, command)
+        return _write_all(spec, runs, tuning, study, command, figures)
 
 
-def _write_all(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
+def _write_all(
+    spec: StudySpec,
+    runs: list[RunSpec],
+    tuning: list[RunSpec],
+    study: StudyContext,
+    command: str,
+    figures: "Figures | None" = None,
+) -> Path:
     """Table of runs, summary and report."""
     results = study.folder.results([*runs, *tuning])
     notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
     write_runs(results, notes, study.folder.path)
-    return _write_results(spec, results, notes, study.folder, study.progress, command)
+    return _write_results(spec, results, notes, study.folder, study.progress, command, figures)
 
 
 def _write_results(
@@ -168,6 +183,7 @@ def _write_results(
     folder: StudyFolder,
     progress: StudyProgress,
     command: str,
+    figures: "Figures | None",
 ) -> Path:
     """Summary and report, from the results of all runs."""
     from .report.report import write_report
@@ -175,7 +191,7 @@ def _write_results(
     compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
     summary = summarise(spec, compared, tuning, notes, progress, command)
     write_summary(folder, summary)
-    return write_report(folder.path, results, summary, progress)
+    return write_report(folder.path, results, summary, progress, figures)
 
 
 def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: Workers | None) -> list[RunSpec]:

@@ -577,6 +577,26 @@ def test_a_metric_may_have_the_name_of_a_column(stacked, tmp_path):
     assert again.notes == {"metrics": []}
 
 
+@cases("options, expected", [
+    ("report {done} --figures pfd", "--figures pfd: must be one of pdf, png, svg"),
+    ("report {done} --dpi 300", "have no effect without --figures. Add --figures pdf, png or svg"),
+    ("card {done} --out {done}-card --figures pdf", "--figures is of `lrlab study report DIR`"),
+    ("run quick --out {done} --figure_width 3", "--figure_width is of `lrlab study report DIR`"),
+])  # fmt: skip
+def test_figures_are_of_the_report(done, capsys, options, expected):
+    assert main(["study", *options.format(done=done).split()]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_figures_are_asked_for_by_an_option(reported, tmp_path, monkeypatch):
+    out = shutil.copytree(reported, tmp_path / "reported")
+    (out / "runs").rename(tmp_path / "runs")  # as in a card
+    monkeypatch.setattr(report, "write_report", write_report)
+    assert main(["study", "report", str(out), "--figures=svg", "--figure_width=5.5"]) == 0
+    names = {path.stem for path in (out / "report").glob("*.png")}
+    assert {path.name for path in (out / "report" / "figures").iterdir()} == {f"{name}.svg" for name in names}
+
+
 def columns_of_page():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
     table = page.split("## The table of runs")[1].split("\n\n")[2]
@@ -597,7 +617,15 @@ def test_runs_are_read_as_a_table(reported, tmp_path):
     pandas.testing.assert_frame_equal(lab.read_study(str(tmp_path / "card")), frame)
 
 
-def test_a_study_without_a_report_is_read_from_its_results(done, tmp_path):
+@pytest.fixture
+def beside(home, stacked):
+    """A finished study of one's own, beside its model."""
+    yield shutil.copytree(stacked, home / "beside")
+    shutil.rmtree(home / "beside")
+
+
+def test_a_study_without_a_report_is_read_from_its_results(beside):
+    done = beside
     frame = lab.read_study(done)
     (done / "runs.parquet").unlink()
     pandas.testing.assert_frame_equal(lab.read_study(done), frame)
@@ -610,7 +638,8 @@ def test_a_study_without_a_report_is_read_from_its_results(done, tmp_path):
         lab.read_study(done)
 
 
-def test_results_since_the_report_are_read(done):
+def test_results_since_the_report_are_read(beside):
+    done = beside
     frame = lab.read_study(done)
     file = sorted(done.glob("runs/*.json"))[0]
     file.unlink()
@@ -621,8 +650,8 @@ def test_results_since_the_report_are_read(done):
     assert len(lab.read_study(done)) == len(others)
 
 
-def test_a_study_that_tunes_is_read_while_it_does(home, beyond, tmp_path):
-    folder = shutil.copytree(beyond, tmp_path / "tuning")
+def test_a_study_that_tunes_is_read_while_it_does(home, beyond):
+    folder = shutil.copytree(beyond, home / "tuning")
     (folder / "runs.parquet").unlink()
     every = lab.read_study(folder)
     assert {*every.stage} == {"compare", "tune"}
@@ -635,7 +664,8 @@ def test_a_study_that_tunes_is_read_while_it_does(home, beyond, tmp_path):
     assert first not in {*left.id}
 
 
-def test_what_is_no_study_cannot_be_read(done, tmp_path):
+def test_what_is_no_study_cannot_be_read(beside, tmp_path):
+    done = beside
     with pytest.raises(LabError, match="There is no study in .*Make one by"):
         lab.read_study(tmp_path / "nothing")
     (done / "runs.parquet").write_bytes(b"text")

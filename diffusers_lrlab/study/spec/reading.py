@@ -47,7 +47,9 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """The keys of a study as a file would have them: numbers of numpy and paths are taken, tuples become lists."""
     what = "the dict of a study"
     try:
-        plain = json.loads(json.dumps(options, default=lambda value: value.item() if hasattr(value, "item") else fspath(value)))
+        plain = json.loads(
+            json.dumps(options, default=lambda value: value.item() if hasattr(value, "item") else fspath(value))
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise LabError(f"{what} must hold what YAML has: texts, numbers, booleans, lists, mappings. {error}.") from None
     check_nesting(plain, what)
