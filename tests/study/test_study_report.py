@@ -8,6 +8,7 @@ import math
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, ma
 from PIL import Image
 from tables import cases
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.findings import findings
