@@ -28,8 +28,8 @@ def write_report(
 
     `results` are all its runs, those that only chose a learning rate and those that diverged among them; of its `summary`,
     "speedups", "controls", "tuning", "consistency" and "search" are shown if they are there. Returns the path of
-    `index.html`; beside it are `report.md`, PNGs, what they are drawn from as CSV, and `tables/*.tex`; with `figures`, the pictures are in
-    `figures/` too.
+    `index.html`; beside it are `report.md`, PNGs, what they are drawn from as CSV, and `tables/*.tex`; with
+    `figures`, the pictures are in `figures/` too.
     """
     contents = ReportContents(results, summary)
     pictures = pictures_of(contents)

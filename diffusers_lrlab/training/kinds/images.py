@@ -84,7 +84,8 @@ class Images(DataKind):
         if asked and config.dataset_name != "digits":
             raise LabError(
                 f"--frechet_samples {asked} needs features that suit the data; they exist for digits only. Leave it out "
-                f"for {config.dataset_name or config.train_data_dir!r}, or register features or a metric of images (--import)."
+                f"for {config.dataset_name or config.train_data_dir!r}, or register features or a metric of images by "
+                "--import."
             )
         return {}
 
