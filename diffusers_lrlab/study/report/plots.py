@@ -40,7 +40,7 @@ class Figures(NamedTuple):
 FIGURE_FORMATS = ("pdf", "png", "svg")
 FIGURE_WIDTHS, FIGURE_DPIS = (2.0, 40.0), (50, 1200)
 # Fonts as such (journals refuse Type 3), and files that are the same whenever they are written.
-_FORM = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
+_FORM: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
 _NO_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
