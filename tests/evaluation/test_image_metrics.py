@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import runs
 import torch
-import yaml
 from accelerate.state import AcceleratorState
 from helpers import image_folder
 from tables import cases
@@ -68,6 +67,12 @@ def options_of(folder):
     }  # fmt: skip
 
 
+def spec_parts(folder):
+    """The base of a study on these images, and its data sets."""
+    base = {**options_of(folder), "lr_warmup_steps": 0}
+    return base, {"grey": {"train_data_dir": base.pop("train_data_dir")}}
+
+
 def train(folder, out, **options):
     given = {**options_of(folder), "cpu_threads": 1, "output_dir": out, "eval_batch_size": 4, **options}
     assert main(["train", *(f"--{name}={value}" for name, value in given.items()), "--no_preflight"]) == 0
@@ -107,8 +112,9 @@ def test_samples_are_drawn_for_them_as_for_digits(folder, seen, monkeypatch):
 
 def test_a_study_measures_images_by_them(folder, tmp_path, seen):
     arms = {"constant": {"lr_scheduler": "constant"}, "rex": {"lr_scheduler": "rex"}}
-    base = {**options_of(folder), "lr_warmup_steps": 0, "frechet_samples": 20}
-    spec = {"base": base, "arms": arms, "datasets": {"grey": {}}, "seeds": 2, "metrics": ["frechet_rows", "brightness"]}
+    base, datasets = spec_parts(folder)
+    base["frechet_samples"] = 20
+    spec = {"base": base, "arms": arms, "datasets": datasets, "seeds": 2, "metrics": ["frechet_rows", "brightness"]}
     run_study(spec, tmp_path / "study", quiet=True)
     frame = read_study(tmp_path / "study")
     assert len(frame) == 4
@@ -127,8 +133,8 @@ def test_a_metric_that_no_study_names_changes_no_run(folder, seen):
     from diffusers_lrlab.study.spec.expansion import expand
     from diffusers_lrlab.study.spec.reading import load_spec
 
-    spec = {"base": {**options_of(folder), "lr_warmup_steps": 0}, "arms": {"a": {}}, "datasets": {"grey": {}}}
-    spec = yaml.safe_load(yaml.safe_dump({**spec, "seeds": 1, "metrics": ["validation_loss_ema"]}))
+    base, datasets = spec_parts(folder)
+    spec = {"base": base, "arms": {"a": {}}, "datasets": datasets, "seeds": 1, "metrics": ["validation_loss_ema"]}
     with_it = expand(load_spec(spec))[0].digest
     METRICS.pop("brightness"), METRICS.pop("frechet_rows")
     assert expand(load_spec(spec))[0].digest == with_it
