@@ -36,7 +36,9 @@ _HOMES = {
     "list_toy_datasets": "data.toy2d",
     "load_toy_dataset": "data.toy2d",
     "lr_curve": "schedules.expected",
+    "read_study": "study.reading",
     "register_denoiser": "models.registry",
+    "register_features": "evaluation.features",
     "register_loss_weighting": "timesteps.registries",
     "register_metric": "evaluation.metrics",
     "register_momentum_schedule": "schedules.registries",
@@ -44,6 +46,7 @@ _HOMES = {
     "register_optimizer": "optimizers.entries",
     "register_schedule": "schedules.registries",
     "register_timestep_sampler": "timesteps.registries",
+    "run_study": "study.run",
     "train": "run.train",
 }
 __all__ = sorted(_HOMES)

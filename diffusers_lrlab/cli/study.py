@@ -2,8 +2,8 @@
 
 import argparse
 import dataclasses
-import shlex
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
@@ -19,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "of run, a YAML file or the name of a preset; else the folder of a study"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
     add_run_arguments(parser)
+    add = parser.add_argument
+    figures = "of report: every picture also in report/figures/, as a paper takes it, pdf, png or svg"
+    add("--figures", metavar="FORMAT", help=figures)
+    width = "of --figures: their width, such as that of a column; by default each is as wide as in the report"
+    add("--figure_width", type=float, metavar="INCHES", help=width)
+    add("--dpi", type=int, metavar="N", help="of --figures: dots per inch, of PNGs and of samples in the others; 300")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +54,9 @@ def command(options: argparse.Namespace) -> None:
         )
     if (options.what is None) != (options.action == "list"):
         raise LabError(f"`lrlab study {options.action}` takes {'nothing' if options.what else 'a study'}. See --help.")
+    figures = {"figures": options.figures, "figure_width": options.figure_width, "dpi": options.dpi}
+    if options.action != "report" and (given := [name for name, value in figures.items() if value is not None]):
+        raise LabError(f"--{given[0]} is of `lrlab study report DIR`. Leave it out of `lrlab study {options.action}`.")
     if options.action == "run":
         run(options, "lrlab study run")
         return
@@ -67,7 +76,20 @@ def command(options: argparse.Namespace) -> None:
     else:
         from ..study.run import report_study
 
-        say(f"Wrote {report_study(Path(options.what))}.")
+        say(f"Wrote {report_study(Path(options.what), _figures(options))}.")
+
+
+def _figures(options: argparse.Namespace) -> Any:
+    """The `Figures` that were asked for, if any."""
+    from ..study.report.plots import Figures
+
+    given = {"width": options.figure_width, "dpi": options.dpi}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.figures is not None:
+        return Figures(options.figures, **given)
+    if given:
+        raise LabError("--figure_width and --dpi have no effect without --figures. Add --figures pdf, png or svg.")
+    return None
 
 
 def run(options: argparse.Namespace, program: str) -> None:
@@ -75,8 +97,6 @@ def run(options: argparse.Namespace, program: str) -> None:
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
-    if options.stack_size is not None and options.stack_size < 1:
-        raise LabError(f"--stack_size {options.stack_size} is not allowed; use 1 or more.")
     from ..study.spec.reading import load_spec
 
     spec = load_spec(options.what)
@@ -88,19 +108,12 @@ def run(options: argparse.Namespace, program: str) -> None:
         asked = options.executor, options.stack_size, options.out, options.workers, options.address
         say(describe_study(spec, *asked))
         return
-    from ..study.run import run_study
+    from ..study.run import run_study, shown_command, shown_path
 
-    command = f"{program} {_shown(options.what)} --out {_shown(options.out)}"
     precision = None if spec.precision == "fp32" else spec.precision
-    plugins = ",".join(map(_shown, (options.plugins or "").split(","))) if options.plugins else None
+    plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
     given = {"executor": options.executor, "stack_size": options.stack_size, "workers": options.workers}
     given |= {"precision": precision, "import": plugins}  # an address is nobody else's
-    command += "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
-    where = {"num_workers": options.workers, "address": options.address}
-    page = run_study(spec, options.out, options.executor, options.stack_size, command, **where)
-    say(f"Wrote {page}.")
-
-
-def _shown(path: str | Path) -> str:
-    """A path in a published command, without the folders of this machine."""
-    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+    command = shown_command(program, options.what, options.out, given)
+    how = options.executor, options.stack_size, options.workers, options.address
+    say(f"Wrote {run_study(spec, options.out, *how, command=command)}.")

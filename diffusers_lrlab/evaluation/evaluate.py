@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..core.errors import LabError
 from .metrics import METRICS, MOST_REAL, NEIGHBOUR, Evaluation
 from .registry import Metric
 
@@ -29,14 +30,15 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
         return results
     num_real = run.data.num_images or MOST_REAL
     compared = [sizes_for(metric, num_real, len(samples))[0] for metric in chosen if metric.of == "samples"]
-    real = evaluation.some_real(max(compared)).numpy()
+    real = run.kind.as_samples(evaluation.some_real(max(compared))[: max(compared)])
     results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
     # What held-out data score in the place of samples is the same for all runs on these data.
+    items = "images" if run.kind.form == "images" else "points"
     known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
     if key not in known:
-        held_out = evaluation.held_out[: len(samples)]
-        known[key] = compare_samples(real, held_out, "of held-out points", names, run.kind.form)
-    return results | {f"{name}_of_held_out_points": value for name, value in known[key].items()}
+        held_out = run.kind.as_samples(run.data.held_out[: len(samples)])
+        known[key] = compare_samples(real, held_out, f"of held-out {items}", names, run.kind.form)
+    return results | {f"{name}_of_held_out_{items}": value for name, value in known[key].items()}
 
 
 def metrics_of(run: Any, has_samples: bool, names: Collection[str] | None = None) -> list[Metric]:
@@ -57,13 +59,16 @@ def compare_samples(
     Every comparison of samples with data that their numbers and dimensions allow, by the name of the metric.
 
     Args:
-        real (`np.ndarray`): `(num_real, dimension)`, in random order.
-        generated (`np.ndarray`): `(num_generated, dimension)`, likewise.
+        real (`np.ndarray`): Points `(num_real, dimension)`, or images `(num_real, height, width, channels)` in [0, 1], in
+            random order.
+        generated (`np.ndarray`): `(num_generated, ...)`, likewise.
         progress (`str`, *optional*): The text of a progress bar in a terminal.
         names (`Collection[str]`, *optional*): Only the metrics of these names.
         form (`str`): Of the data.
     """
     results: dict[str, float] = {}
+    if form == "images":
+        _check_images(real, generated)
     if min(len(real), len(generated)) <= NEIGHBOUR:
         return results
     metrics = [metric for metric in METRICS.values() if metric.of == "samples" and metric.form in (None, form)]
@@ -74,6 +79,19 @@ def compare_samples(
         num_real, num_generated = sizes_for(metric, len(real), len(generated))
         results |= metric(real[:num_real], generated[:num_generated])
     return results
+
+
+def _check_images(*sets: np.ndarray) -> None:
+    for images in sets:
+        if images.ndim != 4 or images.shape[1:] != sets[0].shape[1:] or (images.size and not _is_in_unit_range(images)):
+            between = f", from {images.min():g} to {images.max():g}" if images.size else ""
+            raise LabError(
+                f"Expected images (num, height, width, channels) of one size in [0, 1], got {images.shape}{between}."
+            )
+
+
+def _is_in_unit_range(images: np.ndarray) -> bool:
+    return bool(images.min() >= 0 and images.max() <= 1)
 
 
 def sizes_for(metric: Metric, num_real: int, num_generated: int) -> tuple[int, int]:

@@ -66,8 +66,14 @@ register_metric(
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
+def _has_digit_features(evaluation: Evaluation) -> bool:
+    return evaluation.run.config.dataset_name == "digits" and len(evaluation.run.data.held_out) > 1
+
+
 def _part_of_frechet(evaluation: Evaluation) -> float:
     """The classifier is what takes time."""
+    if not _has_digit_features(evaluation):
+        return 0.0
     digit_features()(evaluation.run.data.held_out[:NEIGHBOUR])
     return 1.0
 
@@ -85,13 +91,15 @@ def _part_of_frechet(evaluation: Evaluation) -> float:
         },
         "of": "run",
         "form": "images",
-        "needs": ("samples",),
+        "needs": ("samples", "features"),
         "notes": ("frechet_features",),
         "part": _part_of_frechet,
     },
 )
 def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
-    """With what real images score in the place of samples."""
+    """With what real images score in the place of samples; nothing for images other than digits."""
+    if not _has_digit_features(evaluation):
+        return {}
     features, data, num = digit_features(), evaluation.run.data, len(evaluation.samples)
     # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
     samples = features(torch.from_numpy(evaluation.samples).permute(0, 3, 1, 2) * 2 - 1)

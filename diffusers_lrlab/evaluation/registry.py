@@ -25,7 +25,8 @@ class Metric:
     Args:
         name (`str`): Its name in files and options.
         title (`str`): What it is, for people.
-        function (`Callable` or `None`): For `of="samples"`, from real and generated samples, both `(num, ...)`, to a number.
+        function (`Callable` or `None`): For `of="samples"`, from real and generated samples to a number: both points
+            `(num, dimension)`, or images `(num, height, width, channels)` in [0, 1].
             For `of="run"`, from an [`Evaluation`] to a number, or to several by name. `None` for `of="log"`. A number may
             be one of numpy's, or an array or a tensor of one.
         of (`str`): "samples" for a comparison of samples with data, which is made for held-out data in their place too;
@@ -33,7 +34,7 @@ class Metric:
         unit (`str`): Empty for none, or that of the data.
         better (`str`): "smaller", "larger", or "neither" where a difference is no merit.
         form (`str`, *optional*): The form of data that has it (`form` of a kind); any form if not given.
-        needs (`tuple` of `str`): Some of "samples", "held_out", "ema", "density".
+        needs (`tuple` of `str`): Some of "samples", "held_out", "ema", "density", "features".
         is_loss (`bool`): It depends on target, noise schedule and data: runs that differ in these cannot be compared by it.
         on_request (`bool`): Computed only for those who name it, as it takes long.
         on_hub (`bool`): Part of the results that a model card declares to the Hub.
@@ -133,6 +134,12 @@ def register_metric(
         return function
 
     return decorator
+
+
+def measures_samples(form: str) -> bool:
+    """Whether some metric is computed from samples of such data at the end of every run, wherever the data are from."""
+    needing = (metric for metric in METRICS.values() if {"samples", "features"} & {*metric.needs} == {"samples"})
+    return any(metric.form in (None, form) and not metric.on_request for metric in needing)
 
 
 def metric_label(name: str) -> str:

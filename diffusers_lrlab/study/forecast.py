@@ -52,7 +52,7 @@ def describe_study(
 
     Raises a `LabError` for everything that running it would refuse before it starts.
     """
-    check_executor(executor, num_workers, address)
+    check_executor(executor, stack_size, num_workers, address)
     check_one_process()
     folder = StudyFolder(out or Path("study"))
     tuning, runs = expand_tuning(spec), expand(spec)

@@ -1,9 +1,11 @@
 """A study from its specification to its report."""
 
+import dataclasses
 import os
+import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +14,7 @@ from ..core.errors import LabError
 from ..core.held import refuse_damaged
 from ..core.manifest import open_manifest
 from ..core.registered import registered_code_located
+from ..core.signatures import checked
 from ..core.words import agreeing, counted
 from ..training.prepare import keep_freed_memory
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
@@ -19,39 +22,95 @@ from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds
 from .executors import EXECUTORS, check_executor, open_workers, share_out
 from .executors.jobs import Workers, make_jobs, run_jobs
+from .reading import no_result, runs_of
 from .runs.context import StudyContext
 from .runs.precision import products_in
 from .runs.progress import StudyProgress
 from .runs.results import RunResult, StudyFolder
 from .runs.stops import stops_explained
 from .spec.expansion import expand, expand_tuning
-from .spec.reading import spec_from_dict
+from .spec.reading import load_spec, spec_from_dict
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
 
+if TYPE_CHECKING:
+    from .report.plots import Figures
 
+
+@checked
 @registered_code_located()
 def run_study(
-    spec: StudySpec,
-    out: Path,
+    spec: str | Path | dict[str, Any] | StudySpec,
+    out: str | Path,
     executor: str | None = None,
     stack_size: int | None = None,
-    command: str = "",
-    quiet: bool = False,
-    num_workers: int | None = None,
+    workers: int | None = None,
     address: str | None = None,
+    precision: str | None = None,
+    quiet: bool = False,
+    command: str | None = None,
 ) -> Path:
     """
-    Runs what a study still lacks, and writes its summary and report, whose path it returns. Results in `out` are kept.
+    Runs what a study still lacks, and writes its summary and report. Results in `out` are kept.
 
-    `executor` is a name in `EXECUTORS` or `WORKERS`, for all runs; by default, what can be stacked is stacked. `stack_size`
-    is how many runs are side by side at most. `command` is shown in the report. `num_workers` is for `pool` and `ray`,
-    whose cluster is at `address`, or on this machine alone. Raises a `LabError` if something cannot be done as
-    asked, before anything runs where that can be known, and `Interrupted` after SIGINT or SIGTERM, with everything saved.
+    ```python
+    run_study({"base": {"max_train_steps": 300}, "arms": {"constant": {}, "rex": {"lr_scheduler": "rex"}},
+               "datasets": ["dino"]}, "my-study")
+    read_study("my-study")
+    ```
+
+    Args:
+        spec (`str`, `Path`, `dict` or `StudySpec`): The name of a preset, a YAML file, or the keys of one; paths in a `dict`
+            start from the current folder.
+        out (`str` or `Path`): The folder of the study.
+        executor (`str`, *optional*): stacked, local, pool or ray, for all runs; by default, what can be stacked is stacked.
+        stack_size (`int`, *optional*): Runs side by side at most.
+        workers (`int`, *optional*): Of pool and ray.
+        address (`str`, *optional*): Of the cluster of ray.
+        precision (`str`, *optional*): As `--precision`; by default that of the study.
+        quiet (`bool`): Shows no progress.
+        command (`str`, *optional*): What the report shows as the command; `lrlab study run` with these arguments by default.
+
+    Returns:
+        The path of the report's page.
+
+    Raises:
+        LabError: if something cannot be done as asked, before anything runs where that can be known.
+        Interrupted: after SIGINT or SIGTERM, with everything saved.
     """
-    folder = StudyFolder(out)
+    if command is None:
+        what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which is written into `out`
+        given = {"executor": executor, "stack_size": stack_size, "workers": workers, "precision": precision}
+        command = shown_command("lrlab study run", what, out, given)
+    spec, out = load_spec(spec), Path(out).expanduser()
+    if precision is not None:
+        spec = dataclasses.replace(spec, precision=precision)
+    return _run(spec, StudyFolder(out), executor, stack_size, workers, address, quiet, command)
+
+
+def shown_command(program: str, what: str | Path, out: str | Path, given: dict[str, Any]) -> str:
+    """A command for the report, without the folders of this machine; options that are `None` are left out."""
+    where = f"{program} {shown_path(what)} --out {shown_path(out)}"
+    return where + "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+
+
+def shown_path(path: str | Path) -> str:
+    """A path in a published command, without the folders of this machine."""
+    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+
+
+def _run(
+    spec: StudySpec,
+    folder: StudyFolder,
+    executor: str | None,
+    stack_size: int | None,
+    num_workers: int | None,
+    address: str | None,
+    quiet: bool,
+    command: str,
+) -> Path:
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # made if need be
-    check_executor(executor, num_workers, address)
+    check_executor(executor, stack_size, num_workers, address)
     check_one_process()
     tuning, first = expand_tuning(spec), expand(spec)
     use_all_cores()
@@ -76,12 +135,17 @@ def run_study(
         return _write_all(spec, runs, tuning, study, command)
 
 
-def report_study(out: Path) -> Path:
+def report_study(out: Path, figures: "Figures | None" = None) -> Path:
     """
     Writes summary and report of a study anew, from the results in its folder; raises a `LabError` if there are none.
 
-    The folder may be a card, which has `runs.parquet` in place of the results.
+    The folder may be a card, which has `runs.parquet` in place of the results. `figures` has the pictures saved for a paper
+    too.
     """
+    if figures is not None:
+        from .report.plots import check_figures
+
+        check_figures(figures)
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
     spec, is_card = spec_from_dict(saved, folder.path), not (out / "runs").exists()
@@ -93,26 +157,31 @@ def report_study(out: Path) -> Path:
     if is_card and (out / RUNS_TABLE).exists():
         results, notes = read_runs(out)
         with folder.locked():
-            return _write_results(spec, results, notes, folder, StudyProgress(), command)
+            return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
     study = StudyContext(folder)  # whatever the runs were computed in
-    tuning = sum(tuning_rounds(spec, folder), [])
-    folder.check_results(tuning)
-    if folder.missing(tuning):
+    tuning, runs = runs_of(spec, folder)
+    folder.check_results([*tuning, *runs])
+    if not runs:
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Go on with it by `lrlab study run`.")
-    runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
-    folder.check_results(runs)
     if not folder.results(runs):
-        raise LabError(f"There is no result in {str(out)!r} yet. Go on with the study by `lrlab study run`.")
+        raise no_result(folder)
     with folder.locked():
-        return _write_all(spec, runs, tuning, study, command)
+        return _write_all(spec, runs, tuning, study, command, figures)
 
 
-def _write_all(spec: StudySpec, runs: list[RunSpec], tuning: list[RunSpec], study: StudyContext, command: str) -> Path:
+def _write_all(
+    spec: StudySpec,
+    runs: list[RunSpec],
+    tuning: list[RunSpec],
+    study: StudyContext,
+    command: str,
+    figures: "Figures | None" = None,
+) -> Path:
     """Table of runs, summary and report."""
     results = study.folder.results([*runs, *tuning])
     notes = notes_on(runs, [result for result in results if result.stage == "compare"], study)
     write_runs(results, notes, study.folder.path)
-    return _write_results(spec, results, notes, study.folder, study.progress, command)
+    return _write_results(spec, results, notes, study.folder, study.progress, command, figures)
 
 
 def _write_results(
@@ -122,6 +191,7 @@ def _write_results(
     folder: StudyFolder,
     progress: StudyProgress,
     command: str,
+    figures: "Figures | None",
 ) -> Path:
     """Summary and report, from the results of all runs."""
     from .report.report import write_report
@@ -130,7 +200,7 @@ def _write_results(
     summary = summarise(spec, compared, tuning, notes, progress, command)
     open_manifest(folder.path)  # a summary says that there is one
     write_summary(folder, summary)
-    page = write_report(folder.path, results, summary, progress)
+    page = write_report(folder.path, results, summary, progress, figures)
     folder.write_manifest(results)
     return page
 

@@ -177,8 +177,8 @@ class OutputConfig:
     )
     frechet_samples: int | None = option(
         None,
-        "Samples for the Frechet distance at the end of the run, on digits only; 1000 there, fewer for a run of less than "
-        "150,000 images, 0 turns it off.",
+        "Samples for the Frechet distance at the end of the run, on digits, and for registered metrics of images; 1000 if "
+        "there is one, fewer for a run of less than 150,000 images, 0 turns them off.",
         EVALUATION,
         at_least=0,
         at_most=MOST_SAMPLES,

@@ -51,6 +51,8 @@ NEEDS = {
     "lrlab study list": "study",
     "lrlab study run cosin --out study": "study",
     "run_study.py cosin --out study": "study",
+    "-c 'from diffusers_lrlab import run_study'": "study",
+    "-c 'from diffusers_lrlab import read_study'": "study",
     "-c 'from diffusers_lrlab.study.spec.reading import load_spec'": "study",
 }
 

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas
 import printed
 import pytest
 import torch
@@ -116,6 +117,8 @@ VALID = {
     "get_timestep_sampler": {"name": "uniform", "num_train_timesteps": 100},
     "load_toy_dataset": {"name": "moons", "n": 10},
     "lr_curve": CURVE,
+    "read_study": {"folder": "no study"},
+    "run_study": {"spec": "no study", "out": "nowhere"},  # and so an error before anything runs
     "train": {"config": config},
     **{name: ABOUT for name in lab.__all__ if name.startswith("register_")},
     **{name: {} for name in lab.__all__ if name.startswith("list_")},
@@ -158,7 +161,7 @@ BESIDE = {
         | {"prediction_type": "epsilon"},
     ),
 }
-LATE = {"torch": torch, "Optimizer": torch.optim.Optimizer, "datasets": unittest.mock.MagicMock()}
+LATE = {"torch": torch, "pandas": pandas, "Optimizer": torch.optim.Optimizer, "datasets": unittest.mock.MagicMock()}
 SCHEDULES = [name for name in dir(functions) if name.startswith("get_") and name.endswith("_schedule")]
 
 # Their files import nothing of ours, so they raise what `LabError` is a kind of.

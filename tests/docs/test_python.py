@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import numpy as np
+import pandas
 import printed
 import pytest
 import runs
@@ -17,6 +18,8 @@ from tables import cases
 
 import diffusers_lrlab
 from diffusers_lrlab.hub import publish
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.resolve import resolve_config
 
 BLOCKS = printed.blocks("python")
@@ -49,6 +52,9 @@ def without_training(monkeypatch):
 
     monkeypatch.setattr(diffusers_lrlab, "train", lambda config: resolve_config(config).output_dir, raising=False)
     monkeypatch.setattr(diffusers_lrlab, "find_lr", find_lr, raising=False)
+    read = {"arm": ["a"], "dataset": ["dino"], "stage": ["compare"], "kl": [0.5]}
+    monkeypatch.setattr(diffusers_lrlab, "run_study", lambda spec, out: expand(load_spec(spec)), raising=False)
+    monkeypatch.setattr(diffusers_lrlab, "read_study", lambda folder: pandas.DataFrame(read), raising=False)
     monkeypatch.setattr(publish, "push_folder", lambda folder, target: target.repo_id)
 
 

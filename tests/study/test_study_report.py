@@ -8,6 +8,7 @@ import math
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, ma
 from PIL import Image
 from tables import cases
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.findings import findings
@@ -103,16 +105,12 @@ def number_of(text):
 
 
 @pytest.mark.parametrize(("num_arms", "told"), [(24, ""), (30, "the first 24 of 30 arms")])
-def test_samples_that_are_left_out_are_told(monkeypatch, tmp_path, num_arms, told):
-    figures = []
-    monkeypatch.setattr(plots, "save_picture", lambda figure, _: figures.append(figure))
+def test_samples_that_are_left_out_are_told(num_arms, told):
     arms = [f"arm {number}" for number in range(num_arms)]
     points = SimpleNamespace(samples={"points": [[0.0, 1.0], [1.0, 0.0]]})
-    sample_grid.plot_sample_grid(
-        {(arm, "dino"): points for arm in arms}, ["dino"], looks(arms, arms[0]), tmp_path / "samples.png"
-    )
-    assert figures[0].get_supxlabel() == told
-    assert len(figures[0].axes) == 24
+    figure = sample_grid.plot_sample_grid({(arm, "dino"): points for arm in arms}, ["dino"], looks(arms, arms[0]))
+    assert figure.get_supxlabel() == told
+    assert len(figure.axes) == 24
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -300,20 +298,18 @@ def test_of_many_arms_ten_have_a_sentence_and_all_are_in_a_table(tmp_path):
     assert r"| arm13 | arm0 | worse |" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_a_difference_is_coloured_only_where_the_test_says_so(monkeypatch, tmp_path):
-    figures = []
-    monkeypatch.setattr(plots, "save_picture", lambda figure, _: figures.append(figure))
+def test_a_difference_is_coloured_only_where_the_test_says_so():
     _, summary = made_up_study(("a", "b", "c", "d"), ("dino",))
     rows = {row["arm"]: row for row in tables.rows_of(summary, "kl")}
     rows["c"] |= {"diff": -0.1, "diff_low": -0.2, "diff_high": -0.05}
     rows["d"]["p_adjusted"] = 0.05  # its interval misses 0 all the same
-    plots.plot_differences([rows[arm] for arm in "bcd"], ["dino"], ["b", "c", "d"], "a", tmp_path / "x.png")
-    (axes,) = figures[0].axes
+    figure = plots.plot_differences([rows[arm] for arm in "bcd"], ["dino"], ["b", "c", "d"], "a")
+    (axes,) = figure.axes
     points = {
         line.get_ydata()[0]: line.get_color() for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())
     }
     assert points == {0: plots.ORANGE, 1: plots.BLUE, 2: plots.GREY}
-    assert figures[0].get_supxlabel() == "← better    difference from a    worse →"
+    assert figure.get_supxlabel() == "← better    difference from a    worse →"
 
 
 def falling_by(share, points=200, noise=0.0):
@@ -696,6 +692,53 @@ def test_a_report_replaces_the_one_before(tmp_path):
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------
+
+
+def inches_of(path):
+    """The width of a figure that was saved with 100 dots per inch, in inches."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            assert image.info["dpi"] == pytest.approx((100, 100), abs=0.01)
+            return image.width / 100
+    text = path.read_bytes().decode("latin-1")
+    pattern = r"/MediaBox \[ 0 0 ([\d.]+)" if path.suffix == ".pdf" else r'<svg [^>]*width="([\d.]+)pt"'
+    return float(re.search(pattern, text)[1]) / 72
+
+
+@pytest.mark.parametrize("form", ["pdf", *(pytest.param(form, marks=pytest.mark.slow) for form in ("png", "svg"))])
+def test_figures_for_a_paper_are_beside_the_report(tmp_path, form):
+    results, summary = made_up_study(("a", "b"), ("dino", "moons"), seeds=2)
+    for result in results:
+        result.results = {"kl": result.results["kl"]}
+    summary = summary_of(results, ["a", "b"], "a")
+    write_report(tmp_path / "plain", results, summary)
+    for name in ("once", "again"):
+        write_report(tmp_path / name, results, summary, None, plots.Figures(form, 5.5, 100))
+    first, again = (tmp_path / name / "report" / "figures" for name in ("once", "again"))
+    plain = {file.name: file.read_bytes() for file in (tmp_path / "plain" / "report").iterdir() if file.is_file()}
+    beside = {file.name: file.read_bytes() for file in (tmp_path / "once" / "report").iterdir() if file.is_file()}
+    assert beside == plain  # nothing else has changed
+    pictures = {Path(name).stem for name in plain if name.endswith(".png")}
+    assert {file.name for file in first.iterdir()} == {f"{name}.{form}" for name in pictures}
+    for file in first.iterdir():
+        assert inches_of(file) == pytest.approx(5.5, abs=0.02), file.name
+        assert file.read_bytes() == (again / file.name).read_bytes()
+        if form == "pdf":
+            assert b"/FontFile2" in file.read_bytes(), file.name
+            assert b"/Subtype /Type3" not in file.read_bytes()
+    write_report(tmp_path / "once", results, summary)
+    assert not first.exists()
+
+
+@cases("figures, expected", [
+    (("pfd",), "--figures pfd: must be one of pdf, png, svg. Did you mean 'pdf'"),
+    (("pdf", 0.5), "--figure_width 0.5: must be from 2 to 40 inches"),
+    (("png", None, 10), "--dpi 10: must be from 50 to 1200"),
+    (("pdf", float("nan")), "--figure_width nan: must be"),
+])  # fmt: skip
+def test_figures_that_are_not_allowed(figures, expected):
+    with pytest.raises(LabError, match=expected):
+        plots.check_figures(plots.Figures(*figures))
 
 
 def test_a_course_is_the_mean_of_its_seeds_with_a_band_among_them():

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 import yaml
@@ -29,6 +30,7 @@ from runs import TINY_UNET, environment
 from started import Started
 from tables import cases
 
+import diffusers_lrlab as lab
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
@@ -589,6 +591,139 @@ def test_a_text_that_a_metric_gives_is_in_the_table_of_runs(stacked, tmp_path):
     results[0].results["frechet_features"] = "32 units"
     write_runs(results, {}, tmp_path)
     assert [run.results for run in read_runs(tmp_path).results] == [run.results for run in results]
+
+
+@cases("options, expected", [
+    ("report {done} --figures pfd", "--figures pfd: must be one of pdf, png, svg"),
+    ("report {done} --dpi 300", "have no effect without --figures. Add --figures pdf, png or svg"),
+    ("card {done} --out {done}-card --figures pdf", "--figures is of `lrlab study report DIR`"),
+    ("run quick --out {done} --figure_width 3", "--figure_width is of `lrlab study report DIR`"),
+])  # fmt: skip
+def test_figures_are_of_the_report(done, capsys, options, expected):
+    assert main(["study", *options.format(done=done).split()]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_figures_are_asked_for_by_an_option(reported, tmp_path, monkeypatch):
+    out = tmp_path / "card"
+    assert main(["study", "card", str(reported), f"--out={out}"]) == 0
+    monkeypatch.setattr(report, "write_report", write_report)
+    assert main(["study", "report", str(out), "--figures=svg", "--figure_width=5.5"]) == 0
+    names = {path.stem for path in (out / "report").glob("*.png")}
+    assert {path.name for path in (out / "report" / "figures").iterdir()} == {f"{name}.svg" for name in names}
+
+
+def columns_of_page():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
+    table = page.split("## The table of runs")[1].split("\n\n")[2]
+    return [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+
+
+def test_runs_are_read_as_a_table(reported, tmp_path):
+    assert main(["study", "card", str(reported), f"--out={tmp_path / 'card'}"]) == 0
+    frame = lab.read_study(reported)
+    assert len(frame) == len(records(reported)) == 8
+    for row in frame.to_dict("records"):
+        record = records(reported)[row["id"]]
+        assert {name: row[name] for name in ("arm", "dataset", "seed")} == {
+            name: record["run"][name] for name in ("arm", "dataset", "seed")
+        }
+        assert row["energy_distance"] == record["train"]["results"]["energy_distance"]
+    assert {*columns_of_page()} <= {*frame.columns}
+    pandas.testing.assert_frame_equal(lab.read_study(str(tmp_path / "card")), frame)
+
+
+@pytest.fixture
+def beside(home, stacked):
+    """A finished study of one's own, beside its model."""
+    yield shutil.copytree(stacked, home / "beside")
+    shutil.rmtree(home / "beside")
+
+
+def test_a_study_without_a_report_is_read_from_its_results(beside):
+    done = beside
+    frame = lab.read_study(done)
+    (done / "runs.parquet").unlink()
+    pandas.testing.assert_frame_equal(lab.read_study(done), frame)
+    gone, *left = sorted(done.glob("runs/*.json"))
+    gone.unlink()
+    assert sorted(lab.read_study(done).id) == [file.stem for file in left]
+    for file in left:
+        file.unlink()
+    with pytest.raises(LabError, match="no result in .* yet. Go on with the study by `lrlab study run`"):
+        lab.read_study(done)
+
+
+def test_results_since_the_report_are_read(beside):
+    done = beside
+    frame = lab.read_study(done)
+    file = sorted(done.glob("runs/*.json"))[0]
+    file.unlink()
+    assert len(lab.read_study(done)) == len(frame)  # as it was reported
+    others = sorted(done.glob("runs/*.json"))
+    written = (done / "runs.parquet").stat().st_mtime_ns + 1
+    os.utime(others[0], ns=(written, written))
+    assert len(lab.read_study(done)) == len(others)
+
+
+def test_a_study_that_tunes_is_read_while_it_does(home, beyond):
+    folder = shutil.copytree(beyond, home / "tuning")
+    (folder / "runs.parquet").unlink()
+    every = lab.read_study(folder)
+    assert {*every.stage} == {"compare", "tune"}
+    for id in every.id[every.stage == "compare"]:
+        (folder / "runs" / f"{id}.json").unlink()
+    first = every.id[every.stage == "tune"].iloc[0]
+    (folder / "runs" / f"{first}.json").unlink()
+    left = lab.read_study(folder)
+    assert {*left.stage} == {"tune"}
+    assert first not in {*left.id}
+
+
+def test_what_is_no_study_cannot_be_read(beside, tmp_path):
+    done = beside
+    with pytest.raises(LabError, match="There is no study in .*Make one by"):
+        lab.read_study(tmp_path / "nothing")
+    (done / "runs.parquet").write_bytes(b"text")
+    with pytest.raises(LabError, match=r"runs.parquet' is damaged.* Restore it"):
+        lab.read_study(done)
+    (done / "runs.parquet").unlink()
+    file = sorted(done.glob("runs/*.json"))[0]
+    file.write_text(file.read_text()[:100])
+    with pytest.raises(LabError, match=f"{file.name}' is damaged. Give the command of the study again"):
+        lab.read_study(done)
+
+
+def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
+    """By a dict, as by the file that has it: numbers of numpy and tuples are taken."""
+    monkeypatch.chdir(home)
+    asked = {**SPEC, "speedup_metric": "validation_loss_ema", "seeds": np.int64(2), "datasets": ("dino", "moons")}
+    page = lab.run_study(asked, str(tmp_path / "mine"), executor="stacked", quiet=True)
+    assert page == tmp_path / "mine" / "report" / "index.html"
+    of_file = lab.read_study(stacked)
+    mine = lab.read_study(tmp_path / "mine")
+    assert mine.id.tolist() == of_file.id.tolist()
+    assert mine.energy_distance.tolist() == of_file.energy_distance.tolist()
+    assert read_summary(tmp_path / "mine")["study"]["command"] == "lrlab study run spec.yaml --out mine --executor stacked"
+    before = moments(tmp_path / "mine")
+    lab.run_study(tmp_path / "mine" / "spec.yaml", tmp_path / "mine", executor="stacked", quiet=True)
+    assert moments(tmp_path / "mine") == before
+
+
+@cases("spec, options, expected", [
+    ("quik", {}, "There is no study 'quik'. Did you mean 'quick'"),
+    ({}, {}, "has no arms. Add them"),
+    ({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, {}, "the dict of a study must hold what YAML has"),
+    ({"arms": {"a": {}}, "dataset": ["dino"]}, {}, "'dataset'.*Did you mean 'datasets'"),
+    ("quick", {"stack_size": 0}, "--stack_size 0 is not allowed; use 1 or more"),
+    ("quick", {"executor": "stakced"}, "no executor 'stakced'"),
+    ("quick", {"precision": "fp31"}, "fp31"),
+    ("quick", {"workers": 2}, "workers"),
+])  # fmt: skip
+def test_a_study_that_cannot_be_run_from_python(tmp_path, spec, options, expected):
+    with pytest.raises(LabError, match=f"(?s){expected}"):
+        lab.run_study(spec, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_card_that_cannot_be_written(reported, done, tmp_path, capsys):

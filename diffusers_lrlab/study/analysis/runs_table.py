@@ -1,7 +1,8 @@
 """The runs of a study as one table, `runs.parquet`: all that its statistics and tables are made of."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,11 +39,17 @@ class Runs(NamedTuple):
 
 
 def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path) -> None:
-    """
-    Writes `runs.parquet`: a row for each run, tuning and diverged runs included, and a column for each metric, with one for
-    each text that metrics give beside their figures.
+    """Writes [`runs_as_table`] as `runs.parquet`."""
+    with atomic_file(folder / RUNS_TABLE) as path:
+        parquet.write_table(runs_as_table(results, notes), path)
 
-    `notes` are kept in the metadata of the file, as JSON. docs/reference/studies.md describes the columns.
+
+def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Table:
+    """
+    A row for each run, tuning and diverged runs included, and a column for each metric, with one for each text that metrics
+    give beside their figures.
+
+    `notes` are kept in the metadata, as JSON. docs/reference/studies.md describes the columns.
     """
     results = list(results)
     measured = dict.fromkeys(name for result in results for name in result.results)
@@ -58,18 +65,32 @@ def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path
         rows.append(row | {"error": run["error"], "executor": executor, "curves": curves})
     columns = {**_OF_RUN, **_OF_TRAINING, **types, **_OTHERS}
     about = json.dumps(finite({"metrics": metrics, "notes": notes}), allow_nan=False)
-    schema = pa.schema(columns, metadata={_KEY: about.encode()})
-    with atomic_file(folder / RUNS_TABLE) as path:
-        parquet.write_table(pa.Table.from_pylist(rows, schema), path)
+    return pa.Table.from_pylist(rows, pa.schema(columns, metadata={_KEY: about.encode()}))
 
 
 def read_runs(folder: Path) -> Runs:
     """What `write_runs` has written; raises a `LabError` for a file that it has not."""
-    file = folder / RUNS_TABLE
-    try:
-        table = parquet.read_table(file)
+    with _damage_said(folder / RUNS_TABLE):
+        table = read_table(folder)
         about = json.loads(table.schema.metadata[_KEY])
         return Runs([_result(row, about["metrics"]) for row in table.to_pylist()], about["notes"])
+
+
+def read_table(folder: Path) -> pa.Table:
+    """The table that `write_runs` has written; raises a `LabError` for another one."""
+    with _damage_said(folder / RUNS_TABLE):
+        table = parquet.read_table(folder / RUNS_TABLE)
+        if _KEY not in table.schema.metadata:
+            raise KeyError
+        return table
+
+
+@contextmanager
+def _damage_said(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except LabError:
+        raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
         raise LabError(f"{str(file)!r} is damaged, or not the table of a study's runs. Restore it from a copy.") from None
 

@@ -89,7 +89,7 @@ def _sentences(metric: str, rows: Rows, reference: str) -> list[str]:
 def _compare(results: list[RunResult], metric: str, values: Values, reference: str, num_resamples: int = 9999) -> Rows:
     """Rows of a metric, with the runs that diverged, and what held-out points or training images score in their place."""
     rows = compare(values, reference, metric, num_resamples)
-    floors = (f"{metric}_of_held_out_points", f"{metric}_of_training_images")
+    floors = tuple(f"{metric}_of_{what}" for what in ("held_out_points", "held_out_images", "training_images"))
     for row in _with_diverged(rows, results):
         of_arm = [result.results for result in results if (result.arm, result.dataset) == (row["arm"], row["dataset"])]
         row["floor"] = next((found[key] for key in floors for found in of_arm if key in found), None)

@@ -21,11 +21,15 @@ EXECUTORS: dict[str, Callable[[list[RunSpec], StudyContext], None]] = {"local": 
 WORKERS = ("pool", "ray")  # executors whose runs are computed by other processes
 
 
-def check_executor(executor: str | None, num_workers: int | None = None, address: str | None = None) -> None:
+def check_executor(
+    executor: str | None, stack_size: int | None = None, num_workers: int | None = None, address: str | None = None
+) -> None:
     """Raises a `LabError` for an unknown executor, and for options that it does not have."""
     known = (*EXECUTORS, *WORKERS)
     if executor is not None and executor not in known:
         raise LabError(f"There is no executor {executor!r}. Known: {', '.join(known)}.")
+    if stack_size is not None and stack_size < 1:
+        raise LabError(f"--stack_size {stack_size} is not allowed; use 1 or more.")
     if num_workers is not None and executor not in WORKERS:
         raise LabError(f"--workers {num_workers} has no effect without --executor {' or '.join(WORKERS)}.")
     if address is not None and executor != "ray":

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import plots, sample_grid, tables
 from .report_contents import ReportContents
@@ -13,12 +12,12 @@ DIFFERENCES, SAMPLES = "differences.png", "samples.png"
 
 
 class Picture(NamedTuple):
-    """One PNG of a report, and how it is drawn."""
+    """One picture of a report, and how it is drawn."""
 
     file: str
     title: str
     alt: str  # for those who do not see it
-    draw: Callable[[Path], None]
+    draw: Callable[..., Any]  # a figure, `width` inches wide if that is given
 
 
 def pictures_of(contents: ReportContents) -> list[Picture]:

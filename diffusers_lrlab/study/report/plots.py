@@ -1,15 +1,19 @@
-"""The plots of a report as PNGs: differences from the baseline, curves, seeds, ranks."""
+"""The plots of a report: differences from the baseline, curves, seeds, ranks; and how they are saved."""
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter, MaxNLocator
 from PIL import Image
 
+from ...core.errors import LabError, did_you_mean
 from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes
 from ...core.words import counted
 from ...evaluation.metrics import better_of
@@ -17,6 +21,7 @@ from .report_data import Course, Family, Look, Place, shortened, shown_arms, sho
 from .tables import verdict
 
 _MOST_ROWS_OF_DIFFERENCES = 40
+_NARROWEST_PANEL = 2.2  # inches
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
 
 
@@ -25,10 +30,51 @@ def plain(text: str, most: int = 40) -> str:
     return shortened(text, most).replace("$", r"\$")
 
 
-def save_picture(figure: Any, path: Path) -> None:
+class Figures(NamedTuple):
+    """Pictures as files of a paper."""
+
+    format: str  # in `FIGURE_FORMATS`
+    width: float | None = None  # of the page's text, in inches; `None` leaves each picture as wide as in the report
+    dpi: int = 300  # of PNGs, and of samples in the others
+
+
+FIGURE_FORMATS = ("pdf", "png", "svg")
+FIGURE_WIDTHS, FIGURE_DPIS = (2.0, 40.0), (50, 1200)
+# Fonts as such (journals refuse Type 3), and files that are the same whenever they are written.
+_FORM: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
+_NO_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+
+
+def check_figures(figures: Figures) -> None:
+    """Raises a `LabError` for what is not allowed."""
+    if figures.format not in FIGURE_FORMATS:
+        hint = did_you_mean(figures.format, FIGURE_FORMATS)
+        raise LabError(f"--figures {figures.format}: must be one of {', '.join(FIGURE_FORMATS)}.{hint}")
+    for name, value, (low, high), unit in (
+        ("figure_width", figures.width, FIGURE_WIDTHS, "inches"),
+        ("dpi", figures.dpi, FIGURE_DPIS, "dots per inch"),
+    ):
+        if value is not None and not low <= value <= high:
+            raise LabError(f"--{name} {value:g}: must be from {low:g} to {high:g} {unit}.")
+
+
+@contextmanager
+def _missing_glyphs_left() -> Iterator[None]:
+    """A name in a script that the font lacks is drawn as boxes, which is no reason to stop."""
     with warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes, which is no reason to stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def save_figures(figure: Any, path: Path, figures: Figures) -> None:
+    """Saves a picture as a file of a paper."""
+    with _missing_glyphs_left(), rc_context(_FORM):
+        figure.savefig(path, format=figures.format, dpi=figures.dpi, metadata=_NO_DATE[figures.format])
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Saves a picture of the page as a small PNG."""
+    with _missing_glyphs_left():
         figure.canvas.draw()
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
     if not any(axes.images for axes in figure.axes):  # a palette makes lines and text a third as large, and spoils photos
@@ -36,14 +82,23 @@ def save_picture(figure: Any, path: Path) -> None:
     image.save(path, optimize=True)
 
 
-def _columns(count: int) -> int:
-    return 2 if count in (2, 4) else min(count, 3)
+def _columns(count: int, width: float | None) -> int:
+    columns = 2 if count in (2, 4) else min(count, 3)
+    return columns if width is None else max(1, min(columns, int(width / _NARROWEST_PANEL)))
 
 
-def _panels(count: int, height: float) -> tuple[Any, list[Axes]]:
-    columns = _columns(count)
+def _legend_columns(handles: list[Any], width: float | None) -> int:
+    """As many as fit, with text of 8 points."""
+    columns = min(len(handles), 4)
+    widest = 0.5 + 0.062 * max(len(handle.get_label()) for handle in handles)
+    return columns if width is None else max(1, min(columns, int(width / widest)))
+
+
+def _panels(count: int, height: float, width: float | None) -> tuple[Any, list[Axes]]:
+    """Panels in a figure of this width, or of one that suits them."""
+    columns = _columns(count, width)
     rows = math.ceil(count / columns)
-    figure = new_figure(max(3.4 * columns, 4.5), height * rows + 0.5, dpi=130)
+    figure = new_figure(width or max(3.4 * columns, 4.5), height * rows + 0.5, dpi=130)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes[count:]:
         panel.set_axis_off()
@@ -60,19 +115,21 @@ class _PlainLogFormatter(LogFormatter):
         return f"{x:.3g}"
 
 
-def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list[str], baseline: str, path: Path) -> None:
+def plot_differences(
+    rows: list[dict[str, Any]], datasets: list[str], arms: list[str], baseline: str, width: float | None = None
+) -> Any:
     """Every arm beside the baseline in one metric, coloured only where the adjusted test says so; a panel a data set."""
     found = {(row["arm"], row["dataset"]): row for row in rows}
     datasets = shown_datasets(datasets, found)
     shown = arms[:_MOST_ROWS_OF_DIFFERENCES]
-    figure, panels = _panels(len(datasets), 0.6 + 0.24 * max(len(shown), 2))
+    figure, panels = _panels(len(datasets), 0.6 + 0.24 * max(len(shown), 2), width)
     for place, (axes, dataset) in enumerate(zip(panels, datasets, strict=True)):
         axes.set_title(plain(dataset), fontsize=9)
         axes.axvline(0, color=DARK, linewidth=1)
         axes.grid(axis="y", visible=False)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_ylim(len(shown) - 0.5, -0.5)
-        labelled = place % _columns(len(datasets)) == 0
+        labelled = place % _columns(len(datasets), width) == 0
         axes.set_yticks(range(len(shown)), [plain(arm, 24) for arm in shown] if labelled else [""] * len(shown), fontsize=8)
         for height, arm in enumerate(shown):
             if row := found.get((arm, dataset)):
@@ -83,8 +140,10 @@ def plot_differences(rows: list[dict[str, Any]], datasets: list[str], arms: list
     figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}
     handles = [panels[0].plot([], [], "o-", color=color, markersize=5, label=word)[0] for word, color in legend.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
-    save_picture(figure, path)
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=_legend_columns(handles, width), frameon=False, fontsize=8
+    )
+    return figure
 
 
 def _difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
@@ -99,11 +158,11 @@ def _difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
 
 
 def plot_courses(
-    shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family, path: Path
-) -> None:
+    shown: dict[Place, Course], datasets: list[str], looks: dict[str, Look], family: Family, width: float | None = None
+) -> Any:
     """Mean curves with their bands, a panel for each data set; losses on a logarithmic scale where they have one."""
     datasets = shown_datasets(datasets, shown)
-    figure, panels = _panels(len(datasets), 2.4)
+    figure, panels = _panels(len(datasets), 2.4, width)
     for axes, dataset in zip(panels, datasets, strict=True):
         axes.set_title(plain(dataset), fontsize=9)
         axes.set_xlabel("update", fontsize=8)
@@ -124,20 +183,22 @@ def plot_courses(
         panels[0].plot([], [], color=looks[arm].color, linestyle=looks[arm].line, label=plain(arm))[0]
         for arm in shown_arms(looks, shown)
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 4), frameon=False, fontsize=8)
-    save_picture(figure, path)
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=_legend_columns(handles, width), frameon=False, fontsize=8
+    )
+    return figure
 
 
 def plot_seeds(
     values: dict[Place, list[tuple[int, float]]], rows: list[dict[str, Any]], datasets: list[str], looks: dict[str, Look],
-    label: str, path: Path,
-) -> None:  # fmt: skip
+    label: str, width: float | None = None,
+) -> Any:  # fmt: skip
     """Every seed as a point over its arm, the mean with its 95 % interval, and what held-out points score, a panel each."""
     datasets = shown_datasets(datasets, values)
     arms = shown_arms(looks, values)
     of_place = {(row["arm"], row["dataset"]): row for row in rows}
     wide = spans_decades({place: np.array([value for _, value in found]) for place, found in values.items()})
-    figure, panels = _panels(len(datasets), 2.6)
+    figure, panels = _panels(len(datasets), 2.6, width)
     for axes, dataset in zip(panels, datasets, strict=True):
         for place, arm in enumerate(arms):
             if (arm, dataset) in values:
@@ -155,7 +216,7 @@ def plot_seeds(
         axes.set_xticks(range(len(arms)), [plain(arm, 24) for arm in arms], rotation=40, ha="right", fontsize=7)
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel(plain(label, 60), fontsize=7)
-    save_picture(figure, path)
+    return figure
 
 
 def spread(count: int) -> np.ndarray:
@@ -163,7 +224,7 @@ def spread(count: int) -> np.ndarray:
     return np.linspace(-0.25, 0.25, count) if count > 1 else np.zeros(count)
 
 
-def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> None:
+def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], width: float | None = None) -> Any:
     """
     Critical-difference diagram (Demšar, JMLR 7, 2006): arms on a line by mean rank, a bar over those that do not differ.
 
@@ -173,7 +234,7 @@ def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> Non
     groups, difference = ranks["groups"] or [], ranks["critical_difference"]
     half = math.ceil(len(mean_ranks) / 2)
     top, depth = 1.2 + 0.35 * len(groups), 0.55 * half + 0.5
-    figure = new_figure(7.5, 0.42 * (top + depth) + 0.3, dpi=130)
+    figure = new_figure(width or 7.5, 0.42 * (top + depth) + 0.3, dpi=130)
     axes = figure.add_subplot()
     axes.set_axis_off()
     last = max(len(mean_ranks), 2)
@@ -190,7 +251,7 @@ def plot_ranks(ranks: dict[str, Any], looks: dict[str, Look], path: Path) -> Non
     if difference is not None:
         axes.plot([1, 1 + difference], [top - 0.15] * 2, color=GREY, linewidth=1.5, marker="|", clip_on=False)
         axes.text(1 + difference, top - 0.15, f"  critical difference {difference:.3g}", va="center", fontsize=7, color=DARK)
-    save_picture(figure, path)
+    return figure
 
 
 def _rank_label(axes: Axes, arm: str, rank: float, color: str, place: int, count: int, last: int) -> None:

@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ...core.files import atomic_folder, write_text
 from ..runs.progress import StudyProgress
 from ..runs.results import RunResult
+from . import plots
 from .pictures import DIFFERENCES, Picture, file_name, picture_of, pictures_of
 from .report_contents import ReportContents
 from .report_data import courses_as_csv, lines_left_out, values_as_csv
@@ -16,20 +17,29 @@ from .table_formats import Table, markdown_text, to_latex, to_markdown
 
 
 def write_report(
-    folder: Path, results: list[RunResult], summary: dict[str, Any], progress: StudyProgress | None = None
+    folder: Path,
+    results: list[RunResult],
+    summary: dict[str, Any],
+    progress: StudyProgress | None = None,
+    figures: plots.Figures | None = None,
 ) -> Path:
     """
     Writes `report/` into the folder of a study, in place of one that is there: all of it, or nothing.
 
     `results` are all its runs, those that only chose a learning rate and those that diverged among them; of its `summary`,
     "speedups", "controls", "tuning", "consistency" and "search" are shown if they are there. Returns the path of
-    `index.html`; beside it are `report.md`, PNGs, what they are drawn from as CSV, and `tables/*.tex`.
+    `index.html`; beside it are `report.md`, PNGs, what they are drawn from as CSV, and `tables/*.tex`; with
+    `figures`, the pictures are in `figures/` too.
     """
     contents = ReportContents(results, summary)
     pictures = pictures_of(contents)
     with atomic_folder(folder / "report") as out:
         for picture in (progress or StudyProgress(quiet=True)).steps(pictures, "report"):
-            picture.draw(out / picture.file)
+            plots.save_picture(picture.draw(), out / picture.file)
+            if figures is not None:
+                (out / "figures").mkdir(exist_ok=True)
+                file = Path(picture.file).with_suffix(f".{figures.format}")
+                plots.save_figures(picture.draw(figures.width), out / "figures" / file, figures)
         for table in contents.all_tables():
             write_text(out / "tables" / f"{file_name(table.name)}.tex", to_latex(table))
         write_text(out / "curves.csv", courses_as_csv(contents.courses))

@@ -3,7 +3,6 @@
 import base64
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,15 @@ def samples_to_show(results: list[RunResult]) -> dict[Place, RunResult]:
     return chosen
 
 
-def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks: dict[str, Look], path: Path) -> None:
+def plot_sample_grid(
+    chosen: dict[Place, RunResult], datasets: list[str], looks: dict[str, Look], width: float | None = None
+) -> Any:
     """Samples of one seed: a row for each data set, a column for each arm, one scale in a row."""
     every = shown_arms(looks, chosen)
     arms = every[:_MOST_COLUMNS]
     datasets = shown_datasets(datasets, chosen)
-    figure = new_figure(1.5 * len(arms) + 0.4, 1.5 * len(datasets) + 0.4, dpi=130)
+    side = 1.5 if width is None else (width - 0.4) / len(arms)
+    figure = new_figure(side * len(arms) + 0.4, side * len(datasets) + 0.4, dpi=130)
     panels = figure.subplots(len(datasets), len(arms), squeeze=False)
     for row, dataset in zip(panels, datasets, strict=True):
         draw = _drawer([chosen[arm, dataset].samples for arm in arms if (arm, dataset) in chosen])
@@ -46,12 +48,13 @@ def plot_sample_grid(chosen: dict[Place, RunResult], datasets: list[str], looks:
                 draw(axes, chosen[arm, dataset].samples, looks[arm].color)
             else:
                 axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize=8, color=DARK, transform=axes.transAxes)
-        row[0].set_ylabel(plots.plain(dataset, 16), fontsize=11)
+        row[0].set_ylabel(plots.plain(dataset, 16), fontsize=11 if side >= 1.2 else 7)
+    narrow = {"fontsize": 7, "rotation": 40, "ha": "left"}
     for axes, arm in zip(panels[0], arms, strict=True):
-        axes.set_title(plots.plain(arm, 16), fontsize=11)
+        axes.set_title(plots.plain(arm, 16), **({"fontsize": 11} if side >= 1.2 else narrow))
     if len(arms) < len(every):
         figure.supxlabel(f"the first {len(arms)} of {counted(len(every), 'arm')}", fontsize=9)
-    plots.save_picture(figure, path)
+    return figure
 
 
 def _drawer(of_row: list[dict[str, Any]]) -> Callable[[Axes, dict[str, Any], str], None]:

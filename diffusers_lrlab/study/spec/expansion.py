@@ -85,7 +85,7 @@ def _configs(spec: StudySpec) -> dict[Place, tuple[ResolvedConfig, dict[str, Any
             where = f"the arm {arm!r} on {dataset!r}"
             options = {**spec.base, **dataset_fields, **own}
             try:
-                config = _resolve(located(options, spec.folder), where, spec.evaluation_points)
+                config = _resolve(located(options, spec.folder), where, spec)
                 check_metrics(spec.metrics, config, "metrics")
                 check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 of_model = ("model_config_name_or_path", "cache_dir")
@@ -119,7 +119,8 @@ def _check_comparable(spec: StudySpec, configs: dict[Place, ResolvedConfig]) -> 
         if of_samples and len(counts) > 1:
             raise LabError(
                 f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "
-                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples."
+                f"({', '.join(counts)} on {dataset!r}). Give all arms the same distance_samples, or "
+                "frechet_samples of images."
             )
         for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
             if (name != "num_validation_images" or holds_out) and (values := _differing(of_arms, name)):
@@ -150,17 +151,22 @@ def located(options: dict[str, Any], folder: str) -> dict[str, Any]:
     return located
 
 
-def _resolve(options: dict[str, Any], where: str, evaluation_points: int) -> ResolvedConfig:
+def _resolve(options: dict[str, Any], where: str, spec: StudySpec) -> ResolvedConfig:
     asked = parse_options({**options, "log_timestep_bins": 0, "output_dir": "run"}, where)
     config = resolve_config(asked, find_columns=True)
     points = config.validation_steps
     if points is None and config.num_validation_images:
         if config.max_train_steps is None:
             raise LabError("evaluation points of a run need its length in updates: give max_train_steps, not num_epochs.")
-        points = max(1, config.max_train_steps // evaluation_points)
+        points = max(1, config.max_train_steps // spec.evaluation_points)
     # The precision is the study's, not a launcher's; and arms of different lengths have equally many samples.
     in_full = kind_of(config).measured_samples(sys.maxsize, config.num_validation_images, None)
     samples = in_full.get("frechet_samples", 0) if config.frechet_samples is None else config.frechet_samples
+    # A metric that is registered, and not named, changes nothing.
+    named = (*spec.metrics, *((spec.tune.metric,) if spec.tune else ()))
+    are_needed = any(name in METRICS and "samples" in METRICS[name].needs for name in named)
+    if options.get("frechet_samples") is None and config.dataset_name != "digits" and not are_needed:
+        samples = 0
     own: dict[str, Any] = {
         "mixed_precision": config.mixed_precision or "no",
         "validation_steps": points,

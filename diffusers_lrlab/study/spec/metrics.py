@@ -18,6 +18,8 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return "needs held-out data: give num_validation_images above 0"
     if "ema" in metric.needs and not config.use_ema:
         return "needs an EMA: leave use_ema at true, or use validation_loss"
+    if "features" in metric.needs and config.dataset_name != "digits":
+        return "needs features that suit the data, which exist for digits: register_features gives others, as frechet_NAME"
     if "samples" in metric.needs and (reason := kind.lacks_samples(config)):
         return reason
     if "density" in metric.needs and config.num_validation_images < 2:

@@ -1,6 +1,8 @@
 """From a YAML file, or the name of a preset, to the specification of a study."""
 
 import dataclasses
+import json
+from os import fspath
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ from ...core.errors import LabError, did_you_mean
 from ...core.options import MOST_UPDATES
 from ...core.plugins import load_plugins
 from ...evaluation.metrics import METRICS
-from ...training.arguments import read_yaml
+from ...training.arguments import check_nesting, read_yaml
 from . import parts
 from .expansion import located
 from .spec import PRESETS, PRESETS_FOLDER, StudySpec
@@ -18,8 +20,16 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
 
 
-def load_spec(source: str) -> StudySpec:
-    """A study from a YAML file or the name of a preset; raises a `LabError` for what is unknown or cannot be done."""
+def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
+    """
+    A study from a YAML file, the name of a preset, or the keys of such a file; raises a `LabError` for what is unknown or
+    cannot be done.
+    """
+    if isinstance(source, StudySpec):
+        return source
+    if isinstance(source, dict):
+        return read_spec(_plain(source), "study")
+    source = str(source)
     if source in preset_names():
         options = read_yaml(str(PRESETS_FOLDER / f"{source}.yaml"), "the preset")
         return dataclasses.replace(read_spec(options, source), folder=PRESETS)
@@ -31,6 +41,19 @@ def load_spec(source: str) -> StudySpec:
     if {*options} == {"command", "spec"}:  # what a study saves of itself
         return spec_from_dict(options["spec"], path.parent)
     return read_spec(options, path.stem, path.parent)
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a study as a file would have them: numbers of numpy and paths are taken, tuples become lists."""
+    what = "the dict of a study"
+    try:
+        plain = json.loads(
+            json.dumps(options, default=lambda value: value.item() if hasattr(value, "item") else fspath(value))
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LabError(f"{what} must hold what YAML has: texts, numbers, booleans, lists, mappings. {error}.") from None
+    check_nesting(plain, what)
+    return plain
 
 
 _KEYS = (

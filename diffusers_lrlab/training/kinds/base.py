@@ -149,6 +149,10 @@ class DataKind(ABC):
         """What is kept of the samples of one moment of training."""
         return samples
 
+    def as_samples(self, data: torch.Tensor) -> np.ndarray:
+        """Data as [`sample`] gives samples, to compare them with."""
+        return data.numpy()
+
     # --- studies -----------------------------------------------------------------------------------------------------
 
     def data_depend_on_seed(self, config: ResolvedConfig) -> bool:

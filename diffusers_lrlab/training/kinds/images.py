@@ -9,6 +9,7 @@ import numpy as np
 from ...core.errors import LabError
 from ...core.words import counted
 from ...data.toy2d_entries import TOY_DATASETS
+from ...evaluation.registry import measures_samples
 from ...models.loading import load_model_config
 from ...models.unet import check_resolution, default_down_blocks, default_unet_config
 from ..config import ResolvedConfig, TrainingConfig
@@ -61,7 +62,8 @@ class Images(DataKind):
     not_stackable = "stacks are of MLPDenoisers on points, and this is a UNet on images"
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
-        return _DEFAULTS | (_DIGITS if config.dataset_name == "digits" else {})
+        defaults = _DEFAULTS | (_DIGITS if config.dataset_name == "digits" else {})
+        return defaults | ({"frechet_samples": None} if measures_samples(self.form) else {})
 
     def check(self, config: TrainingConfig) -> dict[str, Any]:
         if config.point_column is not None or config.dataset_name in TOY_DATASETS:
@@ -69,6 +71,8 @@ class Images(DataKind):
                 f"--data_kind images, but {config.dataset_name or config.train_data_dir!r} is asked for as points. Leave "
                 "--data_kind out."
             )
+        if measures_samples(self.form):
+            return {}
         asked, held_out = config.frechet_samples, config.num_validation_images
         held_out = _DEFAULTS["num_validation_images"] if held_out is None else held_out
         if asked is None and held_out < 2:
@@ -81,7 +85,8 @@ class Images(DataKind):
         if asked and config.dataset_name != "digits":
             raise LabError(
                 f"--frechet_samples {asked} needs features that suit the data; they exist for digits only. Leave it out "
-                f"for {config.dataset_name or config.train_data_dir!r}."
+                f"for {config.dataset_name or config.train_data_dir!r}, or register features or a metric of images by "
+                "--import."
             )
         return {}
 
@@ -152,9 +157,13 @@ class Images(DataKind):
         return to_uint8(samples)
 
     def lacks_samples(self, config: ResolvedConfig) -> str | None:
-        if config.frechet_samples != 0:
-            return None
-        return "needs features that suit the data, which exist for digits, and frechet_samples above 0"
+        return "needs samples: give frechet_samples above 0" if config.frechet_samples == 0 else None
+
+    def num_compared_samples(self, config: ResolvedConfig) -> int | None:
+        return config.frechet_samples
+
+    def as_samples(self, data: torch.Tensor) -> np.ndarray:
+        return ((data.float() + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy()
 
     card_task = "unconditional-image-generation"
     card_tags = (card_task,)

@@ -2,12 +2,14 @@
 
 import base64
 import io
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ...evaluation.registry import measures_samples
 from ..base_run import BaseRun
 from ..config import ResolvedConfig
 from ..kinds.images import to_uint8
@@ -25,6 +27,13 @@ class ImageResults(Results):
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
         return config.frechet_samples or 0
+
+    def evaluate(self, run: BaseRun, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+        results = super().evaluate(run, samples, metrics)
+        if samples is None or not measures_samples(run.kind.form):
+            return results
+        num_held_out = min(len(samples), len(run.data.held_out))
+        return results | {"distance_samples": len(samples), "distance_held_out_images": num_held_out}
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         """One PNG, four images in a row, in base64."""
