@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _counts_updates(value: Any) -> bool:
-    return _is_count(value) or (isinstance(value, np.ndarray) and value.dtype.kind in "iu")
+def _is_on_the_clock(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "iuf"
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class Progress:
     """A reading of the clock, in optimizer updates: not micro-batches, not processes, not scheduler calls.
 
     Args:
-        update (`int` or integer array): Updates done so far; the first update of a run happens at 0, the last at
-            `total_updates - 1`. For an array every curve returns an array, so that a whole run is evaluated at once.
+        update (`int`, `float` or array of numbers): Updates done so far; the first update of a run happens at 0, the last at
+            `total_updates - 1`. A fraction is a time between two updates, which the schedule of a third-party script may
+            be at. For an array every curve returns an array, so that a whole run is evaluated at once.
         total_updates (`int`): Updates of the whole run.
         warmup_updates (`int`, *optional*, defaults to 0): Of them warm-up; the peak is at `update == warmup_updates`.
     """
@@ -43,11 +46,11 @@ class Progress:
         update, total, warmup = self.update, self.total_updates, self.warmup_updates
         if type(update) is type(total) is type(warmup) is int and 0 <= warmup < total:  # at every update of a schedule
             return
-        if not (_is_count(total) and _is_count(warmup) and 0 <= warmup < total) or not _counts_updates(update):
+        if not (_is_count(total) and _is_count(warmup) and 0 <= warmup < total) or not _is_on_the_clock(update):
             raise LabError(
-                "Progress(): update must be a whole number or an array of such, total_updates one above 0, and "
-                f"warmup_updates one from 0 to below that, got {update!r}, {total!r} and {warmup!r}. Hint: count optimizer "
-                "updates."
+                "Progress(): update must be a finite number or an array of numbers, total_updates a whole number above 0, "
+                f"and warmup_updates one from 0 to below that, got {update!r}, {total!r} and {warmup!r}. Hint: count "
+                "optimizer updates."
             )
 
     @property

@@ -150,10 +150,14 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
     saved, command = folder.read_spec()
     spec, is_card = spec_from_dict(saved, folder.path), not (out / "runs").exists()
     if is_card:
-        refuse_damaged(out, "study", "download the card again.")
+        # The summary, and the report of its own, are made anew.
+        refuse_damaged(
+            out, "study", "download the card again.", only=lambda name: not name.startswith(("summary.", "report/"))
+        )
     else:
         again = "give the command of the study again, which repeats what is damaged."
-        refuse_damaged(out, "study", again, only=lambda name: name.startswith("runs/"))
+        parts = ("runs/", "weights/") if (out / "weights").is_dir() else ("runs/",)
+        refuse_damaged(out, "study", again, only=lambda name: name.startswith(parts))
     if is_card and (out / RUNS_TABLE).exists():
         results, notes = read_runs(out)
         with folder.locked():

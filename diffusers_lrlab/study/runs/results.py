@@ -77,24 +77,25 @@ class StudyFolder:
         """Raises a `LabError` if the folder holds anything but a study of this name, by its runs if need be."""
         if self.path.is_file():
             raise LabError(f"--out {str(self.path)!r} is a file. Give a folder.")
+        file, saved = self.path / "spec.yaml", self._saved_spec()
+        if saved is not None and (other := saved["spec"]["name"]) != name:
+            raise LabError(
+                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace the one "
+                f"of {other!r}. Give another folder."
+            )
         specs = list(specs)
         files = [self.path / name for name in ("spec.yaml", "summary.json", "summary.parquet", MANIFEST)]
         files += [file for spec in specs for file in (self.run_file(spec.id), self.weights_file(spec.id))]
         check_kinds(files, [self.path / name for name in ("runs", "weights", "stacks", "local", "report")], "--out")
-        file, saved = self.path / "spec.yaml", self._saved_spec()
-        if saved is None and any(self.read(spec.id) is not None for spec in specs):
+        if saved is not None:
+            return
+        if any(self.read(spec.id) is not None for spec in specs):
             warn(f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and is written anew.")
-        elif saved is None and any((self.path / name).exists() for name in ("spec.yaml", "runs", "stacks", "local")):
+        elif any((self.path / name).exists() for name in ("spec.yaml", "runs", "stacks", "local")):
             raise LabError(
                 f"{str(file)!r} is {'damaged' if file.exists() else 'missing'}, and no result beside it is of this study. "
                 "Restore the file from a copy, remove the folder, or give another --out."
             )
-        elif saved is not None:
-            if (other := saved["spec"]["name"]) != name:
-                raise LabError(
-                    f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace "
-                    f"the one of {other!r}. Give another folder."
-                )
         elif others := sorted(entry.name for entry in self.path.glob("[!.]*")):
             raise LabError(
                 f"--out {str(self.path)!r} holds other files ({', '.join(others[:3])}) and no study. Give a new or empty "
