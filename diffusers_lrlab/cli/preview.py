@@ -75,6 +75,9 @@ def preview(options: argparse.Namespace) -> None:
         raise LabError("--momentum_scheduler_kwargs has no effect without --momentum_scheduler. Add that or leave it out.")
     from ..preview import schedules
 
+    for name in ("learning_rate", "beta1"):
+        if math.isnan(value := getattr(options, name)):
+            raise LabError(f"--{name} {value} is not allowed; give a number.")
     host = options.num_processes, options.gradient_accumulation_steps
     run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1, *host)
     kwargs, momentum_kwargs = _json(options, "lr_scheduler_kwargs"), _json(options, "momentum_scheduler_kwargs")

@@ -13,6 +13,7 @@ from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
+from ..evaluation.registry import METRICS
 from ..training.kinds.select import kind_of
 from .records import is_number, read_log, read_record
 
@@ -164,7 +165,9 @@ def _compare_rows(
 
 
 def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, float | None]:
-    numbers = [name for name in then if is_number(then[name])]
+    # Metrics that are computed on request only may be those of every run in the record of an earlier version.
+    asked = {name for name in then if name in now or name not in METRICS or not METRICS[name].on_request}
+    numbers = [name for name in then if is_number(then[name]) and name in asked]
     if not numbers:
         return "the record has none", None
     if missing := [name for name in numbers if not is_number(now.get(name))]:

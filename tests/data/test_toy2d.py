@@ -483,23 +483,25 @@ def test_an_unknown_name_gets_a_hint(ask, wrong, meant):
 
 
 @cases("ask", [toy_points, load_toy_dataset])
-@cases("n", [0, -1, 2.5, 10.0, True, "10", None, MAX_POINTS + 1, 10**30, float("nan")], ids=repr)
+@cases("n", [0, -1, 2.5, True, "10", None, MAX_POINTS + 1, 10**30, float("nan")], ids=repr)
 def test_numbers_of_points_that_are_none_are_refused(ask, n):
-    with pytest.raises(LabError, match=rf"n={re.escape(repr(n))}.*whole number from 1 to {MAX_POINTS}"):
+    with pytest.raises(
+        LabError, match=rf"n={re.escape(repr(n))}.* 1 to {MAX_POINTS}|n must be a whole number, got {re.escape(repr(n))}"
+    ):
         ask("line", n)
 
 
 @cases("ask", [toy_points, load_toy_dataset])
-@cases("seed", [1.5, 42.0, True, "42", None], ids=repr)
+@cases("seed", [1.5, True, "42", None], ids=repr)
 def test_seeds_that_are_no_whole_numbers_are_refused(ask, seed):
-    with pytest.raises(LabError, match=rf"seed={re.escape(repr(seed))}.*whole number"):
+    with pytest.raises(LabError, match=rf"seed must be a whole number, got {re.escape(repr(seed))}"):
         ask("line", 5, seed)
 
 
 @cases("ask", [toy_points, load_toy_dataset])
 @cases("split", ["validation", "Train", "", None, 0], ids=repr)
 def test_splits_that_there_are_not_are_refused(ask, split):
-    with pytest.raises(LabError, match=rf"split={re.escape(repr(split))}.*'train' or 'test'"):
+    with pytest.raises(LabError, match=rf"split must be 'train' or 'test', got {re.escape(repr(split))}"):
         ask("line", 5, 42, split)
 
 

@@ -152,7 +152,7 @@ def test_what_was_announced_is_looked_at(tmp_path):
     hook._step()
     hook._finish()
     folder = tmp_path / "lrlab" / "ema"
-    assert hook.report() == f"--ema constant: the average of 1 updates is in {folder}."
+    assert hook.report() == f"--ema constant: the average of 1 update is in {folder}."
     assert hook.trained.missing_from(folder) == []
     (folder / "weights.pt").write_bytes(b"")
     assert f"is lost: {folder / 'weights.pt'} is empty" in hook.report()

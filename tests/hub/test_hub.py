@@ -128,6 +128,7 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
     assert set(repo.files) == {
         ".gitattributes",
         "README.md",
+        "manifest.json",  # of what is uploaded
         "model_index.json",
         "scheduler/scheduler_config.json",
         "unet/config.json",
@@ -139,7 +140,7 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
     left = " ".join(paths_below(folder) - set(repo.files))
     for name in ("checkpoint-2/", "optimizer", "random_states", ".npy", "logs/"):
         assert name in left
-    for path in set(repo.files) - {".gitattributes", "README.md"}:
+    for path in set(repo.files) - {".gitattributes", "README.md", "manifest.json"}:
         assert repo.files[path] == (folder / path).read_bytes(), path
     here, there = (folder / "README.md").read_text().splitlines(), repo.files["README.md"].decode().splitlines()
     assert [line for line in here if line not in there] == []

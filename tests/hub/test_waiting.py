@@ -10,6 +10,7 @@ from published import lrlab, run_folder
 from started import run
 
 from diffusers_lrlab.core.hub_client import without_tokens
+from diffusers_lrlab.core.manifest import MANIFEST, manifest_text, sums_of_bytes
 from diffusers_lrlab.hub.schedule_folder import write_schedule_folder
 
 # The limits are 2 s for one answer and 5 s for all.
@@ -69,6 +70,8 @@ def test_a_commit_that_is_made_after_its_connection_broke_is_ours(mine, hub, tmp
     write_schedule_folder(tmp_path / "other", "wsd:num_decay_steps=0.3")
     lrlab("push", "other", "--repo_id", "user/like", env=hub.env, cwd=tmp_path)
     wanted = {name: text.replace(b"user/like", b"user/new") for name, text in hub.model("user/like").files.items()}
+    sums = {name: sums_of_bytes(text) for name, text in wanted.items() if name not in (".gitattributes", MANIFEST)}
+    wanted[MANIFEST] = manifest_text(sums).encode()
     hub.faults += [Fault(COMMIT, cut="during"), Fault(COMMIT, then=lambda: hub.model("user/new").commit(wanted, "late"))]
     result = lrlab("push", "other", "--repo_id", "user/new", env=hub.env, cwd=tmp_path)
     assert "as they were sent" in result.stdout

@@ -280,7 +280,7 @@ WRONG = [
     ("banded", {"num_bands": 3, "edges": [0.5, 0.4]}, "band without timesteps"),
     ("speed", {"k": 1e308}, "no timestep any probability that can be computed"),
     ("uniform", {"draw": "twice"}, "one of 'independent', 'stratified', 'antithetic'"),
-    (3, {}, "not 3"),
+    (3, {}, "got 3"),
 ]
 
 
@@ -309,11 +309,11 @@ def test_counts_of_other_kinds_will_do(name):
     [
         ({"num_training_steps": 10}, "How many timesteps"),
         ({"num_train_timesteps": 0, "num_training_steps": 10}, "num_train_timesteps=0"),
-        ({"num_train_timesteps": 10.0, "num_training_steps": 10}, "num_train_timesteps=10.0"),
+        ({"num_train_timesteps": 10.5, "num_training_steps": 10}, "num_train_timesteps must be a whole number"),
         ({"num_train_timesteps": 1000}, "give num_training_steps"),
         ({"num_train_timesteps": 1000, "num_training_steps": 0}, "num_training_steps=0"),
-        ({"num_train_timesteps": 1000, "num_training_steps": "50"}, "num_training_steps='50'"),
-        ({"num_train_timesteps": 1000, "num_training_steps": 1.5}, "num_training_steps=1.5"),
+        ({"num_train_timesteps": 1000, "num_training_steps": "50"}, "num_training_steps must be a whole number"),
+        ({"num_train_timesteps": 1000, "num_training_steps": 1.5}, "num_training_steps must be a whole number"),
         ({"num_train_timesteps": 999, "num_training_steps": 10, "noise_scheduler": DDPMScheduler()}, "has, 1000"),
         ({"num_training_steps": 10, "noise_scheduler": FlowMatchEulerDiscreteScheduler()}, "has no alphas_cumprod"),
     ],

@@ -332,7 +332,7 @@ def test_weights_have_the_shape_of_the_timesteps():
         ("none", {"max_weight": 0}, ["max_weight=0", "(0, inf)"]),
         ("none", {"normalize": 1}, ["normalize=1"]),
         ("learned_log_variance", {"num_features": 0}, ["num_features=0", "[1, inf)"]),
-        (3, {}, ["not 3"]),
+        (3, {}, ["got 3"]),
     ],
 )
 def test_what_cannot_be_done_is_explained(name, kwargs, parts):

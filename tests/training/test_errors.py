@@ -526,7 +526,11 @@ def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
     assert_told(outcome, "No room to write", "Free some space")
     after = contents(folder)
     assert after.keys() == before.keys()
-    assert {name for name in before if before[name] != after[name]} <= {"lrlab/run.json", "lrlab/metrics.jsonl"}
+    assert {name for name in before if before[name] != after[name]} <= {
+        "lrlab/run.json",
+        "lrlab/metrics.jsonl",
+        "manifest.json",
+    }
     assert json.loads(after["lrlab/run.json"])["run"]["status"] == "failed"
 
 
@@ -572,14 +576,14 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
 @cases(
     ("options", "part"),
     [
-        ({"prediction_type": "x0"}, "'epsilon', 'sample', 'v_prediction'"),
-        ({"image_channels": 2}, "1, 3"),
+        ({"prediction_type": "x0"}, "'epsilon' or 'sample' or 'v_prediction'"),
+        ({"image_channels": 2}, "1 or 3"),
         ({"logger": "mlfow"}, "Did you mean 'mlflow'?"),
         ({"mixed_precision": "bf61"}, "'bf16'"),
-        ({"learning_rate": "1e-4"}, "give float"),
-        ({"max_train_steps": 1.5}, "give int"),
-        ({"seed": True}, "give int"),
-        ({"lr_scheduler_kwargs": [1]}, "give dict or str"),
+        ({"learning_rate": "1e-4"}, "learning_rate must be a number"),
+        ({"max_train_steps": 1.5}, "max_train_steps must be a whole number"),
+        ({"seed": True}, "seed must be a whole number"),
+        ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs must be"),
         ({"lr_scheduler": "cosine_annealing:eta_min=0.1"}, "above --learning_rate"),
         ({"frechet_samples": 1}, "2 at least"),
         ({"logging_dir": "../elsewhere"}, "inside --output_dir"),

@@ -80,8 +80,8 @@ class StudyFolder:
         file, saved = self.path / "spec.yaml", self._saved_spec()
         if saved is not None and (other := saved["spec"]["name"]) != name:
             raise LabError(
-                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace the one "
-                f"of {other!r}. Give another folder."
+                f"--out {str(self.path)!r} holds the study {other!r}, and this is {name!r}: its report would replace "
+                f"the one of {other!r}. Give another folder."
             )
         specs = list(specs)
         files = [self.path / name for name in ("spec.yaml", "summary.json", "summary.parquet", MANIFEST)]
