@@ -22,7 +22,7 @@ def problem_with(path: Path) -> str | None:
         return f"{path} is empty"
     for file in files:
         try:
-            is_whole = _LOOKS.get(file.suffix, _has_bytes)(file)
+            is_whole = file.suffix not in _LOOKS or _LOOKS[file.suffix](file)  # a hook's own files may be empty markers
         except Exception as error:
             return f"{file} cannot be read ({type(error).__name__}: {error})"
         if not is_whole:
@@ -82,9 +82,10 @@ def _has_tensors(path: Path) -> bool:
 
 
 _LOOKS: dict[str, Callable[[Path], bool]] = {
-    ".json": lambda path: bool(json.loads(path.read_text(encoding="utf-8"))),
+    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")) is not None,  # some configurations are empty
     ".jsonl": _has_lines,
     ".parquet": _has_rows,
     ".png": _has_pixels,
     ".safetensors": _has_tensors,
+    **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt"), _has_bytes),
 }

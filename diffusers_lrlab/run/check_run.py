@@ -61,6 +61,15 @@ def repair_run(path: Path) -> Iterator[str]:
         if file.exists() and problem_of(partial(check, path)):
             yield put_aside_for_good(file)
     damaged = held_against_manifest(path, "run").damaged
+    if [*damaged] == [MANIFEST] and not problem_of(partial(check_pipeline, path)):
+        # Nothing else is known to be damaged, and a pipeline that was downloaded has no checkpoint to make it again from.
+        if (path / MANIFEST).is_file():
+            yield put_aside_for_good(path / MANIFEST)
+        record = folder.read_record()
+        record["run"].pop("manifest", None)
+        write_text(folder.lab / "run.json", json.dumps(record, indent=2) + "\n")
+        yield f"the record names no {MANIFEST}: files can be read, and not compared with what was written"
+        return
     for name in damaged:
         # The pipeline as a whole: the rest of it is of no use, and a run that goes on replaces all parts.
         file = path / name if name.startswith("lrlab/") else path / "model_index.json"

@@ -10,8 +10,10 @@ from ..core.errors import LabError
 from ..core.held import held_against_manifest
 from ..core.lock import holder_of
 from ..core.manifest import MANIFEST, each_damage, open_manifest
+from ..core.words import counted
 from ..hub.pipeline_folder import read_weights
 from ..hub.records import read_json
+from ..study.analysis.runs_table import RUNS_TABLE
 from ..study.runs.results import StudyFolder
 from ..training.run_folder import RunFolder
 from .check_run import check_run, newest_whole
@@ -31,7 +33,9 @@ def check_study(path: Path) -> Finding:
     folder = StudyFolder(path)
     who = holder_of(path)
     files = sorted((path / "runs").glob("*.json"))
-    status = f"with {len(files)} results" if who is None else f"being written by {who}"
+    is_card = not (path / "runs").exists() and (path / RUNS_TABLE).exists()
+    status = "a card, with a table of its runs" if is_card else f"with {counted(len(files), 'result')}"
+    status = status if who is None else f"being written by {who}"
     finding = Finding("study", str(path), status, leftovers=leftovers_in(*_folders(path)))
     finding.note("spec.yaml", folder.read_spec)
     for file in files:
@@ -49,7 +53,7 @@ def check_study(path: Path) -> Finding:
     finding.hold(path)
     if finding.damaged:
         command = f"lrlab study run {shlex.quote(str(path / 'spec.yaml'))} --out {shlex.quote(str(path))}"
-        finding.remedy = f"{command} does again what is damaged"
+        finding.remedy = "download the card again" if is_card else f"{command} does again what is damaged"
     return finding
 
 

@@ -225,6 +225,8 @@ def _tune(spec: StudySpec, study: StudyContext, executor: str | None, workers: W
                 f"{counted(len(rounds[-1]), 'run')} beyond it."
             )
         _do_missing(rounds[-1], study, executor, workers, "tune")
+        if left := study.folder.missing(rounds[-1]):
+            raise LabError(f"The run {left[0].id} was computed, and left no result in {str(study.folder.path)!r}.")
 
 
 def _do_missing(

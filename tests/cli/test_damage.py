@@ -92,7 +92,19 @@ def test_a_folder_of_an_earlier_version_is_read_and_said_to_have_no_manifest(cap
         assert (status, "no manifest.json" in text) == (0, True), text
 
 
-@pytest.mark.parametrize("file", ["denoiser/diffusion_pytorch_model.safetensors", "lrlab/loss.png", "manifest.json"])
+def test_a_manifest_that_alone_is_damaged_costs_no_pipeline(made, tmp_path, capsys):
+    """One that was downloaded has no checkpoint to make it again from."""
+    folder = shutil.copytree(made / "run", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
+    (folder / "manifest.json").write_bytes((folder / "manifest.json").read_bytes()[:-3])
+    status, text = said(capsys, "check", folder, "--repair")
+    assert (status, "the record names no manifest.json" in text) == (0, True), text
+    assert (folder / "model_index.json").is_file()
+    assert json.loads((folder / "lrlab" / "run.json").read_text())["run"]["status"] == "finished"
+    status, text = said(capsys, "check", folder)
+    assert (status, "it has no manifest.json" in text) == (0, True), text
+
+
+@pytest.mark.parametrize("file", ["denoiser/diffusion_pytorch_model.safetensors", "lrlab/loss.png"])
 def test_a_repaired_run_goes_on_to_the_same_bits(made, tmp_path, capsys, file):
     folder = shutil.copytree(made / "run", tmp_path / "run")
     content = (folder / file).read_bytes()
@@ -102,8 +114,7 @@ def test_a_repaired_run_goes_on_to_the_same_bits(made, tmp_path, capsys, file):
     config = f"--model_config_name_or_path={made / 'config.json'}"
     runs.run(*OPTIONS, config, f"--output_dir={folder}", "--resume_from_checkpoint=latest")
     assert said(capsys, "check", folder)[0] == 0
-    if file != "manifest.json":
-        assert (folder / file).read_bytes() == content
+    assert (folder / file).read_bytes() == content
 
 
 @pytest.mark.slow
