@@ -15,6 +15,7 @@ import diffusers_lrlab
 from diffusers_lrlab import launch
 from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.core import plugins
+from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -176,6 +177,7 @@ def registrations_undone():
     """Names that an example registers are not there for other tests."""
     registries = (SCHEDULERS, TIMESTEP_SAMPLERS, DENOISERS)
     entries, loaded = [dict(registry._entries) for registry in registries], dict(plugins._loaded)
+    metrics = dict(METRICS)
     try:
         yield
     finally:
@@ -184,6 +186,8 @@ def registrations_undone():
                 if registry is DENOISERS:
                     delattr(diffusers_lrlab, registry[name].factory.__name__)
             registry._entries = before
+        METRICS.clear()
+        METRICS.update(metrics)
         plugins._loaded.clear()
         plugins._loaded.update(loaded)
 
