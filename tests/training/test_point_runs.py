@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import signal
 
 import numpy as np
@@ -187,6 +188,17 @@ def test_the_results_are_those_of_the_pipeline(finished):
     for name in ("exact_kl", "energy_distance", "coverage", "exact_kl_standard_error"):
         assert math.isfinite(results[name])
     assert "training_set_loss" not in results  # on request: five passes over all training points
+
+
+def test_a_quick_try_draws_and_measures_no_samples(tmp_path, model):
+    runs.run(*arguments(tmp_path, tmp_path / "run", model, "--no_evaluation"))
+    card, results = (tmp_path / "run/README.md").read_text(), runs.read_record(tmp_path / "run")["train"]["results"]
+    assert "validation_loss" in results
+    assert not {"kl", "exact_kl", "distance_samples"} & {*results}
+    linked = re.findall(r"\]\((lrlab/[^)]+)\)", card)
+    assert "lrlab/loss.png" in linked
+    assert [name for name in linked if not (tmp_path / "run" / name).exists()] == []
+    assert not (tmp_path / "run/lrlab/samples").exists()
 
 
 def test_the_card_shows_figures_beside_their_floors(finished):

@@ -145,8 +145,7 @@ pipeline = DiffusionPipeline.from_pretrained("{location}")
 points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
 ```
 
-{without_package}![Points on their way from noise to data](lrlab/sampling.gif)
-"""
+{without_package}"""
     card_without_package = """Without diffusers_lrlab, by the code that lies beside the weights; read it first:
 
 ```python
@@ -160,4 +159,5 @@ pipeline = DiffusionPipeline.from_pretrained(
     card_pictures = """
 ![From noise to data](lrlab/trajectory.png)
 
+![Points on their way from noise to data](lrlab/sampling.gif)
 """
