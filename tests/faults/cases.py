@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pandas
 import published
 import runs
 import yaml
@@ -122,7 +123,9 @@ class Push(Case):
     def end(self, folder):
         repo = self.hub.repos.get(("models", f"user/{folder.parent.name.replace(' ', '-')}"))
         own = folder.parent.name.replace(" ", "-").encode()
-        return {name: content.replace(own, b"") for name, content in repo.files.items()} if repo else {}
+        files = {name: content.replace(own, b"") for name, content in repo.files.items()} if repo else {}
+        # The card names the repository, so the sums in the manifest differ.
+        return files | {name: b"there" for name in files if name == "manifest.json"}
 
 
 def differences(first, second):
@@ -153,6 +156,10 @@ def _content(path):
         return "there"
     if path.name in ("summary.parquet", "cost.csv"):  # of summary.json, and with times
         return "there"
+    if path.name == "runs.parquet":
+        with contextlib.suppress(OSError, ValueError):  # it may be damaged
+            runs = pandas.read_parquet(path)
+            return runs[[name for name in runs if not name.endswith("_seconds")]].to_json()
     if path.suffix == ".json":
         with contextlib.suppress(ValueError):  # it may be damaged
             content = _without_times(json.loads(path.read_text()))
