@@ -70,6 +70,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}. If it is a denoiser of somebody's own, import its code first."
         )
+    if _HOMES[name].startswith("study."):  # before its modules ask for what training needs
+        importlib.import_module(".core.extras", __name__).require_extra("study", f"{name}()")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
