@@ -8,6 +8,7 @@ finished in DIR are not done again), then samples each result by other scheduler
 """
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -96,7 +97,8 @@ def main():
     print("|---|---|---|---|---|---|---|")
     for name, runs in results.items():
         losses, kls = TEMPLATE[name]
-        ours = {key: [run["results"][key] for run in runs] for key in ("training_set_loss", "kl", "kl_of_held_out_points")}
+        keys = ("training_set_loss", "kl", "kl_of_held_out_points")  # a tiny run has no loss of the training set
+        ours = {key: [run["results"].get(key, math.nan) for run in runs] for key in keys}
         print(
             f"| `{name}` | {cell(ours['training_set_loss'])} | {cell(losses)} | {cell(ours['kl'])} | {cell(kls)} "
             f"| {ours['kl_of_held_out_points'][0]:+.3f} | {statistics.mean(run['training_seconds'] for run in runs):.0f} |"

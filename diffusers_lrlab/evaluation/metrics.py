@@ -136,8 +136,9 @@ def _part_of_training_set_loss(evaluation: Evaluation) -> float:
     "training_set_loss",
     description='Loss of the raw weights on all training points (the paper\'s "evaluation loss")',
     source="the objective of the run",
-    traits=("is_loss", "on_request"),
+    traits=("is_loss",),
     facts={
+        "fewest_samples": 10_000,
         "card_title": "Loss of raw weights on all training points",
         "of": "run",
         "form": "points",

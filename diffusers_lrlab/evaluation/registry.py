@@ -37,6 +37,8 @@ class Metric:
         needs (`tuple` of `str`): Some of "samples", "held_out", "ema", "density", "features".
         is_loss (`bool`): It depends on target, noise schedule and data: runs that differ in these cannot be compared by it.
         on_request (`bool`): Computed only for those who name it, as it takes long.
+        fewest_samples (`int`): For those who name no metrics, it is computed only where at least so many samples are
+            measured: after a long run.
         on_hub (`bool`): Part of the results that a model card declares to the Hub.
         card_title (`str`, *optional*): What cards call it, if not by its label.
         source (`str`): The paper or formula that it comes from.
@@ -60,6 +62,7 @@ class Metric:
     needs: tuple[str, ...] = ()
     is_loss: bool = False
     on_request: bool = False
+    fewest_samples: int = 0
     on_hub: bool = False
     card_title: str | None = None
     source: str = ""

@@ -165,8 +165,8 @@ def _compare_rows(
 
 
 def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, float | None]:
-    # Metrics that are computed on request only may be those of every run in the record of an earlier version.
-    asked = {name for name in then if name in now or name not in METRICS or not METRICS[name].on_request}
+    # Metrics that short runs have no more may be in the record of an earlier version.
+    asked = {name for name in then if name in now or name not in METRICS or not METRICS[name].fewest_samples}
     numbers = [name for name in then if is_number(then[name]) and name in asked]
     if not numbers:
         return "the record has none", None

@@ -285,7 +285,7 @@ def test_the_whole_of_a_power_law(power):
 
 
 def test_the_evaluation_is_told_by_small_parts(tmp_path, monkeypatch):
-    """The exact divergence in two of its steps; what is computed on request takes no time."""
+    """The exact divergence in two of its steps; what is measured after long runs takes no time."""
     steps = []
     monkeypatch.setattr(metrics, "log_likelihood", lambda *given, num_steps: steps.append(num_steps))
     trainer = make_trainer(tmp_path, dataset_name="eight_gaussians", num_validation_images=100)

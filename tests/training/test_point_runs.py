@@ -187,7 +187,7 @@ def test_the_results_are_those_of_the_pipeline(finished):
     assert results["kl"] > results["kl_of_held_out_points"] + 1  # a model of forty updates
     for name in ("exact_kl", "energy_distance", "coverage", "exact_kl_standard_error"):
         assert math.isfinite(results[name])
-    assert "training_set_loss" not in results  # on request: five passes over all training points
+    assert "training_set_loss" not in results  # of long runs: five passes over all training points
 
 
 def test_a_quick_try_draws_and_measures_no_samples(tmp_path, model):
