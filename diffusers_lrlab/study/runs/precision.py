@@ -41,7 +41,7 @@ def precision_warning(name: str, device: torch.device) -> str | None:
         return None
     return (
         "--precision bf16 has no effect on this CPU: its products of float32 matrices stay in float32, as oneDNN has no "
-        "faster ones in bfloat16 for it (those need AMX). Leave it out."
+        "faster ones in bfloat16 for it. Leave it out."
     )
 
 
