@@ -22,7 +22,7 @@ class Held:
 
     sums: dict[str, Sums] = field(default_factory=dict)  # of the files that are as they were written
     damaged: dict[str, str] = field(default_factory=dict)  # from files to what is wrong with them
-    is_open: bool = False  # it was being written, and whatever wrote it was killed or goes on
+    is_open: bool = False  # still being written, or the writer was killed
     notes: list[str] = field(default_factory=list)  # what a user should know and need not mend
 
 

@@ -33,8 +33,8 @@ def reader(hint: Any) -> _Reader:
     """
     A function from a value to the same as the annotation has it, or to `REFUSED`.
 
-    Numbers of numpy become Python's, a float without a fraction an `int` where one is annotated, a member of an enum of
-    texts its text. `True` is no number, and NaN is none either.
+    NumPy numbers become Python numbers, whole floats become `int` where that is annotated, and members of string enums
+    become strings; items of containers are checked and stay as they are. `True` and NaN are not numbers.
     """
     if hint in (Any, object, inspect.Parameter.empty):
         return lambda value: value
@@ -105,7 +105,7 @@ def _first_of(readers: list[_Reader]) -> _Reader:
 
 
 def _instance(wanted: Any, value: Any) -> Any:
-    # A text is iterable, and nobody means its letters.
+    # A string is iterable, but passing one is a mistake.
     is_letters = wanted is Iterable and isinstance(value, (str, bytes))
     return value if isinstance(value, wanted) and not is_letters else REFUSED
 

@@ -67,7 +67,7 @@ class HostClock:
         self.run.on_update.append(self._advance_followers)
 
     def _follow_curves(self) -> None:
-        """Watches curves of ours wherever they are made, and the steps of all that are watched."""
+        """Watches every `CurveLR`, wherever it is made, and counts the steps of all watched schedules."""
         make, step = CurveLR.__init__, LRScheduler.step
 
         @functools.wraps(make)
@@ -198,7 +198,7 @@ class HostClock:
                 if self.has_loss and num_warmup_steps:  # in updates: scripts multiply it by the processes
                     follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
                 return scheduler
-            watched = self._find(scheduler)  # a curve of ours, since it was made
+            watched = self._find(scheduler)  # a `CurveLR` is watched from its constructor on
             if watched is None:
                 warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
                 watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))

@@ -69,7 +69,7 @@ class Objective:
     table: torch.Tensor | None  # weights of all timesteps, if they are fixed and not all 1
     factors: torch.Tensor | None  # on these weights, of a learning rate per timestep
 
-    _has_tried_noise = False  # of a function of somebody else's
+    _has_tried_noise = False  # of a third-party noise function
 
     @classmethod
     def of(

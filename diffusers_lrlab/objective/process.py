@@ -74,7 +74,7 @@ def _called(model: Any) -> str:
 
 
 def _where(model: Any) -> str:
-    """Of the code of a model that somebody registered."""
+    """The place of a third-party model's code, as a sentence."""
     model = _bare(model)
     return where(type(model).forward) if titled(model) else ""
 

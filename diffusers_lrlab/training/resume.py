@@ -253,7 +253,7 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
 
 
 def _remedy_for(names: list[str], now: dict[str, Any], saved: dict[str, Any], folder: RunFolder) -> str:
-    """What somebody can do whose run differs in `names` from the one in the folder."""
+    """The remedies for a run whose settings `names` differ from those of the run in the folder."""
     if "order" in _stream_of(now) and "order" not in _stream_of(saved):
         return "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
     reason, resume = "", "Resume with the arguments of that run, or start"

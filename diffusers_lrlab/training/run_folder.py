@@ -60,7 +60,7 @@ class RunFolder:
             self._log_size = self.metrics_file.stat().st_size
 
     def check_there(self) -> None:
-        """Raises a `LabError` if somebody removed the folder since this run wrote its record or its log there."""
+        """Raises a `LabError` if the folder was removed after this run wrote its record or its log there."""
         written = [self.metrics_file] if self._log_size is not None else []
         written += [self.lab / "run.json" if self.is_writer else self.path] if self._has_record else []
         for file in written:

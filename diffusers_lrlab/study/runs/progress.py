@@ -27,7 +27,7 @@ class StudyProgress:
 
     @contextmanager
     def bar(self, specs: list[RunSpec], description: str) -> Iterator[None]:
-        """Shows a bar over the updates of these runs inside this block, and one over what is measured of them."""
+        """Shows two bars inside this block: over the updates of these runs, and over the runs that are measured."""
         shown: dict[str, Any] = {"disable": self.quiet, "mininterval": 0.2 if is_watched() else 30}
         num_updates = sum(spec.config.max_train_steps or 0 for spec in specs) or None
         layout = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} [{elapsed}<{remaining}]"
