@@ -8,6 +8,7 @@ from typing import Any
 from ..core.errors import LabError, did_you_mean
 from ..core.extras import require_extra
 from ..study.runs.precision import PRECISIONS
+from ..study.same_command import finished_report, shown_command, shown_path
 from .output import say
 
 ACTIONS = ("list", "run", "report", "card")
@@ -97,6 +98,9 @@ def run(options: argparse.Namespace, program: str) -> None:
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("Where to? Give --out DIR, a new folder, or that of the study to go on with.")
+    if not options.dry_run and (page := _finished_before(options, program)):
+        say(f"This study is finished, and nothing is left to do. Its report: {page}")
+        return
     from ..study.spec.reading import load_spec
 
     spec = load_spec(options.what)
@@ -108,12 +112,22 @@ def run(options: argparse.Namespace, program: str) -> None:
         asked = options.executor, options.stack_size, options.out, options.workers, options.address
         say(describe_study(spec, *asked))
         return
-    from ..study.run import run_study, shown_command, shown_path
+    from ..study.run import run_study
 
-    precision = None if spec.precision == "fp32" else spec.precision
+    command = _shown(options, program, None if spec.precision == "fp32" else spec.precision)
+    how = options.executor, options.stack_size, options.workers, options.address, options.precision
+    say(f"Wrote {run_study(options.what, options.out, *how, command=command)}.")
+
+
+def _shown(options: argparse.Namespace, program: str, precision: str | None) -> str:
+    """The command as the report shows it; an address is only of this cluster."""
     plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
     given = {"executor": options.executor, "stack_size": options.stack_size, "workers": options.workers}
-    given |= {"precision": precision, "import": plugins}  # an address is nobody else's
-    command = shown_command(program, options.what, options.out, given)
-    how = options.executor, options.stack_size, options.workers, options.address
-    say(f"Wrote {run_study(spec, options.out, *how, command=command)}.")
+    return shown_command(program, options.what, options.out, given | {"precision": precision, "import": plugins})
+
+
+def _finished_before(options: argparse.Namespace, program: str) -> Path | None:
+    """The report of a study that this very command has finished."""
+    if options.address is not None:
+        return None
+    return finished_report(options.what, options.out.expanduser(), _shown(options, program, options.precision))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,11 @@ from ..core.environment import allowed_threads
 from ..core.errors import LabError
 from ..core.held import refuse_damaged
 from ..core.manifest import open_manifest
+from ..core.plugins import loaded_plugins, plugin_packages
 from ..core.registered import registered_code_located
 from ..core.signatures import checked
 from ..core.words import agreeing, counted
+from ..data.options import EMBEDDED_DATASETS
 from ..training.prepare import keep_freed_memory
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
 from .analysis.summary import notes_on, summarise, write_summary
@@ -28,6 +29,7 @@ from .runs.precision import products_in
 from .runs.progress import StudyProgress
 from .runs.results import RunResult, StudyFolder
 from .runs.stops import stops_explained
+from .same_command import shown_command, source_sum
 from .spec.expansion import expand, expand_tuning
 from .spec.reading import load_spec, spec_from_dict
 from .spec.spec import RunSpec, StudySpec
@@ -82,21 +84,11 @@ def run_study(
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which is written into `out`
         given = {"executor": executor, "stack_size": stack_size, "workers": workers, "precision": precision}
         command = shown_command("lrlab study run", what, out, given)
+    source = source_sum(spec) if isinstance(spec, (str, Path)) else None
     spec, out = load_spec(spec), Path(out).expanduser()
     if precision is not None:
         spec = dataclasses.replace(spec, precision=precision)
-    return _run(spec, StudyFolder(out), executor, stack_size, workers, address, quiet, command)
-
-
-def shown_command(program: str, what: str | Path, out: str | Path, given: dict[str, Any]) -> str:
-    """A command for the report, without the folders of this machine; options that are `None` are left out."""
-    where = f"{program} {shown_path(what)} --out {shown_path(out)}"
-    return where + "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
-
-
-def shown_path(path: str | Path) -> str:
-    """A path in a published command, without the folders of this machine."""
-    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+    return _run(spec, StudyFolder(out), executor, stack_size, workers, address, quiet, command, source)
 
 
 def _run(
@@ -108,6 +100,7 @@ def _run(
     address: str | None,
     quiet: bool,
     command: str,
+    source: str | None,
 ) -> Path:
     folder.check_is_study(spec.name, (run for part in (expand_tuning, expand) for run in part(spec)))  # made if need be
     check_executor(executor, stack_size, num_workers, address)
@@ -121,7 +114,7 @@ def _run(
         check_stackable([*tuning, *first], study)
     with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
         folder.reopen()
-        folder.write_spec(spec, command)
+        folder.write_spec(spec, command, source if _depend_on_text_alone([*tuning, *first]) else None)
         with open_workers(executor, num_workers, address, study) as workers:
             tuning = _tune(spec, study, executor, workers)
             runs = expand(spec, chosen_rates(spec, folder.results(tuning)))
@@ -133,6 +126,14 @@ def _run(
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
         return _write_all(spec, runs, tuning, study, command)
+
+
+def _depend_on_text_alone(runs: list[RunSpec]) -> bool:
+    """Whether no file beside the specification, no data and no code of others decide what comes out of the runs."""
+    fields = (run.config.dataset_name in EMBEDDED_DATASETS and run.config.plugins is None for run in runs)
+    return (
+        not (loaded_plugins() or plugin_packages()) and all(fields) and all({*run.given} <= {"dataset_name"} for run in runs)
+    )
 
 
 def report_study(out: Path, figures: "Figures | None" = None) -> Path:

@@ -102,11 +102,12 @@ class StudyFolder:
                 "folder; nothing is ever overwritten unasked."
             )
 
-    def write_spec(self, spec: StudySpec, command: str) -> None:
+    def write_spec(self, spec: StudySpec, command: str, source: str | None) -> None:
+        """Writes `spec.yaml`; `source` is the sum by which [`finished_report`] knows the study again."""
         saved = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative, so that both can be moved together, and no path of this machine is published
             saved["folder"] = os.path.relpath(spec.folder, self.path.resolve())
-        text = yaml.safe_dump({"command": command, "spec": saved}, sort_keys=False)
+        text = yaml.safe_dump({"command": command, "source": source, "spec": saved}, sort_keys=False)
         write_text(self.path / "spec.yaml", f"{_SUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
     def read_spec(self) -> tuple[dict[str, Any], str]:
@@ -128,7 +129,7 @@ class StudyFolder:
             first, _, rest = text.partition("\n")
             is_whole = not first.startswith(_SUM) or first == _SUM + hashlib.sha256(rest.encode()).hexdigest()
             saved = yaml.safe_load(text)
-            if is_whole and isinstance(saved, dict) and {*saved} == {"command", "spec"} and "name" in saved["spec"]:
+            if is_whole and isinstance(saved, dict) and {"command", "spec"} <= {*saved} and "name" in saved["spec"]:
                 return saved
         return None
 

@@ -18,9 +18,10 @@ from ...training.kinds.select import kind_of
 from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
+from ..same_command import PRESETS_FOLDER
 from .metrics import check_metrics, default_metrics
 from .rates import extended
-from .spec import ARM_NOTES, PRESETS, PRESETS_FOLDER, Place, RunSpec, StudySpec, Tuning
+from .spec import ARM_NOTES, PRESETS, Place, RunSpec, StudySpec, Tuning
 
 
 def expand(spec: StudySpec, chosen: dict[Place, float] | None = None) -> list[RunSpec]:

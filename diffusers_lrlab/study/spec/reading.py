@@ -11,9 +11,10 @@ from ...core.options import MOST_UPDATES
 from ...core.plugins import load_plugins
 from ...evaluation.metrics import METRICS
 from ...training.arguments import check_nesting, read_yaml
+from ..same_command import PRESETS_FOLDER
 from . import parts
 from .expansion import located
-from .spec import PRESETS, PRESETS_FOLDER, StudySpec
+from .spec import PRESETS, StudySpec
 
 
 def preset_names() -> list[str]:
@@ -38,7 +39,7 @@ def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
         hint = did_you_mean(source, preset_names())
         raise LabError(f"There is no study {source!r}.{hint} Give a YAML file or a preset: {', '.join(preset_names())}.")
     options = read_yaml(str(path), "the study")
-    if {*options} == {"command", "spec"}:  # what a study saves of itself
+    if {*options} - {"source"} == {"command", "spec"}:  # what a study saves of itself
         return spec_from_dict(options["spec"], path.parent)
     return read_spec(options, path.stem, path.parent)
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from ...core.options import defaults_of, options_of
@@ -15,7 +14,6 @@ from ...training.config import ResolvedConfig, TrainingConfig
 _ALWAYS_THERE = {"cache_dir": None, "dataloader_num_workers": 0}
 ARM_NOTES = ("description", "controls")  # what an arm has besides fields of the training configuration
 PRESETS = "(presets)"  # what is saved as the folder of those of the package
-PRESETS_FOLDER = Path(__file__).parent / "presets"
 Place = tuple[str, str]  # an arm and a data set
 _FORMAT = 1  # of result files; part of the identity of a run
 

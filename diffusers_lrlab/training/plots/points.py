@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_POINTS = 10_000  # more make a blot of every shape
-_FRAME_MS, _LAST_FRAME_MS = 60, 2000
+_FRAME_MS, _LAST_FRAME_MS = 90, 2000
 Limits = tuple[np.ndarray, np.ndarray]
 
 

@@ -13,7 +13,7 @@ from ..config import ResolvedConfig
 from ..samples import load_previews, sampling_pipeline
 from .base import Results
 
-_FRAMES = 31
+_FRAMES = 21
 
 
 class PointResults(Results):

@@ -1,0 +1,53 @@
+"""A study that is finished, found by its command alone: in a second, before anything is imported that would compute it."""
+
+import hashlib
+import json
+import shlex
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core.held import held_against_manifest
+
+PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
+
+
+def shown_command(program: str, what: str | Path, out: str | Path, given: dict[str, Any]) -> str:
+    """A command for the report, without the folders of this machine; options that are `None` are left out."""
+    where = f"{program} {shown_path(what)} --out {shown_path(out)}"
+    return where + "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+
+
+def shown_path(path: str | Path) -> str:
+    """A path in a published command, without the folders of this machine."""
+    return shlex.quote(Path(path).name if Path(path).is_absolute() else str(path))
+
+
+def source_sum(source: str | Path) -> str | None:
+    """SHA-256 of the text of a preset or a YAML file and of the version that reads it; `None` if there is no such file."""
+    preset = PRESETS_FOLDER / f"{source}.yaml"
+    with suppress(OSError, ValueError):
+        text = (preset if preset.is_file() else Path(source).expanduser()).read_bytes()
+        return hashlib.sha256(version("diffusers_lrlab").encode() + b"\n" + text).hexdigest()
+    return None
+
+
+def finished_report(source: str | Path, out: Path, command: str) -> Path | None:
+    """
+    The page of a study that this command has finished before, if every file of it is as it was written; otherwise `None`.
+
+    `spec.yaml` has the [`source_sum`] of studies only of which a text decides everything: no file, data or code beside it.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        saved = yaml.safe_load((out / "spec.yaml").read_text(encoding="utf-8"))
+        if saved["command"] != command or saved["source"] is None or saved["source"] != source_sum(source):
+            return None
+        json.loads((out / "summary.json").read_text(encoding="utf-8"))
+        held = held_against_manifest(out, "study")
+        page = out / "report" / "index.html"
+        if not (held.damaged or held.is_open or held.notes) and page.relative_to(out).as_posix() in held.sums:
+            return page
+    return None
