@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import LabError, did_you_mean, shortened
+from .errors import LabError, did_you_mean, must_be, shortened
 from .plugins import load_installed_plugins
+from .ranges import Range
 from .registered import call_registered, note_registered, where
 from .signatures import checked
 
@@ -31,6 +32,14 @@ class Parameter:
     same_as: str | None = None  # the common parameter that this is another name for
     only_with: tuple[str, Any] | None = None  # another parameter, and the value it must have for this one to have an effect
 
+    def __post_init__(self) -> None:
+        _ = self.interval  # which refuses what is none
+
+    @cached_property
+    def interval(self) -> Range | None:
+        """`range` as one of numbers."""
+        return None if self.range is None else Range(self.range)
+
     @property
     def allowed(self) -> str:
         """The allowed values in words, for error texts and tables."""
@@ -48,7 +57,8 @@ class Parameter:
         else:
             fits = self._fits(value, self.kind)
         if not fits:
-            raise LabError(f"{owner} got {self.name}={value!r}; allowed: {self.allowed}. ({self.help})")
+            article = "" if self.choices is not None else f"a{'n' * (self.kind is int)} "
+            raise must_be(self.name, value, article + self.allowed, self.help, of=owner)
         return [self.items(item) for item in value] if self.kind is list else self.kind(value)
 
     def _fits(self, value: Any, wanted: type) -> bool:
@@ -65,12 +75,9 @@ class Parameter:
     def _contains(self, value: Any) -> bool:
         if self.choices is not None:
             return value in self.choices
-        if self.range is None:
-            return not (isinstance(value, float) and math.isnan(value))
-        low, high = (float(bound) for bound in self.range[1:-1].split(","))
-        above = value > low if self.range[0] == "(" else value >= low
-        below = value < high if self.range[-1] == ")" else value <= high
-        return above and below
+        if self.interval is not None:
+            return value in self.interval
+        return not (isinstance(value, float) and math.isnan(value))
 
 
 @dataclass(frozen=True)

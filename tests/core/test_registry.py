@@ -75,14 +75,14 @@ def test_resolve_fills_in_defaults_and_converts(registry):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"shade": 0}, "shade=0; allowed: float in (0, 1]. (how dark)"),
-        ({"shade": True}, "shade=True; allowed: float"),
-        ({"coats": 1.5}, "coats=1.5; allowed: int in [1, inf)"),
-        ({"coats": 10**400}, "coats=1000"),
-        ({"kind": "wax"}, "kind='wax'; allowed: one of 'oil', 'water'"),
-        ({"dry": 1}, "dry=1; allowed: bool"),
-        ({"mixture": [0.5, 2]}, "mixture=[0.5, 2]; allowed: list of float in [0, 1]"),
-        ({"layers": [1]}, "layers=[1]; allowed: list of str"),
+        ({"shade": 0}, "shade=0 of 'red': must be a float in (0, 1], got 0. Hint: how dark."),
+        ({"shade": True}, "shade=True of 'red': must be a float"),
+        ({"coats": 1.5}, "coats=1.5 of 'red': must be an int in [1, inf)"),
+        ({"coats": 10**400}, "coats=(a number of about 400 digits) of 'red': must be an int"),
+        ({"kind": "wax"}, "kind='wax' of 'red': must be one of 'oil', 'water'"),
+        ({"dry": 1}, "dry=1 of 'red': must be a bool"),
+        ({"mixture": [0.5, 2]}, "mixture=[0.5, 2] of 'red': must be a list of float in [0, 1]"),
+        ({"layers": [1]}, "layers=[1] of 'red': must be a list of str"),
         ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of one thing"),
         ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
     ],
@@ -119,7 +119,7 @@ def wrong_values(parameter):
         return [1, True, ["linear"], *(["no such choice"] if parameter.choices else [])]
     values = ["1", True, [1], math.nan, *([1.5] if parameter.kind is int else [])]
     if parameter.range:
-        low, high = (float(bound) for bound in parameter.range[1:-1].split(","))
+        low, high = parameter.interval.bounds
         values += [low if parameter.range[0] == "(" else low - 1e-9, high if parameter.range[-1] == ")" else high + 1e-9]
     return values
 
@@ -128,9 +128,10 @@ def wrong_values(parameter):
 def test_every_parameter_refuses_what_is_not_allowed(registry, entry):
     for parameter in (*entry.parameters, *entry.common):
         for value in wrong_values(parameter):
-            message = f"{entry.name!r} got {parameter.name}={value!r}; allowed: {parameter.allowed}"
-            with pytest.raises(LabError, match=re.escape(message)):
+            message = f"{parameter.name}={value!r} of {entry.name!r}: must be "
+            with pytest.raises(LabError, match=re.escape(message)) as refused:
                 entry.resolve({parameter.name: value})
+            assert f"{parameter.allowed}, got {value!r}. Hint: {parameter.help}." in str(refused.value)
 
 
 @cases(("registry", "entry"), ENTRIES)

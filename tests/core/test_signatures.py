@@ -259,7 +259,7 @@ def test_no_wrong_value_ends_in_an_error_of_pythons_or_torchs(name):
     (lambda: lab.get_scheduler("cosine", optimizer(), 0, 10, last_epoch=3), "last_epoch must be -1, or 0 or more for an"),
     (lambda: lab.register_schedule("x", description="d", source="s", traits="no_warmup"), "traits must be tuple"),
     (lambda: lab.get_loss_weighting("min_snr", 5), "int has no alphas_cumprod"),
-    (lambda: sampler().sample(-3, 0), "batch_size must be a number of images, got -3"),
+    (lambda: sampler().sample(-3, 0), "batch_size=-3: must be a whole number"),
     (lambda: weighting().weights(torch.ones(2)), "timesteps must be whole numbers"),
 ])  # fmt: skip
 def test_errors_name_argument_value_and_remedy(call, expected):
