@@ -133,7 +133,8 @@ def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabE
     """
     shown = shown_number(value)
     given = f"{name}={shown}" if name.isidentifier() else f"{name} {shown}"
-    return LabError(f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {shown}. Hint: {hint.rstrip('.')}.")
+    end = "" if hint[-1:] in ".?" else "."
+    return LabError(f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {shown}. Hint: {hint}{end}")
 
 
 def shortened_message(message: str) -> str:

@@ -6,6 +6,7 @@ Choices of the command line, error texts, tables of the README and parametrised 
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -90,7 +91,7 @@ class Entry:
     source: str  # the paper, equation or class it comes from
     parameters: tuple[Parameter, ...] = ()  # its own
     common: tuple[Parameter, ...] = ()  # those that it shares with the rest of the registry
-    traits: frozenset[str] = frozenset()  # properties the lab acts on, such as "feedback" or "no_warmup"
+    traits: frozenset[str] = frozenset()  # some of the registry's
     facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
     module: str | None = None  # that of the factory, where it has one
     registry: "Registry | None" = field(default=None, repr=False, compare=False)
@@ -163,6 +164,7 @@ class Registry(Mapping[str, Entry]):
     Args:
         noun (`str`): What is registered, in the words of an error text: "learning-rate schedule".
         common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
+        traits (`dict`, *optional*): The properties of entries that the lab acts on, and their meanings; others are refused.
         shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
         returns (`Callable`, *optional*): `returns(value, *args)` gives what is used of the value of an entry, called with
             the positional arguments `args`, or raises [`Unusable`].
@@ -173,11 +175,12 @@ class Registry(Mapping[str, Entry]):
         self,
         noun: str,
         common: tuple[Parameter, ...] = (),
+        traits: Mapping[str, str] | None = None,
         shown_facts: Mapping[str, str] | None = None,
         returns: Callable[..., Any] | None = None,
         hint: str = "",
     ):
-        self.noun, self.common, self.shown_facts = noun, common, dict(shown_facts or {})
+        self.noun, self.common, self.traits, self.shown_facts = noun, common, dict(traits or {}), dict(shown_facts or {})
         self.returns, self.hint = returns, hint
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
@@ -199,7 +202,13 @@ class Registry(Mapping[str, Entry]):
         A decorator that registers a function under `name`; a name can be taken only once.
 
         A parameter that has the name of a common one takes its place; `without` names common ones that do not apply.
+        `traits` are some of the registry's.
         """
+        for trait in traits:
+            if trait not in self.traits:
+                wanted = f"one of {', '.join(map(repr, self.traits))}" if self.traits else "left out: there are none"
+                hint = did_you_mean(trait, self.traits).strip() or "the table of traits in the docs has their meanings"
+                raise must_be("trait", trait, wanted, hint, of=f"the {self.noun} {name!r}")
 
         def decorator(factory: Any) -> Any:
             for taken in (name, *aliases):
@@ -216,6 +225,12 @@ class Registry(Mapping[str, Entry]):
             return factory
 
         return decorator
+
+    @contextmanager
+    def temporarily(self) -> Iterator[None]:
+        """Names that this block registers or takes away are as before when it ends."""
+        with restored(self._entries, self._aliases):
+            yield
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -261,6 +276,18 @@ class Registry(Mapping[str, Entry]):
     def common_table(self) -> str:
         cells = [(f"`{p.name}`", _default(p), p.allowed, p.help) for p in self.common]
         return markdown_table(("argument", "default", "allowed", "what it does"), cells)
+
+
+@contextmanager
+def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
+    """Dictionaries hold what they held when this block ends, in the same order."""
+    held = [dict(mapping) for mapping in mappings]
+    try:
+        yield
+    finally:
+        for mapping, before in zip(mappings, held, strict=True):
+            mapping.clear()
+            mapping.update(before)
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
 from .adaptive import MayFollowLosses, check_indices, state_of
-from .noise_levels import PREDICTIONS, NoiseLevels, noise_levels
+from .noise_levels import NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
 _LENGTH, _BATCH = Range(f"[1, {ENDLESS}]", whole=True), Range(f"[0, {ENDLESS}]", whole=True)
@@ -211,8 +211,7 @@ def get_timestep_sampler(
 
 def contradiction(name: str, prediction_type: str) -> str | None:
     """A warning if a sampler's premise does not hold for what the model predicts, else `None`."""
-    premise = TIMESTEP_SAMPLERS[name].traits & {*PREDICTIONS}
-    if not premise or prediction_type in premise:
+    if "epsilon" not in TIMESTEP_SAMPLERS[name].traits or prediction_type == "epsilon":
         return None
     return (
         f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "

@@ -124,9 +124,9 @@ def test_command_and_call_ask_for_the_same(config):
 def falls_here():
     """A schedule that a program registers by itself, without `--import`."""
     name = "falls_here_only"
-    register_schedule(name, description="falls", source="a test")(lambda progress: 1 - progress.fraction)
-    yield name
-    del SCHEDULERS._entries[name]
+    with SCHEDULERS.temporarily():
+        register_schedule(name, description="falls", source="a test")(lambda progress: 1 - progress.fraction)
+        yield name
 
 
 def test_names_of_a_program_are_found_wherever_they_are_used(falls_here):

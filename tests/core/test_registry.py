@@ -23,7 +23,8 @@ from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 @pytest.fixture
 def registry():
-    registry = Registry("colour", common=(Parameter("gloss", float, 0.0, "of the surface", "[0, 1]"),))
+    gloss = Parameter("gloss", float, 0.0, "of the surface", "[0, 1]")
+    registry = Registry("colour", common=(gloss,), traits={"warm": "of long waves"})
     registry.register(
         "red",
         description="like blood",
@@ -48,6 +49,32 @@ def test_unknown_name_suggests_and_lists(registry):
         registry["rad"]
     with pytest.raises(LabError, match=r"Unknown colour 'teal'\. Known: red, rouge\. One of your own needs .*--import"):
         registry["teal"]
+
+
+def test_a_trait_is_one_of_the_registrys(registry):
+    expected = "trait='wamr' of the colour 'pink': must be one of 'warm', got 'wamr'. Hint: Did you mean 'warm'?"
+    with pytest.raises(LabError, match=re.escape(expected)):
+        registry.register("pink", description="", source="", traits=("wamr",))
+    with pytest.raises(LabError, match="trait='no_warmpu' of the learning-rate schedule 'mine': must be .*'no_warmup'"):
+        diffusers_lrlab.register_schedule("mine", description="", source="", traits=("no_warmpu",))
+    with pytest.raises(LabError, match="trait='warm' of the shape 'round': must be left out: there are none"):
+        Registry("shape").register("round", description="", source="", traits=("warm",))
+
+
+def test_what_is_registered_temporarily_is_gone_after_an_error_too(registry):
+    before, aliases = list(registry.items()), registry.aliases
+
+    def register():
+        with registry.temporarily():
+            registry.register("pink", description="", source="", aliases=("rose",))(object())
+            assert "rose" in registry
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        register()
+    assert list(registry.items()) == before
+    assert registry.aliases == aliases
+    assert "pink" not in registry
 
 
 @pytest.mark.parametrize("taken", [{"name": "red"}, {"name": "rouge"}, {"name": "pink", "aliases": ("red",)}])

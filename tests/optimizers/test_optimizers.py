@@ -232,7 +232,7 @@ class InProportion(torch.optim.Optimizer):
                 parameter.mul_(torch.exp(-group["lr"] * parameter.grad.sign() * parameter.sign()))
 
 
-def test_an_optimizer_may_change_parameters_in_proportion(monkeypatch):
-    monkeypatch.setattr(OPTIMIZERS, "_entries", dict(OPTIMIZERS._entries))
-    OPTIMIZERS.register("in_proportion", description="multiplies", source="a test")(InProportion)
-    assert isinstance(get_optimizer("in_proportion", [torch.nn.Parameter(torch.ones(3))], lr=1e-3), InProportion)
+def test_an_optimizer_may_change_parameters_in_proportion():
+    with OPTIMIZERS.temporarily():
+        OPTIMIZERS.register("in_proportion", description="multiplies", source="a test")(InProportion)
+        assert isinstance(get_optimizer("in_proportion", [torch.nn.Parameter(torch.ones(3))], lr=1e-3), InProportion)
