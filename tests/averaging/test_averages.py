@@ -123,7 +123,7 @@ WRONG = {
     "power_function:gamma=3,sigma_rel=0.1": "Drop one",
     "power_function:sigma_rel=0.3": r"must be a float in \[1e-5, 0.2886\]",
     "warmup_power:start_update=3,update_after_step=4": "two names of one thing",
-    "constant:update_every=0": "update_every=0; allowed",
+    "constant:update_every=0": "update_every=0 of .constant.: must be an int",
 }
 
 

@@ -117,7 +117,7 @@ def test_loops_that_are_refused(tmp_path, how, reason):
         (0.1, None, "no effect without --validation_steps"),
         (None, 3, "no effect without"),
         *((fraction, 3, f"{fraction}: must be") for fraction in (-0.1, 0.0, 0.5, 1.0, float("nan"))),
-        (0.1, 0, "0 is not"),
+        (0.1, 0, "--validation_steps 0: must be"),
     ],
 )
 def test_options_that_are_refused(fraction, steps, message):
