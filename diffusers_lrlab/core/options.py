@@ -19,10 +19,6 @@ from .ranges import Range
 from .registry import Registry
 from .signatures import REFUSED, reader, refusal
 
-# The largest numbers that make sense, for `at_most`.
-MOST_UPDATES = 1_000_000_000
-MOST_SAMPLES = 10_000_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
@@ -77,9 +73,6 @@ class Option:
     kinds: tuple[str, ...] = ()  # the kinds of data that it is about; all if empty
     registry: str = ""  # "module:NAME" of that whose names it takes; its help shows them in the place of `{names}`
     is_path: bool = False  # it may name a file, which a study looks for beside its specification
-    # Left out of the identity of a study's run at its default. For options that are younger than results which are to keep
-    # their names: every new one that decides the result.
-    omit_default: bool = False
 
     @property
     def entries(self) -> Registry:

@@ -61,7 +61,6 @@ class DataConfig:
         "What the data are, by name; found from their columns if not given. Names: {names}.",
         SOURCE,
         registry="training.kinds.select:KINDS",
-        omit_default=True,
     )
     resolution: int | None = option(
         None,
@@ -88,7 +87,6 @@ class DataConfig:
         "JPEGs be decoded at a fraction of their size that is 4 times the resolution or more.",
         DATA,
         kinds=IMAGES,
-        omit_default=True,
     )
     skip_corrupt_images: bool = option(
         False,

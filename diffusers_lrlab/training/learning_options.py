@@ -24,10 +24,6 @@ HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_val
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
 
 
-MOST_TIMESTEPS = 100_000
-HIGHEST_RATE = 1e30
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Parameters that control the model and the diffusion process."""
@@ -40,9 +36,8 @@ class ModelConfig:
         "MLPDenoiser that fits the data. Names: {names}.",
         UPDATE,
         registry="models.registry:DENOISERS",
-        omit_default=True,
     )
-    denoiser_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", UPDATE, omit_default=True)
+    denoiser_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", UPDATE)
     model_config_name_or_path: str | None = option(
         None,
         "Folder or Hub id with the configuration of a UNet2DModel, or of an MLPDenoiser for points; without it one "
@@ -74,7 +69,6 @@ class ModelConfig:
         "Compute activations again in the backward pass instead of keeping them: less memory, more time.",
         SPEED,
         decides_result=True,
-        omit_default=True,
         kinds=IMAGES,
     )
     enable_xformers_memory_efficient_attention: bool = option(
@@ -106,13 +100,11 @@ class ScheduleConfig:
         "scale` shows the rules.",
         WHOLE_RUN,
         finder="refuses",
-        omit_default=True,
     )
     base_batch_size: int = option(
         64,
         "Images of an update that --learning_rate is meant for, with --scale_lr.",
         WHOLE_RUN,
-        omit_default=True,
         range="[1, 1e9]",
         needs=(SCALING,),
     )
@@ -160,7 +152,6 @@ class ScheduleConfig:
         WHOLE_RUN,
         may_change_on_resume=True,  # until the run has gone back once
         study="no",
-        omit_default=True,
         registry="training.divergence_rules:ON_DIVERGENCE",
     )
 
@@ -238,7 +229,6 @@ class OptimizerConfig:
         "clock and the data go on. Takes a reading of the device at every update; off if not given.",
         WHOLE_RUN,
         study="no",
-        omit_default=True,
         range="[1, 1e9]",
     )
     use_ema: bool = option(
@@ -254,7 +244,6 @@ class OptimizerConfig:
         WHOLE_RUN,
         registry="averaging.forms:EMA_FORMS",
         needs=(EMA,),
-        omit_default=True,
     )
     ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=(EMA,))
     ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,))

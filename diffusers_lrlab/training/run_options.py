@@ -66,7 +66,6 @@ class LoopConfig:
         UPDATE,
         may_change_on_resume=True,  # what was used is compared
         study="no",
-        omit_default=True,
     )
     channels_last: bool = option(
         False,
@@ -74,7 +73,6 @@ class LoopConfig:
         "rounded in another way.",
         UPDATE,
         kinds=("images",),
-        omit_default=True,
     )
     allow_tf32: bool = option(
         False,
@@ -82,7 +80,6 @@ class LoopConfig:
         "of 23. Convolutions do so anyway, as torch has it.",
         UPDATE,
         study="no",
-        omit_default=True,
     )
     seed: int = option(
         0,
@@ -160,7 +157,6 @@ class OutputConfig:
         "Draw samples during the run and at its end, measure them, and show them; a quick try may do without.",
         EVALUATION,
         study="no",
-        omit_default=True,
     )
     frechet_samples: int | None = option(
         None,

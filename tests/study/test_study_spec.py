@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from tables import cases
 
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.options import UPDATE, Option, defaults_of, options_of
 from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.spec import spec as spec_module
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning, located
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names, read_spec, spec_from_dict
 from diffusers_lrlab.study.spec.spec import RunSpec, controlled
@@ -620,6 +622,17 @@ def test_which_fields_decide(a_run, name):
     object.__setattr__(config, name, value)  # whatever its type
     other = dataclasses.replace(a_run, config=config, given=given)
     assert (other.id == a_run.id) == (name in WITHOUT_EFFECT)
+
+
+def test_a_new_option_names_no_result_anew(a_run, monkeypatch):
+    """Nothing has to be said where it is declared: at its default it is left out."""
+    before, fields = a_run.digest, a_run.fields
+    new = Option(help="New.", role=UPDATE)
+    monkeypatch.setattr(spec_module, "options_of", lambda config: {**options_of(config), "new": new})
+    monkeypatch.setattr(spec_module, "defaults_of", lambda config: {**defaults_of(config), "new": False})
+    for value in (False, True):
+        monkeypatch.setattr(RunSpec, "fields", {**fields, "new": value})
+        assert (dataclasses.replace(a_run).digest == before) is not value
 
 
 def test_what_else_decides(a_run):
