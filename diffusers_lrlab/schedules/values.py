@@ -8,7 +8,7 @@ from yaml.representer import SafeRepresenter
 
 from ..core.errors import LabError
 from ..core.progress import Progress
-from ..core.signatures import checked
+from ..core.signatures import checked, refusal
 from ..core.spec import format_spec
 from .functions import documented_parameters, own_parameters
 from .registries import SCHEDULERS
@@ -53,12 +53,15 @@ class Curve(str):
     schedule: Schedule  # with all its parameters
 
     def __new__(cls, spec: str) -> Self:
+        if not isinstance(spec, str):
+            raise refusal("Curve()", "spec", spec, str, "give a name or a spec string, such as 'rex:d=0.9'")
         curve = super().__new__(cls, spec)
         curve.schedule = resolve_schedule(spec)
         if why := curve.schedule.more_than_a_curve:
             raise LabError(f"{spec!r} is no curve of the clock alone: it {why}. Give its spec string to get_scheduler.")
         return curve
 
+    @checked
     def __call__(self, progress: Progress, lr: float = 1.0) -> Any:
         """
         The learning rate at a reading of the clock, float64.

@@ -113,6 +113,7 @@ VALID = {
     "get_loss_weighting": {"name": "min_snr", "noise_scheduler": noise_scheduler},
     "get_momentum_scheduler": SCHEDULER | {"name": "demon"},
     "get_optimizer": {"name": "adamw", "params": lambda: [torch.nn.Parameter(torch.zeros(2, 2))], "lr": 1e-3},
+    "Curve": {"spec": "rex:d=0.9"},
     "get_scheduler": SCHEDULER,
     "get_timestep_sampler": {"name": "uniform", "num_train_timesteps": 100},
     "load_toy_dataset": {"name": "moons", "n": 10},

@@ -117,6 +117,8 @@ def test_values_are_written_as_their_spec_strings(dump):
             lambda: Curve("reduce_lr_on_plateau"),
             "is no curve of the clock alone: it follows a metric",
         ),
+        (lambda: Curve(0.9), "Curve(): spec must be a text, got 0.9 (float). Hint: give a name or a spec string"),
+        (lambda: rex()(50), "progress must be a Progress, got 50"),
         (lambda: Curve("rexx"), "Did you mean 'rex'?"),
         (lambda: join([constant(), "mdlrc"], [0.5])(Progress(9, 10)), "join cannot take 'mdlrc'"),
     ],
