@@ -6,17 +6,10 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
-from .errors import LabError, must_be
+from .errors import must_be
 
-_NOTATION = re.compile(r"[\[(]([^,]+),([^,]+)[\])]")
-
-
-def _bound(text: str) -> int | float:
-    """Exact for whole numbers: a float could not tell 2**63 - 1 from 2**63."""
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+_NUMBER = r"\s*(-?(?:inf|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))\s*"
+_NOTATION = re.compile(rf"[\[(]{_NUMBER},{_NUMBER}[\])]")
 
 
 @dataclass(frozen=True)
@@ -41,22 +34,13 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            is_range = self.bounds[0] <= self.bounds[1]
-        except ValueError:
-            is_range = False
-        if not is_range:
-            raise LabError(
-                f"range={self.text!r}: must be an interval, got {self.text!r}. Hint: write '(0, 1]' or '[1, inf)'."
-            )
+        if not _NOTATION.fullmatch(self.text) or self.bounds[0] > self.bounds[1]:
+            raise must_be("range", self.text, "an interval", "write '(0, 1]' or '[1, inf)'")
 
     @cached_property
-    def bounds(self) -> tuple[int | float, int | float]:
-        """The lower and the upper one."""
-        found = _NOTATION.fullmatch(self.text)
-        if found is None:
-            raise ValueError(self.text)
-        return _bound(found[1]), _bound(found[2])
+    def bounds(self) -> list[int | float]:
+        """The lower and the upper one; whole numbers are exact, as 2**63 - 1 is no float."""
+        return [int(text) if text.lstrip("-").isdigit() else float(text) for text in _NOTATION.findall(self.text)[0]]
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):

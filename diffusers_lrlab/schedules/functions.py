@@ -49,17 +49,12 @@ def _signature(entry: Entry) -> inspect.Signature:
     return inspect.Signature([*before, *own_parameters(entry), _taken("last_epoch", int, -1)], return_annotation=LRScheduler)
 
 
-def documented_parameters(entry: Entry) -> str:
+def _documentation(entry: Entry) -> str:
     parameters = ""
     for own in (*entry.parameters, *entry.common):
         default = "" if own.default is None else f", defaults to `{own.default!r}`"
         parameters += f"    {own.name} (`{own.kind.__name__}`, *optional*{default}):\n"
         parameters += f"        {own.help[0].upper()}{own.help[1:]}. Allowed: {own.allowed}.\n"
-    return parameters
-
-
-def _documentation(entry: Entry) -> str:
-    parameters = documented_parameters(entry)
     return _DOCUMENTATION.format(description=entry.description, parameters=parameters, source=entry.source)
 
 

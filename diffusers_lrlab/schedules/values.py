@@ -10,7 +10,7 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.signatures import checked, refusal
 from ..core.spec import format_spec
-from .functions import documented_parameters, own_parameters
+from .functions import own_parameters
 from .registries import SCHEDULERS
 from .resolve import resolve_schedule
 from .schedule import Schedule
@@ -88,6 +88,6 @@ def maker(name: str) -> Callable[..., Curve]:
         return Curve(format_spec(name, signature.bind(*args, **kwargs).arguments))
 
     make.__name__, make.__module__ = name, "diffusers_lrlab.schedules"
-    make.__doc__ = f"{entry.description}, as a [`Curve`].\n\nArgs:\n{documented_parameters(entry)}\nSource: {entry.source}"
+    make.__doc__ = f"A [`Curve`]: {entry.description}. The parameters are those of `get_{name}_schedule`."
     make.__signature__ = signature  # type: ignore[attr-defined]
     return checked(make)

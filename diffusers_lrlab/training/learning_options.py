@@ -249,16 +249,8 @@ class OptimizerConfig:
     ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,))
     ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=(EMA,))
     ema_update_every: int = option(
-        1,
-        "Optimizer updates from one update of the EMA to the next.",
-        WHOLE_RUN,
-        range="[1, 1e9]",
-        needs=(EMA,),
+        1, "Optimizer updates from one update of the EMA to the next.", WHOLE_RUN, range="[1, 1e9]", needs=(EMA,)
     )
     ema_start_update: int = option(
-        0,
-        "Optimizer updates during which the EMA is a copy of the weights.",
-        WHOLE_RUN,
-        range="[0, 1e9]",
-        needs=(EMA,),
+        0, "Optimizer updates during which the EMA is a copy of the weights.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,)
     )

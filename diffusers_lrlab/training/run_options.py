@@ -46,12 +46,7 @@ class LoopConfig:
         range="[1, 1e7]",
     )
     gradient_accumulation_steps: int = option(
-        1,
-        "Micro-batches per optimizer update.",
-        UPDATE,
-        finder="uses",
-        may_change_on_resume=True,
-        range="[1, 1e6]",
+        1, "Micro-batches per optimizer update.", UPDATE, finder="uses", may_change_on_resume=True, range="[1, 1e6]"
     )
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None,
@@ -146,11 +141,7 @@ class OutputConfig:
         range="[1, 1e9]",
     )
     eval_batch_size: int | None = option(
-        None,
-        "Number of sample images; 16, 40 for digits, 2000 points.",
-        OUTPUT,
-        decides_result=True,
-        range="[1, 1e7]",
+        None, "Number of sample images; 16, 40 for digits, 2000 points.", OUTPUT, decides_result=True, range="[1, 1e7]"
     )
     evaluation: bool = option(
         True,
