@@ -31,7 +31,7 @@ def _check_optimizer(value: Any, *_: Any) -> Any:
 OPTIMIZERS = Registry(
     "optimizer",
     traits={
-        "adam": "takes the script's `--adam_*` options",
+        "adam": "takes the options for Adam, such as `--adam_beta1`",
         "sgd": "moves in proportion to the gradient",
         "averages": "averages the weights itself, and has `train()` and `eval()`",
     },
