@@ -16,6 +16,7 @@ end_quietly_by_ctrl_c()  # what follows takes a second
 from .diffusers_plugin.register import register  # noqa: E402
 
 _HOMES = {
+    "Curve": "schedules.values",
     "LabError": "core.errors",
     "MLPDenoiser": "models.mlp_denoiser",
     "PointDDPMPipeline": "pipelines.point_ddpm",

@@ -15,8 +15,8 @@ from typing import Any, NoReturn, cast
 import diffusers_lrlab
 
 from .core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, is_first_process, report_error, shortened_message
-from .core.options import MOST_UPDATES, shown_number
 from .core.plugins import load_plugins
+from .core.ranges import COUNT
 from .core.signals import interrupts_as_usual
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
@@ -176,10 +176,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("num_updates", "timestep_grad_every"):
-        number = getattr(options, name)
-        if number is not None and not 1 <= number <= MOST_UPDATES:
-            given = shown_number(number)
-            raise LabError(f"--{name} {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+        COUNT.check(f"--{name}", getattr(options, name), "it counts updates of the optimizer")
 
 
 def main() -> None:

@@ -49,6 +49,13 @@ def schedule_names() -> str:
     return textwrap.fill(", ".join(f"`{name}`" for name in list_schedulers()), 120, break_on_hyphens=False)
 
 
+def traits_table() -> str:
+    """The traits of every registry that has any."""
+    registries = (SCHEDULERS, MOMENTUM_SCHEDULERS, TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS, NOISES, OPTIMIZERS)
+    rows = [(each.noun, f"`{trait}`", meaning) for each in registries for trait, meaning in each.traits.items()]
+    return markdown_table(("registered as", "trait", "meaning"), rows)
+
+
 TABLES = {
     "main-job": lambda: readme_command(0),
     "test-command": lambda: readme_command(1),
@@ -67,6 +74,7 @@ TABLES = {
     "timestep_lrs-common": TIMESTEP_LRS.common_table,
     "noises": NOISES.table,
     "denoisers": DENOISERS.table,
+    "traits": traits_table,
     "divergence": ON_DIVERGENCE.table,
     "datasets": TOY_DATASETS.table,
     "metrics": metrics_table,

@@ -15,6 +15,7 @@ import diffusers_lrlab
 from diffusers_lrlab import launch
 from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.core import plugins
+from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
@@ -173,23 +174,18 @@ def _parse_by_running(folder, program, words):
 
 
 @contextlib.contextmanager
-def registrations_undone():
-    """Names that an example registers are not there for other tests."""
-    registries = (SCHEDULERS, TIMESTEP_SAMPLERS, DENOISERS)
-    entries, loaded = [dict(registry._entries) for registry in registries], dict(plugins._loaded)
-    metrics = dict(METRICS)
-    try:
-        yield
-    finally:
-        for registry, before in zip(registries, entries, strict=True):
-            for name in registry._entries.keys() - before.keys():
-                if registry is DENOISERS:
-                    delattr(diffusers_lrlab, registry[name].factory.__name__)
-            registry._entries = before
-        METRICS.clear()
-        METRICS.update(metrics)
-        plugins._loaded.clear()
-        plugins._loaded.update(loaded)
+def registrations_undone(*registries):
+    """Names that an example or a plug-in registers are not there for other tests."""
+    known = {*DENOISERS}
+    with contextlib.ExitStack() as undone:
+        for registry in (SCHEDULERS, TIMESTEP_SAMPLERS, DENOISERS, *registries):
+            undone.enter_context(registry.temporarily())
+        undone.enter_context(restored(METRICS, plugins._loaded))
+        try:
+            yield
+        finally:
+            for name in DENOISERS.keys() - known:
+                delattr(diffusers_lrlab, DENOISERS[name].factory.__name__)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from diffusers.utils import BaseOutput
 from runs import read_metrics, read_record
 
 from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.core.streams import split_rows
 from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform, read_points
@@ -110,10 +111,9 @@ def register():
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    register()
-    yield
-    del KINDS._entries["vectors"]
-    del METRICS["mean_error"]
+    with KINDS.temporarily(), restored(METRICS):
+        register()
+        yield
 
 
 @pytest.fixture(scope="module")

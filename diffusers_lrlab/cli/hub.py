@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import math
 import shlex
 import tempfile
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..core.errors import LabError, printable
 from ..core.held import refuse_damaged
+from ..core.ranges import Range
 from ..core.words import counted
 from ..hub.access import Target
 from .output import say
@@ -87,8 +87,7 @@ def rerun(options: argparse.Namespace) -> None:
     if options.tolerance is not None:
         if not options.compare:
             raise LabError("--tolerance has no effect without --compare. Add it or leave it out.")
-        if not 0 <= options.tolerance < math.inf:
-            raise LabError(f"--tolerance {options.tolerance} is not allowed; give a share of 0 or more, such as 0.05.")
+        Range("[0, inf)").check("--tolerance", options.tolerance, "it is a relative difference, such as 0.05")
     for given in options.rest:
         if given.partition("=")[0].replace("-", "_") in _NOT_AGAIN:
             raise LabError(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
-from ..core.options import shown_number
+from ..core.ranges import COUNT
 from .output import say, say_json
 
 
@@ -32,17 +32,12 @@ def scale_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_processes", type=int, default=1, metavar="n", help="its processes")
 
 
-_LARGEST = 10**9
-
-
 def scale(options: argparse.Namespace) -> None:
     from ..optimizers.scaling import scaling_table
 
     batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
     for name in ("train_batch_size", "gradient_accumulation_steps", "num_processes", "base_batch_size"):
-        size = getattr(options, name)
-        if size is not None and not 1 <= size <= _LARGEST:
-            raise LabError(f"--{name} {shown_number(size)} is not allowed. Use a whole number from 1 to {_LARGEST:,}.")
+        COUNT.check(f"--{name}", getattr(options, name), "give a count")
     if batch is None and num_parts > 1:
         raise LabError(
             "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."

@@ -120,6 +120,23 @@ def shown_number(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
+def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabError:
+    """
+    The error for a value that is not allowed: the one form in which all of them are written.
+
+    Args:
+        name (`str`): Of a flag with its dashes, of an argument, or of a key of a file.
+        value: What was given.
+        wanted (`str`): What is allowed.
+        hint (`str`): The remedy, or what the value means.
+        of (`str`, *optional*): What the argument belongs to.
+    """
+    shown = shown_number(value)
+    given = f"{name}={shown}" if name.isidentifier() else f"{name} {shown}"
+    end = "" if hint[-1:] in ".?" else "."
+    return LabError(f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {shown}. Hint: {hint}{end}")
+
+
 def shortened_message(message: str) -> str:
     """A message of a parser, cut where it repeats something long, and with an example where a number was needed."""
     for kind, number in (("int", "a whole number, such as 10000"), ("float", "a number, such as 0.001")):

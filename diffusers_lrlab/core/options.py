@@ -14,13 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args, get_type_hints
 
-from .errors import Interrupted, LabError, shown_number
+from .errors import Interrupted, LabError
+from .ranges import Range
 from .registry import Registry
 from .signatures import REFUSED, reader, refusal
-
-# The largest numbers that make sense, for `at_most`.
-MOST_UPDATES = 1_000_000_000
-MOST_SAMPLES = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,35 +66,18 @@ class Need:
 class Option:
     """What is known of an option besides its type and default."""
 
+    help: str
     role: Role
-    at_least: float | None = None
-    at_most: float | None = None  # the largest value that makes sense, as a guard against slips
-    above: float | None = None  # a bound that values lie above
-    below: float | None = None  # a bound that values lie below, and not under 0
+    range: Range | None = None  # of numbers that make sense
     needs: tuple[Need, ...] = ()  # what it has no effect without
     kinds: tuple[str, ...] = ()  # the kinds of data that it is about; all if empty
     registry: str = ""  # "module:NAME" of that whose names it takes; its help shows them in the place of `{names}`
     is_path: bool = False  # it may name a file, which a study looks for beside its specification
-    # Left out of the identity of a study's run at its default. For options that are younger than results which are to keep
-    # their names: every new one that decides the result.
-    omit_default: bool = False
 
     @property
     def entries(self) -> Registry:
         """The registry, which is imported now."""
         return pkgutil.resolve_name(f"diffusers_lrlab.{self.registry}")
-
-    def check(self, name: str, value: Any) -> None:
-        """Raises a `LabError` for a number out of range."""
-        shown = shown_number(value)
-        if self.at_least is not None and not self.at_least <= value < math.inf:
-            raise LabError(f"--{name} {shown} is not allowed; use {self.at_least:g} or more.")
-        if self.above is not None and not self.above < value < math.inf:
-            raise LabError(f"--{name} {shown} is not allowed; it must be a number above {self.above:g}, such as 1e-4.")
-        if self.below is not None and not 0 <= value < self.below:
-            raise LabError(f"--{name} {shown} is outside [0, {self.below:g}).")
-        if self.at_most is not None and not value <= self.at_most:
-            raise LabError(f"--{name} {shown} is not allowed; use {self.at_most:,} or less.")
 
 
 def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:
@@ -110,10 +90,12 @@ def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: t
         role ([`Role`]): See there.
         repr (`bool`): Whether it is shown.
         aliases (`tuple` of `str`): Other flags that set it.
-        known: Arguments of [`Option`], and facets of the role that are different for this option.
+        known: Arguments of [`Option`] (the range as text), and facets of the role that are different for this option.
     """
     facets = {key: known.pop(key) for key in tuple(known) if key in Role.__dataclass_fields__}
-    described = Option(role=replace(role, **facets), **known)
+    if "range" in known:
+        known["range"] = Range(known["range"])
+    described = Option(help=help, role=replace(role, **facets), **known)
     return field(default=default, metadata={"help": _Help(help, described), "aliases": list(aliases)}, repr=repr)
 
 
@@ -186,8 +168,8 @@ def check_ranges(config: Any, config_class: Any) -> None:
     """Raises a `LabError` for the first number out of range."""
     for name, known in options_of(config_class).items():
         value = getattr(config, name)
-        if value is not None:
-            known.check(name, value)
+        if value is not None and known.range is not None:
+            known.range.check(f"--{name}", value, known.help)
 
 
 def check_needs(config: Any, config_class: Any, kind: str) -> None:

@@ -6,12 +6,14 @@ Choices of the command line, error texts, tables of the README and parametrised 
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import LabError, did_you_mean, shortened
+from .errors import LabError, did_you_mean, must_be, shortened
 from .plugins import load_installed_plugins
+from .ranges import Range
 from .registered import call_registered, note_registered, where
 from .signatures import checked
 
@@ -31,6 +33,14 @@ class Parameter:
     same_as: str | None = None  # the common parameter that this is another name for
     only_with: tuple[str, Any] | None = None  # another parameter, and the value it must have for this one to have an effect
 
+    def __post_init__(self) -> None:
+        _ = self.interval  # which refuses what is none
+
+    @cached_property
+    def interval(self) -> Range | None:
+        """`range` as one of numbers."""
+        return None if self.range is None else Range(self.range)
+
     @property
     def allowed(self) -> str:
         """The allowed values in words, for error texts and tables."""
@@ -48,7 +58,8 @@ class Parameter:
         else:
             fits = self._fits(value, self.kind)
         if not fits:
-            raise LabError(f"{owner} got {self.name}={value!r}; allowed: {self.allowed}. ({self.help})")
+            article = "" if self.choices is not None else f"a{'n' * (self.kind is int)} "
+            raise must_be(self.name, value, article + self.allowed, self.help, of=owner)
         return [self.items(item) for item in value] if self.kind is list else self.kind(value)
 
     def _fits(self, value: Any, wanted: type) -> bool:
@@ -65,12 +76,9 @@ class Parameter:
     def _contains(self, value: Any) -> bool:
         if self.choices is not None:
             return value in self.choices
-        if self.range is None:
-            return not (isinstance(value, float) and math.isnan(value))
-        low, high = (float(bound) for bound in self.range[1:-1].split(","))
-        above = value > low if self.range[0] == "(" else value >= low
-        below = value < high if self.range[-1] == ")" else value <= high
-        return above and below
+        if self.interval is not None:
+            return value in self.interval
+        return not (isinstance(value, float) and math.isnan(value))
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Entry:
     source: str  # the paper, equation or class it comes from
     parameters: tuple[Parameter, ...] = ()  # its own
     common: tuple[Parameter, ...] = ()  # those that it shares with the rest of the registry
-    traits: frozenset[str] = frozenset()  # properties the lab acts on, such as "feedback" or "no_warmup"
+    traits: frozenset[str] = frozenset()  # some of the registry's
     facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
     module: str | None = None  # that of the factory, where it has one
     registry: "Registry | None" = field(default=None, repr=False, compare=False)
@@ -156,6 +164,7 @@ class Registry(Mapping[str, Entry]):
     Args:
         noun (`str`): What is registered, in the words of an error text: "learning-rate schedule".
         common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
+        traits (`dict`, *optional*): The properties of entries that the lab acts on, and their meanings; others are refused.
         shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
         returns (`Callable`, *optional*): `returns(value, *args)` gives what is used of the value of an entry, called with
             the positional arguments `args`, or raises [`Unusable`].
@@ -166,11 +175,12 @@ class Registry(Mapping[str, Entry]):
         self,
         noun: str,
         common: tuple[Parameter, ...] = (),
+        traits: Mapping[str, str] | None = None,
         shown_facts: Mapping[str, str] | None = None,
         returns: Callable[..., Any] | None = None,
         hint: str = "",
     ):
-        self.noun, self.common, self.shown_facts = noun, common, dict(shown_facts or {})
+        self.noun, self.common, self.traits, self.shown_facts = noun, common, dict(traits or {}), dict(shown_facts or {})
         self.returns, self.hint = returns, hint
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
@@ -192,7 +202,13 @@ class Registry(Mapping[str, Entry]):
         A decorator that registers a function under `name`; a name can be taken only once.
 
         A parameter that has the name of a common one takes its place; `without` names common ones that do not apply.
+        `traits` are some of the registry's.
         """
+        for trait in traits:
+            if trait not in self.traits:
+                wanted = f"one of {', '.join(map(repr, self.traits))}" if self.traits else "left out: there are none"
+                hint = did_you_mean(trait, self.traits).strip() or "the table of traits in the docs has their meanings"
+                raise must_be("trait", trait, wanted, hint, of=f"the {self.noun} {name!r}")
 
         def decorator(factory: Any) -> Any:
             for taken in (name, *aliases):
@@ -209,6 +225,12 @@ class Registry(Mapping[str, Entry]):
             return factory
 
         return decorator
+
+    @contextmanager
+    def temporarily(self) -> Iterator[None]:
+        """Names that this block registers or takes away are as before when it ends."""
+        with restored(self._entries, self._aliases):
+            yield
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -254,6 +276,18 @@ class Registry(Mapping[str, Entry]):
     def common_table(self) -> str:
         cells = [(f"`{p.name}`", _default(p), p.allowed, p.help) for p in self.common]
         return markdown_table(("argument", "default", "allowed", "what it does"), cells)
+
+
+@contextmanager
+def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
+    """Dictionaries hold what they held when this block ends, in the same order."""
+    held = [dict(mapping) for mapping in mappings]
+    try:
+        yield
+    finally:
+        for mapping, before in zip(mappings, held, strict=True):
+            mapping.clear()
+            mapping.update(before)
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import DATA, MOST_SAMPLES, SOURCE, SPEED, Need, option
+from ..core.options import DATA, SOURCE, SPEED, Need, option
 from .toy2d_entries import TOY_DATASETS
 
 EMBEDDED_DATASETS = ("digits", *TOY_DATASETS)
@@ -61,14 +61,12 @@ class DataConfig:
         "What the data are, by name; found from their columns if not given. Names: {names}.",
         SOURCE,
         registry="training.kinds.select:KINDS",
-        omit_default=True,
     )
     resolution: int | None = option(
         None,
         "Images are resized to this many pixels on the shorter side and cropped; 64, or 8 for digits.",
         SOURCE,
-        at_least=1,
-        at_most=16_384,
+        range="[1, 16384]",
         kinds=IMAGES,
     )
     image_channels: Literal[1, 3] | None = option(
@@ -89,7 +87,6 @@ class DataConfig:
         "JPEGs be decoded at a fraction of their size that is 4 times the resolution or more.",
         DATA,
         kinds=IMAGES,
-        omit_default=True,
     )
     skip_corrupt_images: bool = option(
         False,
@@ -104,15 +101,13 @@ class DataConfig:
         "validation off.",
         DATA,
         defines_loss=True,
-        at_least=0,
-        at_most=MOST_SAMPLES,
+        range="[0, 1e7]",
     )
     in_memory_limit_mb: int = option(
         1024,
         "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read.",
         SPEED,
-        at_least=0,
-        at_most=10**9,
+        range="[0, 1e9]",
         needs=(NOT_STREAMING, NOT_TOY),
     )
     cache_decoded: bool = option(
@@ -124,15 +119,14 @@ class DataConfig:
         kinds=IMAGES,
     )
     stream_shuffle_buffer: int = option(
-        1000, "Images in the shuffle buffer of a stream.", DATA, at_least=1, at_most=MOST_SAMPLES, needs=(STREAMING,)
+        1000, "Images in the shuffle buffer of a stream.", DATA, range="[1, 1e7]", needs=(STREAMING,)
     )
     dataloader_num_workers: int | None = option(
         None,
         "Worker processes that read and decode what is not in memory; 0 does it in the main process. If it is not given: as "
         "many as cores are left in a run of 5,000 images or more, and 0 for points.",
         SPEED,
-        at_least=0,
-        at_most=1024,
+        range="[0, 1024]",
         needs=(WORKERS,),
     )
 

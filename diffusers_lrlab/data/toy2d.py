@@ -6,13 +6,13 @@ Each is a distribution to draw any number of points from; where its density has 
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
+from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.streams import stream_seed
 from .toy2d_entries import LOG_PROBS, TOY_DATASETS
@@ -31,12 +31,8 @@ def list_toy_datasets() -> list[str]:
 def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) -> None:
     """Raises a `LabError` for an unknown name, and for a number of points (`called` so) or a seed that is not allowed."""
     TOY_DATASETS[name]
-    if not isinstance(n, Integral) or isinstance(n, bool) or not least <= n <= MAX_POINTS:
-        raise LabError(
-            f"{called}={n!r} points of {name!r} are not allowed; use a whole number from {least} to {MAX_POINTS}."
-        )
-    if not isinstance(seed, Integral) or isinstance(seed, bool):
-        raise LabError(f"seed={seed!r} is not allowed; use a whole number, such as 42.")
+    Range(f"[{least}, {MAX_POINTS}]", whole=True).check(called, n, f"it is the number of points of {name!r}")
+    Range("(-inf, inf)", whole=True).check("seed", seed, "42 is the default")
 
 
 @checked

@@ -24,10 +24,15 @@ def _check_points(value: Any, n: int, *_: Any) -> np.ndarray:
     return points
 
 
-TOY_DATASETS = Registry("toy data set", shown_facts={"density": "density in closed form"}, returns=_check_points)
+TOY_DATASETS = Registry(
+    "toy data set",
+    traits={"shape": "its points are from data-morph-ai"},
+    shown_facts={"density": "density in closed form"},
+    returns=_check_points,
+)
 """
 Entries are functions `f(n, rng) -> points` that draw `n` points, float64 of shape `(n, 2)`. The fact `density` is "yes" for
-those that are in `LOG_PROBS`; the trait `"shape"` marks those whose points are from data-morph-ai.
+those that are in `LOG_PROBS`.
 """
 
 LOG_PROBS: dict[str, LogProb] = {}

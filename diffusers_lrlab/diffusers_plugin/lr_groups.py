@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
+from ..core.ranges import Range
 
 LR_FACTOR = "lab_lr_factor"  # a key of groups of parameters, which are saved with the optimizer's state
-_HIGHEST_FACTOR = 1e6
+_FACTOR = Range("[0, 1e6]")
 
 
 def parse_lr_groups(text: str) -> dict[str, float]:
@@ -22,11 +23,9 @@ def parse_lr_groups(text: str) -> dict[str, float]:
             factor = float(number)
         except ValueError:
             factor = -1.0
-        if not pattern or not 0 <= factor <= _HIGHEST_FACTOR:
-            raise LabError(
-                f"--lr_groups {text!r}: {part!r} is not PATTERN=FACTOR, with a factor on the learning rate from 0 to "
-                f"{_HIGHEST_FACTOR:g}. Write it as in 'text_encoder*=0.1,*.bias=2'."
-            )
+        if not pattern or factor not in _FACTOR:
+            wanted = f"PATTERN=FACTOR, with {_FACTOR} on the learning rate"
+            raise must_be("--lr_groups", part, wanted, "write it as in 'text_encoder*=0.1,*.bias=2'")
         if pattern in factors:
             raise LabError(f"--lr_groups {text!r} has the pattern {pattern!r} twice. Drop one.")
         factors[pattern] = factor

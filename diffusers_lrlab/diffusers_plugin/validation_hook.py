@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import write_text
-from ..core.options import MOST_UPDATES, shown_number
+from ..core.ranges import COUNT, Range
 from ..core.words import counted, times
 from .announced import problem_with
 from .clock import HostClock
@@ -17,7 +17,7 @@ from .held_out_loss import HeldOutLoss
 from .host_script import HostScript, NotRecognised, called_in
 from .loss_code import find_loss_code
 
-_LARGEST_FRACTION = 0.2
+_FRACTION = Range("(0, 0.2]")
 
 
 def recognise(script: HostScript) -> str:
@@ -35,13 +35,8 @@ def check_options(fraction: float | None, steps: int | None, tests_rates: bool =
         given, missing = ("fraction", "steps") if steps is None else ("steps", "fraction")
         others = f"--validation_{missing}" + (" or --find_lr" if steps is None else "")
         raise LabError(f"--validation_{given} has no effect without {others}. Add that, or leave it out.")
-    if fraction is not None and not 0 < fraction <= _LARGEST_FRACTION:
-        raise LabError(
-            f"--validation_fraction {fraction} is not allowed; use a number above 0, and at most {_LARGEST_FRACTION}."
-        )
-    if steps is not None and not 1 <= steps <= MOST_UPDATES:
-        given = shown_number(steps)
-        raise LabError(f"--validation_steps {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+    _FRACTION.check("--validation_fraction", fraction, "it is the share of the rows that is held out, such as 0.05")
+    COUNT.check("--validation_steps", steps, "it is the number of updates from one validation to the next")
 
 
 class ValidationHook:

@@ -9,13 +9,14 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
-from ..core.errors import LabError, shown_number
+from ..core.errors import LabError
+from ..core.ranges import COUNT, POSITIVE, Range
 from ..core.signatures import checked
 from ..core.words import counted
 from .kl import as_points, check_neighbour, resolution
 
 MAX_EXACT_POINTS = 5000
-_MOST_PROJECTIONS = 1_000_000  # more is a slip
+_PROJECTIONS, _SEED = Range("[1, 1e6]", whole=True), Range("[0, inf)", whole=True)
 _BLOCK_PAIRS = 4_000_000  # pairs of points at a time: 32 MB
 
 
@@ -48,8 +49,7 @@ def median_bandwidth(points: np.ndarray, num_points: int = 2000) -> float:
 
     Distances of 0 do not count; 1 if there are no others.
     """
-    if num_points < 1:
-        raise LabError(f"num_points must be 1 or more, got {num_points}.")
+    COUNT.check("num_points", num_points, "all pairs of these are compared")
     points, _ = as_points(points, points)
     rows = np.linspace(0, len(points) - 1, min(num_points, len(points))).round().astype(int)
     chosen = points[rows]
@@ -69,8 +69,7 @@ def squared_mmd(first: np.ndarray, second: np.ndarray, bandwidth: float | None =
     """
     first, second = as_points(first, second, at_least=2)
     h = median_bandwidth(first) if bandwidth is None else bandwidth
-    if not 0 < h < math.inf:
-        raise LabError(f"bandwidth={h} is not allowed; use a number above 0.")
+    POSITIVE.check("bandwidth", h, "it is in the unit of the coordinates")
 
     def kernel(distances: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):  # far away is far away
@@ -99,10 +98,8 @@ def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: i
     differ in size.
     """
     first, second = as_points(first, second)
-    if not 1 <= num_projections <= _MOST_PROJECTIONS:
-        raise LabError(f"num_projections must be from 1 to {_MOST_PROJECTIONS:,}, got {shown_number(num_projections)}.")
-    if seed < 0:
-        raise LabError(f"seed must be 0 or more, got {seed}.")
+    _PROJECTIONS.check("num_projections", num_projections, "the error falls with their number")
+    _SEED.check("seed", seed, "it is of the random directions")
     dimension = first.shape[1]
     if dimension == 2:
         angles = (np.arange(num_projections) + 0.5) * math.pi / num_projections

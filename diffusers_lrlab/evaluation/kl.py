@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
+from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.words import counted
 
@@ -15,8 +16,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_neighbour(k: int, most: int, sizes: str) -> None:
-    if not isinstance(k, (int, np.integer)) or not 1 <= k <= most:
-        raise LabError(f"k={k!r} is not allowed for {sizes}; use 1 to {most}.")
+    if k not in (allowed := Range(f"[1, {most}]", whole=True)):
+        raise must_be("k", k, str(allowed), f"there are {sizes}")
 
 
 def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple[np.ndarray, np.ndarray]:

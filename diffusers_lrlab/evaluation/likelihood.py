@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.ranges import COUNT
 from ..objective.process import NoiseProcess
 
 NUM_STEPS = 40
@@ -80,8 +81,7 @@ def log_likelihood(
     The divergence of a network with ReLUs jumps, which leaves an error of either sign at each point.
     `benchmarks/likelihood_steps.py` measures both; [`exact_kl`] includes an estimate of the bias in its error.
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps={num_steps} is not allowed; use 1 or more.")
+    COUNT.check("num_steps", num_steps, "each evaluates the model four times")
     predict = _NoisePrediction(model, process)
     first, last = float(predict.log_sigmas[0]), float(predict.log_sigmas[-1])
     step, dimension = (last - first) / num_steps, points.shape[1]

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from ..core.environment import describe_environment
 from ..core.errors import LabError, is_first_process
-from ..core.options import MOST_UPDATES
+from ..core.ranges import COUNT
 from ..core.words import counted
 from .find import resolve_settings
 from .range_test import FinderConfig
@@ -123,7 +123,8 @@ class ScriptTest:
         larger = "give it a batch of four times the size (--train_batch_size, --gradient_accumulation_steps)."
         if hook.probe is not None:
             return f"The updates themselves are too noisy: {larger}"
-        more = f"add --num_updates {min(4 * self.settings.num_updates, MOST_UPDATES)} before the script's name, or {larger}"
+        updates = min(4 * self.settings.num_updates, int(COUNT.bounds[1]))
+        more = f"add --num_updates {updates} before the script's name, or {larger}"
         if not hook.can_hold_rows_back:
             return f"For half the noise, {more}"
         return (

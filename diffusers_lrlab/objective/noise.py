@@ -21,11 +21,15 @@ def _check_noise(value: Any, noise: torch.Tensor, *_: Any) -> Any:
     return value
 
 
-NOISES = Registry("noise", returns=_check_noise)
+NOISES = Registry(
+    "noise",
+    returns=_check_noise,
+    traits={"images": "depends on the data that it is added to", "spatial": "correlates neighbours, which points have not"},
+)
 """
 Entries are functions `f(noise, images, generator, **parameters) -> noise` on the whole global batch of an update, all
 float32 of shape `(batch, channels, height, width)` or, for points, `(batch, dimension)`; `generator` is on the device of the
-noise. The trait `"images"` marks those that look at what the noise is for, `"spatial"` those that mean nothing for points.
+noise.
 """
 
 register_noise = NOISES.register

@@ -28,12 +28,20 @@ def _check_optimizer(value: Any, *_: Any) -> Any:
     return value
 
 
-OPTIMIZERS = Registry("optimizer", shown_facts={"state_bytes": "state, bytes per parameter"}, returns=_check_optimizer)
+OPTIMIZERS = Registry(
+    "optimizer",
+    traits={
+        "adam": "takes the options for Adam, such as `--adam_beta1`",
+        "sgd": "moves in proportion to the gradient",
+        "averages": "averages the weights itself, and has `train()` and `eval()`",
+    },
+    shown_facts={"state_bytes": "state, bytes per parameter"},
+    returns=_check_optimizer,
+)
 """
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
-Traits: `"adam"` takes the script's `--adam_*` options; `"sgd"` moves in proportion to the gradient; `"averages"` averages
-the weights itself and has `train()` and `eval()`. Facts: `state_bytes`, per parameter in float32; `package`, that must be
+Facts: `state_bytes`, per parameter in float32; `package`, that must be
 installed; `learning_rate`, the default where an optimizer has a scale of its own, or `learning_rate_factor`, on the default
 for AdamW; `elementwise`, "module:name" of its [`Rule`] for many runs at once, if it treats each number by itself.
 """

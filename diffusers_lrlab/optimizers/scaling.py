@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..core.errors import LabError, did_you_mean
+from ..core.ranges import POSITIVE
 from .entries import OPTIMIZERS
 
 LINEAR_UP_TO = 512  # images, of the rule "guide"
@@ -40,8 +41,7 @@ def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch
     if rule not in SCALING_RULES:
         raise LabError(f"There is no rule {rule!r}.{did_you_mean(rule, SCALING_RULES)} Known: {', '.join(SCALING_RULES)}.")
     for name, value in (("learning_rate", learning_rate), ("batch", batch), ("base_batch", base_batch)):
-        if not 0 < value < math.inf:
-            raise LabError(f"{name} {value!r} is not allowed; it must be a number above 0.")
+        POSITIVE.check(name, value, "the rules scale by ratios of it")
     return learning_rate * SCALING_RULES[rule].factor(batch, base_batch)
 
 

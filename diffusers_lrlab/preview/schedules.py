@@ -8,6 +8,7 @@ import numpy as np
 from ..core.errors import LabError
 from ..core.listing import aligned
 from ..core.progress import Progress
+from ..core.ranges import POSITIVE, Range
 from ..core.signatures import checked
 from ..core.spec import format_spec
 from ..core.terminal_plot import terminal_plot
@@ -18,7 +19,7 @@ from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
 from ..schedules.schedule import Schedule
 
 # Beyond this, curves take gigabytes, and a picture shows nothing more.
-_MOST_UPDATES, _MOST_SHARES = 10_000_000, 100_000
+_UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
 _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
 
 
@@ -36,18 +37,13 @@ class Run:
 
     def __post_init__(self) -> None:
         for flag, value, most in (
-            ("num_training_steps", self.num_updates, _MOST_UPDATES),
-            ("num_processes", self.num_processes, _MOST_SHARES),
-            ("gradient_accumulation_steps", self.accumulation, _MOST_SHARES),
+            ("num_training_steps", self.num_updates, _UPDATES),
+            ("num_processes", self.num_processes, _SHARES),
+            ("gradient_accumulation_steps", self.accumulation, _SHARES),
         ):
-            if not 1 <= value <= most:
-                raise LabError(f"--{flag} {value} is not allowed; a preview takes 1 to {most:,}.")
-        if not 0 < self.learning_rate < float("inf"):
-            raise LabError(
-                f"--learning_rate {self.learning_rate} is not allowed; it must be a number above 0, such as 1e-4."
-            )
-        if not 0 < self.beta1 < 1:
-            raise LabError(f"--beta1 {self.beta1} is outside (0, 1).")
+            most.check(f"--{flag}", value, "a preview takes no more")
+        POSITIVE.check("--learning_rate", self.learning_rate, "1e-4 is usual")
+        Range("(0, 1)").check("--beta1", self.beta1, "0.9 is usual")
 
     @property
     def layout(self) -> str:

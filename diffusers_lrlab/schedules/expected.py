@@ -1,34 +1,28 @@
 """The learning rate and momentum to expect at each update of a run, without a model, an optimizer or torch."""
 
-import numbers
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.progress import Progress, resolve_warmup_updates
+from ..core.ranges import Range
 from ..core.registry import Entry
 from ..core.signatures import checked
 from .registries import MOMENTUM_SCHEDULERS
 from .resolve import resolve_schedule
 from .schedule import ENDLESS, Schedule
 
-
-def _check_count(what: str, count: Any) -> None:
-    if isinstance(count, bool) or not isinstance(count, numbers.Real):
-        raise LabError(f"{what}={count!r} is no count of updates. Give a number.")
+_LENGTH = Range(f"[1, {ENDLESS}]")
 
 
 def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
     """Updates of warm-up and of the whole run, checked against what the schedule can use."""
     traits, name = schedule.traits, schedule.name or schedule.momentum
-    _check_count("Warm-up", num_warmup_steps)
+    Range("[0, inf)").check("num_warmup_steps", num_warmup_steps, "it counts updates, or is a fraction of the run")
     if num_training_steps is not None:
-        _check_count("num_training_steps", num_training_steps)
-        if not 1 <= num_training_steps <= ENDLESS or num_training_steps != int(num_training_steps):
-            raise LabError(
-                f"num_training_steps={num_training_steps!r} is no count of updates; give a whole number from 1 on."
-            )
+        if num_training_steps not in _LENGTH or num_training_steps != int(num_training_steps):
+            raise must_be("num_training_steps", num_training_steps, f"whole, and {_LENGTH}", "it counts optimizer updates")
         num_training_steps = int(num_training_steps)
     elif 0 < num_warmup_steps < 1:
         raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")

@@ -30,19 +30,23 @@ Args:
 Source: {source}"""
 
 
-def _signature(entry: Entry) -> inspect.Signature:
-    def taken(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+def _taken(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
-    parameters = [
-        taken("optimizer", Optimizer),
-        taken("num_warmup_steps", float, 0),
-        taken("num_training_steps", int | None if "endless" in entry.traits else int, None),
-    ]
+
+def own_parameters(entry: Entry) -> list[inspect.Parameter]:
+    """The parameters of a schedule, as those of a function."""
+    parameters = []
     for own in (*entry.parameters, *entry.common):
         default = list(own.default) if isinstance(own.default, tuple) else own.default
-        parameters.append(taken(own.name, own.kind | None if default is None else own.kind, default))
-    return inspect.Signature([*parameters, taken("last_epoch", int, -1)], return_annotation=LRScheduler)
+        parameters.append(_taken(own.name, own.kind | None if default is None else own.kind, default))
+    return parameters
+
+
+def _signature(entry: Entry) -> inspect.Signature:
+    length = _taken("num_training_steps", int | None if "endless" in entry.traits else int, None)
+    before = [_taken("optimizer", Optimizer), _taken("num_warmup_steps", float, 0), length]
+    return inspect.Signature([*before, *own_parameters(entry), _taken("last_epoch", int, -1)], return_annotation=LRScheduler)
 
 
 def _documentation(entry: Entry) -> str:

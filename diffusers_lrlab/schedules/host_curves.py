@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.progress import Progress, resolve_updates
+from ..core.ranges import Range
 from ..core.registry import Parameter
 from ..core.words import counted
 from .registries import COOLDOWNS, SCHEDULERS, half_cosine
@@ -14,6 +15,7 @@ from .registries import COOLDOWNS, SCHEDULERS, half_cosine
 DIFFUSERS = "diffusers.optimization"
 TRANSFORMERS = "transformers.optimization"
 _NO_WARMUP = ("warmup_type", "warmup_start_ratio")
+_MULTIPLIER = Range("[0, 1]")
 
 
 # --- diffusers' own seven --------------------------------------------------------------------------------------------
@@ -109,8 +111,8 @@ def read_step_rules(step_rules: str) -> tuple[np.ndarray, np.ndarray]:
         raise LabError(
             f"step_rules={step_rules!r} cannot be read; write MULTIPLIER:UPDATE,...,MULTIPLIER: '1:500,0.1:900,0.01'."
         ) from None
-    if not all(0 <= value <= 1 for value in values):
-        raise LabError(f"step_rules={step_rules!r} has a multiplier outside [0, 1]; raise the learning rate instead.")
+    if not all(value in _MULTIPLIER for value in values):
+        raise must_be("step_rules", step_rules, f"multipliers, each {_MULTIPLIER}", "raise the learning rate instead")
     return np.array([update for update, _ in pairs]), np.array(values)
 
 

@@ -66,22 +66,26 @@ SCHEDULERS = Registry(
         Parameter("warmup_type", str, "linear", "shape of the warm-up", choices=tuple(RAMPS)),
         Parameter("warmup_start_ratio", float, None, "where warm-up starts, relative to its end; 0 if not given", "[0, 1]"),
     ),
+    traits={
+        "host": "one of diffusers' own names",
+        "no_warmup": "cannot warm up",
+        "rises": "rises by its own shape, over the updates of warm-up",
+        "feedback": "also reacts to a metric; registered as `module:Class`",
+        "momentum": "also sets the momentum, by the momentum schedule of the same name",
+        "endless": "needs no length of the run",
+        "floor_of_all": "`min_lr` is the floor of every parameter group, whatever its rate, as in torch",
+        "warmup_from_floor": "warm-up starts at the floor, as in transformers' `warmup_stable_decay`",
+        "early_peak": "counts from 1, as in transformers' `cosine_warmup_with_min_lr`",
+    },
 )
-"""
-Traits of its entries: `"host"` is one of diffusers' own names; `"no_warmup"` cannot warm up; `"rises"` has its rise in
-the shape, over the updates that are asked for as warm-up; `"feedback"` also reacts to a metric and is registered as
-`"module:Class"`; `"momentum"` also sets the momentum, by the momentum schedule of the same name; `"endless"` needs no
-length of the run; `"warmup_from_floor"` and `"early_peak"` are peculiarities of two of transformers' schedules.
-"""
 
 register_schedule = SCHEDULERS.register
 """Registers a learning-rate schedule, `f(progress, **parameters) -> factor`, with the arguments of [`Registry.register`]."""
 
-MOMENTUM_SCHEDULERS = Registry("momentum schedule", returns=_check_momentum, hint=_HINT)
-"""Entries are functions `f(progress, momentum, **parameters) -> (momentum, factor on the learning rate)`.
-
-The trait `"compensates"` marks those whose factor is not 1.
-"""
+MOMENTUM_SCHEDULERS = Registry(
+    "momentum schedule", returns=_check_momentum, hint=_HINT, traits={"compensates": "its factor is not 1"}
+)
+"""Entries are functions `f(progress, momentum, **parameters) -> (momentum, factor on the learning rate)`."""
 
 register_momentum_schedule = MOMENTUM_SCHEDULERS.register
 """Registers a momentum schedule, likewise."""

@@ -67,6 +67,11 @@ class Schedule:
         return self.momentum_schedule is not None
 
     @property
+    def more_than_a_curve(self) -> str:
+        """What it does besides giving a learning rate by the clock, for errors; empty if nothing."""
+        return "follows a metric" if self.follows_metric else "also sets the momentum" if self.sets_momentum else ""
+
+    @property
     def sets_lr(self) -> bool:
         """Whether it sets the learning rate: a momentum schedule alone may leave it to another scheduler."""
         return self.name is not None or self.compensates

@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import LabError, shown_number
+from ..core.errors import LabError
+from ..core.ranges import Range
 
-_MOST_TIMESTEPS = 10_000_000
+_TIMESTEPS = Range("[1, 1e7]", whole=True)
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,7 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
 
     Without a scheduler, that of `DDPMScheduler()` (linear betas) with `num_train_timesteps`, which else must agree with it.
     """
-    if num_train_timesteps is not None and (
-        not isinstance(num_train_timesteps, Integral)
-        or isinstance(num_train_timesteps, bool)
-        or not 1 <= num_train_timesteps <= _MOST_TIMESTEPS
-    ):
-        raise LabError(
-            f"num_train_timesteps={shown_number(num_train_timesteps)} is not allowed; it is a whole number of 1 or more, "
-            f"{_MOST_TIMESTEPS:,} at most."
-        )
+    _TIMESTEPS.check("num_train_timesteps", num_train_timesteps, "1000 is usual")
     if noise_scheduler is None:
         if num_train_timesteps is None:
             raise LabError("How many timesteps are there? Give noise_scheduler, or num_train_timesteps such as 1000.")

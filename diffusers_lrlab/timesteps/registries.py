@@ -42,13 +42,18 @@ TIMESTEP_SAMPLERS = Registry(
             "weight each loss by 1 / (T p), so that the expected gradient is that of uniform timesteps",
         ),
     ),
+    traits={
+        "uniform": "every timestep is as likely",
+        "curriculum": "moves with the clock, and needs the length of the run",
+        "restricted": "some timesteps have no probability",
+        "epsilon": "assumes that high noise is easy, as for models that predict the noise",
+        "middle": "favours the middle of the noise levels",
+        "feedback": "follows the losses; registered as `module:Class`",
+    },
 )  # fmt: skip
 """
 Entries are functions `f(progress, levels, **parameters) -> weights`, not necessarily normalised, of shape `(T,)`, or
-`(num_updates, T)` where the clock reads an array and the density moves. Traits: `"uniform"` is that; `"curriculum"` moves
-with the clock, and needs the length of the run; `"restricted"` gives some timesteps no probability; `"epsilon"` rests on
-high noise being easy, which holds for models that predict the noise; `"middle"` favours the middle of the noise levels;
-`"feedback"` follows the losses and is registered as `"module:Class"`.
+`(num_updates, T)` where the clock reads an array and the density moves.
 """
 
 register_timestep_sampler = TIMESTEP_SAMPLERS.register
@@ -64,12 +69,16 @@ LOSS_WEIGHTINGS = Registry(
             "largest weight on the error of what the model predicts, before normalize; no limit if not given", "(0, inf)",
         ),
     ),
+    traits={
+        "image": "weighs the squared error of the predicted image, not of the noise",
+        "plain": "relative to a prediction's plain weights",
+        "middle": "favours the middle of the noise levels",
+        "feedback": "learns from the losses; registered as `module:Class`",
+    },
 )  # fmt: skip
 """
-Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, or
-with the trait `"image"` of the image, as they were published; [`convert_weights`] makes those of other predictions of
-them. More traits: `"plain"` is relative to a prediction's plain weights; `"middle"` as above; `"feedback"` learns from the
-losses and is registered as `"module:Class"`.
+Entries are functions `f(levels, **parameters) -> weights` of shape `(T,)` on the squared error of the predicted noise, as
+they were published; [`convert_weights`] makes those of other predictions of them.
 """
 
 register_loss_weighting = LOSS_WEIGHTINGS.register

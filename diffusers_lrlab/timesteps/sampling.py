@@ -1,21 +1,22 @@
 """Timestep samplers by name: a density over noise levels at each update, and draws from it."""
 
 import warnings
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..core.errors import LabError, shown_number
+from ..core.errors import LabError
 from ..core.progress import Progress
+from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
 from .adaptive import MayFollowLosses, check_indices, state_of
-from .noise_levels import PREDICTIONS, NoiseLevels, noise_levels
+from .noise_levels import NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
+_LENGTH, _BATCH = Range(f"[1, {ENDLESS}]", whole=True), Range(f"[0, {ENDLESS}]", whole=True)
 _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
@@ -47,9 +48,7 @@ class TimestepSampler(MayFollowLosses):
             raise LabError(
                 f"{name!r} moves over the run and needs its length: give num_training_steps, in optimizer updates."
             )
-        length = num_training_steps
-        if length is not None and not (isinstance(length, Integral) and 1 <= length <= ENDLESS):
-            raise LabError(f"num_training_steps={length!r} is not allowed; use 1 to {ENDLESS} optimizer updates.")
+        _LENGTH.check("num_training_steps", num_training_steps, "it is the number of optimizer updates of the run")
         self.num_training_steps = num_training_steps or ENDLESS  # what does not move needs no length
         if self.unbiased and "restricted" in entry.traits:
             raise LabError(
@@ -123,10 +122,7 @@ class TimestepSampler(MayFollowLosses):
         the same numbers through their inverse distribution function, so that two samplers with one generator draw timesteps
         of the same rank. The result is on `device`, else on the generator's.
         """
-        if not 0 <= batch_size <= ENDLESS:
-            raise LabError(
-                f"sample(): batch_size must be a number of images, got {shown_number(batch_size)}. Hint: 0 or more."
-            )
+        _BATCH.check("batch_size", batch_size, "it is the number of images of the update")
         num = self.num_train_timesteps
         where = generator.device if generator is not None else torch.device(device or "cpu")
         drawn = torch.randint(0, num, (batch_size,), generator=generator, device=where)
@@ -215,8 +211,7 @@ def get_timestep_sampler(
 
 def contradiction(name: str, prediction_type: str) -> str | None:
     """A warning if a sampler's premise does not hold for what the model predicts, else `None`."""
-    premise = TIMESTEP_SAMPLERS[name].traits & {*PREDICTIONS}
-    if not premise or prediction_type in premise:
+    if "epsilon" not in TIMESTEP_SAMPLERS[name].traits or prediction_type == "epsilon":
         return None
     return (
         f"{name!r} takes high noise for easy, which holds for a model that predicts the noise, as the noisy image nearly "

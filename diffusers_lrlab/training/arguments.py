@@ -13,7 +13,6 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
-from ..core.options import options_of
 from ..core.plugins import load_installed_plugins, load_plugins
 from ..core.spec import check_nesting
 from .config import CONFIG_GROUPS, TrainingConfig
@@ -64,13 +63,14 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
-    options = options_of(TrainingConfig)
     for action in parser._actions:
+        known = getattr(action.help, "option", None)
         if action.dest == "learning_rate":
             action.type = number_or_auto
-        if action.dest in options and "{names}" in (action.help or ""):
-            entries = options[action.dest].entries
-            action.help = str(action.help).replace("{names}", ", ".join([*entries, *entries.aliases]))
+        if known and known.registry:
+            action.help = known.help.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))
+        if known and known.range:
+            action.help = f"{known.help} In {known.range.text}."
     return parser
 
 

@@ -7,7 +7,6 @@ from ..core.options import (
     BIN_LOG,
     DESTINATION,
     DRAWS,
-    MOST_UPDATES,
     OBJECTIVE,
     SPEED,
     THIS_START,
@@ -25,10 +24,6 @@ HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_val
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
 
 
-MOST_TIMESTEPS = 100_000
-HIGHEST_RATE = 1e30
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Parameters that control the model and the diffusion process."""
@@ -41,9 +36,8 @@ class ModelConfig:
         "MLPDenoiser that fits the data. Names: {names}.",
         UPDATE,
         registry="models.registry:DENOISERS",
-        omit_default=True,
     )
-    denoiser_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", UPDATE, omit_default=True)
+    denoiser_kwargs: dict[str, Any] | str | None = option(None, "Its parameters as JSON.", UPDATE)
     model_config_name_or_path: str | None = option(
         None,
         "Folder or Hub id with the configuration of a UNet2DModel, or of an MLPDenoiser for points; without it one "
@@ -59,14 +53,13 @@ class ModelConfig:
         OBJECTIVE,
     )
     ddpm_num_steps: int | None = option(
-        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, at_least=1, at_most=MOST_TIMESTEPS
+        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, range="[1, 1e5]"
     )
     ddpm_num_inference_steps: int | None = option(
         None,
         "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost).",
         WHOLE_RUN,
-        at_least=1,
-        at_most=MOST_TIMESTEPS,
+        range="[1, 1e5]",
     )
     ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] | None = option(
         None, "Noise schedule; linear.", OBJECTIVE
@@ -76,7 +69,6 @@ class ModelConfig:
         "Compute activations again in the backward pass instead of keeping them: less memory, more time.",
         SPEED,
         decides_result=True,
-        omit_default=True,
         kinds=IMAGES,
     )
     enable_xformers_memory_efficient_attention: bool = option(
@@ -99,8 +91,7 @@ class ScheduleConfig:
         "Peak learning rate; 1e-4, 1e-3 for digits and its small model, 3e-4 for points, with AdamW; other optimizers"
         " have others. auto lets the finder choose, by a test of about 600 updates before the run.",
         WHOLE_RUN,
-        above=0,
-        at_most=HIGHEST_RATE,
+        range="(0, 1e30]",
     )
     auto_learning_rate: bool = option(False, "The same as --learning_rate auto.", THIS_START)
     scale_lr: Literal["none", "linear", "sqrt", "guide"] = option(
@@ -109,15 +100,12 @@ class ScheduleConfig:
         "scale` shows the rules.",
         WHOLE_RUN,
         finder="refuses",
-        omit_default=True,
     )
     base_batch_size: int = option(
         64,
         "Images of an update that --learning_rate is meant for, with --scale_lr.",
         WHOLE_RUN,
-        omit_default=True,
-        at_least=1,
-        at_most=10**9,
+        range="[1, 1e9]",
         needs=(SCALING,),
     )
     lr_scheduler: str = option(
@@ -140,11 +128,10 @@ class ScheduleConfig:
         "Warm-up, in optimizer updates or as a fraction of the run below 1; 0.05, which suits runs of any length "
         "(upstream 500 updates), and 0 for schedules without warm-up or with a rise of their own.",
         WHOLE_RUN,
-        at_least=0,
-        at_most=MOST_UPDATES,
+        range="[0, 1e9]",
     )
-    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN, at_most=MOST_UPDATES)
-    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, at_most=1000)
+    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN, range="[0, 1e9]")
+    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, range="[0, 1000]")
     momentum_scheduler: str | None = option(
         None,
         "Name or spec string of a schedule for the momentum (beta1). Names: {names}.",
@@ -165,7 +152,6 @@ class ScheduleConfig:
         WHOLE_RUN,
         may_change_on_resume=True,  # until the run has gone back once
         study="no",
-        omit_default=True,
         registry="training.divergence_rules:ON_DIVERGENCE",
     )
 
@@ -208,15 +194,14 @@ class TimestepConfig:
         None,
         "Equal parts of the timesteps whose losses are logged apart, in lrlab/timesteps.parquet; 10, and 0 for none.",
         BIN_LOG,
-        at_most=MOST_TIMESTEPS,
+        range="[0, 1e5]",
     )
     timestep_grad_every: int | None = option(
         None,
         "Updates between measurements of gradient norm and gradient noise scale in each of these parts, on 32 held-"
         "out images for each; takes as long as 5 to 20 updates, and is off if not given.",
         BIN_LOG,
-        at_least=1,
-        at_most=MOST_UPDATES,
+        range="[1, 1e9]",
         needs=(BINS, HELD_OUT),
     )
 
@@ -233,22 +218,18 @@ class OptimizerConfig:
     optimizer_kwargs: dict[str, Any] | str | None = option(
         None, """Its parameters as JSON, such as '{"momentum": 0.95}'; `lrlab list optimizers` shows them.""", UPDATE
     )
-    adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, below=1)
-    adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, below=1)
-    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, at_least=0, at_most=10**6)
-    adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, above=0, at_most=1)
-    max_grad_norm: float = option(
-        1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, at_least=0, at_most=10**9
-    )
+    adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, range="[0, 1)")
+    adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, range="[0, 1)")
+    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, range="[0, 1e6]")
+    adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, range="(0, 1]")
+    max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, range="[0, 1e9]")
     skip_bad_updates: int | None = option(
         None,
         "Leave out updates whose gradients are not finite, this many in a row at most: weights, optimizer and EMA stay, the "
         "clock and the data go on. Takes a reading of the device at every update; off if not given.",
         WHOLE_RUN,
         study="no",
-        omit_default=True,
-        at_least=1,
-        at_most=MOST_UPDATES,
+        range="[1, 1e9]",
     )
     use_ema: bool = option(
         True,
@@ -263,26 +244,13 @@ class OptimizerConfig:
         WHOLE_RUN,
         registry="averaging.forms:EMA_FORMS",
         needs=(EMA,),
-        omit_default=True,
     )
-    ema_inv_gamma: float = option(
-        1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, above=0, at_most=10**9, needs=(EMA,)
-    )
-    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, at_least=0, at_most=10**9, needs=(EMA,))
-    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, below=1, needs=(EMA,))
+    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=(EMA,))
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,))
+    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=(EMA,))
     ema_update_every: int = option(
-        1,
-        "Optimizer updates from one update of the EMA to the next.",
-        WHOLE_RUN,
-        at_least=1,
-        at_most=MOST_UPDATES,
-        needs=(EMA,),
+        1, "Optimizer updates from one update of the EMA to the next.", WHOLE_RUN, range="[1, 1e9]", needs=(EMA,)
     )
     ema_start_update: int = option(
-        0,
-        "Optimizer updates during which the EMA is a copy of the weights.",
-        WHOLE_RUN,
-        at_least=0,
-        at_most=MOST_UPDATES,
-        needs=(EMA,),
+        0, "Optimizer updates during which the EMA is a copy of the weights.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
-from ..core.words import counted
+from ..core.ranges import Range
 from ..objective.noise import NOISES
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
@@ -25,12 +25,8 @@ def check_timestep_options(config: ResolvedConfig, kind: DataKind) -> None:
             f"--noise {config.noise} is about neighbouring pixels, and {kind.name} have none. Use {' or '.join(plain)}."
         )
     _check_timestep_lr(config)
-    if not 0 <= config.log_timestep_bins <= config.ddpm_num_steps:
-        raise LabError(
-            f"--log_timestep_bins {config.log_timestep_bins} is not allowed: there are "
-            f"{counted(config.ddpm_num_steps, 'timestep')} (--ddpm_num_steps). Use 1 to {config.ddpm_num_steps}, or 0 for "
-            "none."
-        )
+    bins = Range(f"[0, {config.ddpm_num_steps}]", whole=True)
+    bins.check("--log_timestep_bins", config.log_timestep_bins, "--ddpm_num_steps is the number of timesteps; 0 logs none")
 
 
 def _check_timestep_lr(config: ResolvedConfig) -> None:

@@ -7,8 +7,6 @@ from ..core.options import (
     DESTINATION,
     DRAWS,
     EVALUATION,
-    MOST_SAMPLES,
-    MOST_UPDATES,
     OUTPUT,
     SPEED,
     THIS_START,
@@ -34,11 +32,10 @@ class LoopConfig:
         None,
         "Passes over the data; 100 unless --max_train_steps is given, and 10,000 updates for points.",
         WHOLE_RUN,
-        at_least=1,
-        at_most=MOST_UPDATES,
+        range="[1, 1e9]",
     )
     max_train_steps: int | None = option(
-        None, "Optimizer updates of the run; excludes --num_epochs.", WHOLE_RUN, at_least=1, at_most=MOST_UPDATES
+        None, "Optimizer updates of the run; excludes --num_epochs.", WHOLE_RUN, range="[1, 1e9]"
     )
     train_batch_size: int | None = option(
         None,
@@ -46,17 +43,10 @@ class LoopConfig:
         UPDATE,
         finder="uses",
         may_change_on_resume=True,
-        at_least=1,
-        at_most=MOST_SAMPLES,
+        range="[1, 1e7]",
     )
     gradient_accumulation_steps: int = option(
-        1,
-        "Micro-batches per optimizer update.",
-        UPDATE,
-        finder="uses",
-        may_change_on_resume=True,
-        at_least=1,
-        at_most=1_000_000,
+        1, "Micro-batches per optimizer update.", UPDATE, finder="uses", may_change_on_resume=True, range="[1, 1e6]"
     )
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None,
@@ -71,7 +61,6 @@ class LoopConfig:
         UPDATE,
         may_change_on_resume=True,  # what was used is compared
         study="no",
-        omit_default=True,
     )
     channels_last: bool = option(
         False,
@@ -79,7 +68,6 @@ class LoopConfig:
         "rounded in another way.",
         UPDATE,
         kinds=("images",),
-        omit_default=True,
     )
     allow_tf32: bool = option(
         False,
@@ -87,7 +75,6 @@ class LoopConfig:
         "of 23. Convolutions do so anyway, as torch has it.",
         UPDATE,
         study="no",
-        omit_default=True,
     )
     seed: int = option(
         0,
@@ -95,16 +82,14 @@ class LoopConfig:
         DRAWS,
         finder="uses",
         study="no",
-        at_least=0,
-        at_most=2**63 - 1,
+        range="[0, 9223372036854775807]",
     )
     cpu_threads: int = option(
         0,
         "Threads per process, without a GPU; 0 takes OMP_NUM_THREADS, or shares the cores among the processes.",
         SPEED,
         study="no",
-        at_least=0,
-        at_most=1024,
+        range="[0, 1024]",
     )
     plugins: str | None = option(
         None,
@@ -115,7 +100,7 @@ class LoopConfig:
         aliases=("--import",),
     )
     local_rank: int = option(
-        -1, "Set by launchers; not for use by hand.", SPEED, study="no", is_repeated=False, at_least=-1, at_most=1_000_000
+        -1, "Set by launchers; not for use by hand.", SPEED, study="no", is_repeated=False, range="[-1, 1e6]"
     )
 
 
@@ -134,15 +119,12 @@ class OutputConfig:
     overwrite_output_dir: bool = option(
         False, "Replace the run that output_dir holds; other files there stay. Resuming goes first.", THIS_START
     )
-    logging_steps: int = option(
-        10, "Updates between rows of lrlab/metrics.jsonl.", WHOLE_RUN, at_least=1, at_most=MOST_UPDATES
-    )
+    logging_steps: int = option(10, "Updates between rows of lrlab/metrics.jsonl.", WHOLE_RUN, range="[1, 1e9]")
     validation_steps: int | None = option(
         None,
         "Updates between validations; 20 over the run, fewer if that took more than a tenth of its time.",
         WHOLE_RUN,
-        at_least=1,
-        at_most=MOST_UPDATES,
+        range="[1, 1e9]",
         needs=(HELD_OUT,),
     )
     save_images_epochs: int | None = option(
@@ -150,64 +132,52 @@ class OutputConfig:
         "Epochs between sample images; 4 times over the run, fewer if that took more than a twentieth of its time, and at "
         "its end (upstream every 10 epochs).",
         OUTPUT,
-        at_least=1,
-        at_most=MOST_UPDATES,
+        range="[1, 1e9]",
     )
     save_model_epochs: int | None = option(
         None,
         "Epochs between saves of the pipeline; only at the end, as checkpoints guard the rest (upstream every 10 epochs).",
         OUTPUT,
-        at_least=1,
-        at_most=MOST_UPDATES,
+        range="[1, 1e9]",
     )
     eval_batch_size: int | None = option(
-        None,
-        "Number of sample images; 16, 40 for digits, 2000 points.",
-        OUTPUT,
-        decides_result=True,
-        at_least=1,
-        at_most=MOST_SAMPLES,
+        None, "Number of sample images; 16, 40 for digits, 2000 points.", OUTPUT, decides_result=True, range="[1, 1e7]"
     )
     evaluation: bool = option(
         True,
         "Draw samples during the run and at its end, measure them, and show them; a quick try may do without.",
         EVALUATION,
         study="no",
-        omit_default=True,
     )
     frechet_samples: int | None = option(
         None,
         "Samples for the Frechet distance at the end of the run, on digits, and for registered metrics of images; 1000 if "
         "there is one, fewer for a run of less than 150,000 images, 0 turns them off.",
         EVALUATION,
-        at_least=0,
-        at_most=MOST_SAMPLES,
+        range="[0, 1e7]",
     )
     distance_samples: int | None = option(
         None,
         "Samples for the distances at the end of a run on points; as many as points are held out, fewer for a run of less "
         "than 2,560,000 points, 0 turns them off.",
         EVALUATION,
-        at_least=0,
-        at_most=MOST_SAMPLES,
+        range="[0, 1e7]",
         kinds=("points",),
     )
     checkpointing_steps: int = option(
-        500, "Updates between checkpoints to resume from.", OUTPUT, study="arm", at_least=1, at_most=MOST_UPDATES
+        500, "Updates between checkpoints to resume from.", OUTPUT, study="arm", range="[1, 1e9]"
     )
     checkpointing_min_seconds: float = option(
         0.0,
         "Least time between checkpoints, for slow disks: one that is due sooner is left out, but for the last one.",
         OUTPUT,
-        at_least=0,
-        at_most=1e6,
+        range="[0, 1e6]",
     )
     checkpoints_total_limit: int | None = option(
         3,
         "Checkpoints that are kept, oldest removed first; more would only fill the disk (upstream keeps all; here 0 does).",
         OUTPUT,
-        at_least=0,
-        at_most=MOST_UPDATES,
+        range="[0, 1e9]",
     )
     resume_from_checkpoint: str | None = option(
         None, "'latest', which starts a new run where there is none, or the folder of a checkpoint.", THIS_START
@@ -234,8 +204,7 @@ class OutputConfig:
         None,
         "Updates between uploads of the pipeline during training, which goes on meanwhile; at the end only if not given.",
         DESTINATION,
-        at_least=1,
-        at_most=MOST_UPDATES,
+        range="[1, 1e9]",
         needs=(PUSH,),
     )
     hub_license: str | None = option(
@@ -255,8 +224,7 @@ class OutputConfig:
         "Updates to profile after the first 7: where their time goes is printed, and lrlab/profile.json.gz is a trace of "
         "them for Perfetto. Training is the same, and slower meanwhile.",
         THIS_START,
-        at_least=1,
-        at_most=50,
+        range="[1, 50]",
         needs=(A_RUN,),
     )
     dry_run: bool = option(

@@ -37,9 +37,9 @@ FAST = Need("--fast", lambda config: config.fast)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     fast: bool = option(False, "Fast.", SPEED)
-    rate: float | None = option(None, "Rate.", WHOLE_RUN, above=0)
-    steps: int = option(5, "Steps.", WHOLE_RUN, at_least=1, needs=(FAST,))
-    beta: float = option(0.9, "Beta.", WHOLE_RUN, below=1, kinds=("images",))
+    rate: float | None = option(None, "Rate.", WHOLE_RUN, range="(0, inf)")
+    steps: int = option(5, "Steps.", WHOLE_RUN, range="[1, inf)", needs=(FAST,))
+    beta: float = option(0.9, "Beta.", WHOLE_RUN, range="[0, 1)", kinds=("images",))
 
 
 def _numbers(config_class):
@@ -73,7 +73,6 @@ def test_roles_agree_with_each_other():
         assert not role.decides_draws or role.decides_result, name
         assert not role.defines_loss or role.decides_result, name
         assert role.finder != "refuses" or role.study == "no" or name == "scale_lr", name
-        assert known.omit_default <= role.decides_result, f"{name} is in no identity, so there is nothing to omit"
 
 
 # What these were before they were derived; a change has to be meant.
@@ -101,12 +100,12 @@ def test_tokens_are_not_compared_or_repeated():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"steps": 0}, "--steps 0 is not allowed; use 1 or more"),
-        ({"steps": float("inf")}, "--steps inf is not allowed; use 1 or more"),
-        ({"rate": 0.0}, "--rate 0.0 is not allowed; it must be a number above 0"),
-        ({"rate": float("nan")}, "--rate nan is not allowed"),
-        ({"beta": 1.0}, r"--beta 1.0 is outside \[0, 1\)"),
-        ({"beta": -0.1}, r"--beta -0.1 is outside \[0, 1\)"),
+        ({"steps": 0}, r"--steps 0: must be a number in \[1, inf\), got 0. Hint: Steps.$"),
+        ({"steps": float("inf")}, "--steps inf: must be a number in"),
+        ({"rate": 0.0}, r"--rate 0.0: must be a number in \(0, inf\)"),
+        ({"rate": float("nan")}, "--rate nan: must be"),
+        ({"beta": 1.0}, r"--beta 1.0: must be a number in \[0, 1\)"),
+        ({"beta": -0.1}, "--beta -0.1: must be"),
     ],
 )
 def test_ranges(settings, expected):

@@ -10,6 +10,7 @@ import runs
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.plugins import load_plugins, loaded_plugins
+from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 PLUGIN = """
@@ -30,12 +31,8 @@ def falling(progress, power):
 @pytest.fixture(autouse=True)
 def nothing_stays():
     """Names and notes of what was loaded are gone after each test."""
-    entries, noted = dict(SCHEDULERS._entries), dict(plugins._loaded)
-    yield
-    SCHEDULERS._entries.clear()
-    SCHEDULERS._entries.update(entries)
-    plugins._loaded.clear()
-    plugins._loaded.update(noted)
+    with SCHEDULERS.temporarily(), restored(plugins._loaded):
+        yield
 
 
 def write(path, name):

@@ -1,5 +1,6 @@
 """Names of one's own: one of each kind, registered by what the package exports, and used like those that it has."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import diffusers_lrlab as lab
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.listing import as_text
-from diffusers_lrlab.core.registry import Parameter
+from diffusers_lrlab.core.registry import Parameter, restored
 from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.metrics import METRICS, metric_label
 from diffusers_lrlab.objective.noise import NOISES
@@ -26,9 +27,11 @@ ABOUT = {"description": "of a test", "source": "this test"}
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    yield
-    for held in (*(registry._entries for registry in REGISTRIES), METRICS):
-        held.pop("mine", None)
+    with contextlib.ExitStack() as undone:
+        for registry in REGISTRIES:
+            undone.enter_context(registry.temporarily())
+        with restored(METRICS):
+            yield
 
 
 def weight():
@@ -42,7 +45,7 @@ def test_a_schedule():
 
     assert "mine" in lab.list_schedulers()
     assert lab.lr_curve("mine:power=3", 1.0, 0, 4).tolist() == [1, 0.75**3, 0.5**3, 0.25**3]
-    with pytest.raises(LabError, match=r"'mine' got power=10; allowed: float in \(0, 9\]"):
+    with pytest.raises(LabError, match=r"power=10 of 'mine': must be a float in \(0, 9\]"):
         lab.get_scheduler("mine:power=10", torch.optim.SGD([weight()], lr=1.0), 0, 4)
 
 
@@ -117,11 +120,9 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
     from diffusers import DDPMScheduler
 
     def curve_of(function):
-        lab.register_schedule("mine", **ABOUT)(function)
-        try:
+        with SCHEDULERS.temporarily():
+            lab.register_schedule("mine", **ABOUT)(function)
             lab.lr_curve("mine", 1.0, 0, 4)
-        finally:
-            del SCHEDULERS._entries["mine"]
 
     with pytest.raises(LabError, match=r"'mine' gives a learning rate of -0.25 at update 2; it has to be in \[0, inf\)"):
         curve_of(lambda progress: 0.25 - progress.fraction)
@@ -147,19 +148,19 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
         schedule_curves(schedule, 1.0, 0.8, 0, 4)
 
     for density in (lambda progress, levels: np.ones(3), lambda progress, levels: np.array([-1.0, 1, 1, 1])):
-        lab.register_timestep_sampler("mine", **ABOUT)(density)
         message = r"'mine' (has to give|must return) 4 densities of 0 or more, one for each timestep, not .+\.py:\d+\."
-        with pytest.raises(LabError, match=message):
-            lab.get_timestep_sampler("mine", num_train_timesteps=4)
-        del TIMESTEP_SAMPLERS._entries["mine"]
+        with TIMESTEP_SAMPLERS.temporarily():
+            lab.register_timestep_sampler("mine", **ABOUT)(density)
+            with pytest.raises(LabError, match=message):
+                lab.get_timestep_sampler("mine", num_train_timesteps=4)
 
     of_nan, of_zeros = (lambda levels: np.full(4, np.nan)), (lambda levels: np.zeros(4))
     for weights in (lambda levels: np.ones(3), lambda levels: -np.ones(4), of_nan, of_zeros):
-        lab.register_loss_weighting("mine", **ABOUT)(weights)
         message = r"'mine' (has to give|must return) 4 weights of 0 or more, one for each timestep.*, not .+\.py:\d+\."
-        with pytest.raises(LabError, match=message):
-            lab.get_loss_weighting("mine", DDPMScheduler(num_train_timesteps=4))
-        del LOSS_WEIGHTINGS._entries["mine"]
+        with LOSS_WEIGHTINGS.temporarily():
+            lab.register_loss_weighting("mine", **ABOUT)(weights)
+            with pytest.raises(LabError, match=message):
+                lab.get_loss_weighting("mine", DDPMScheduler(num_train_timesteps=4))
 
     lab.register_optimizer("mine", **ABOUT)(lambda params, lr: params.nothing)
     with pytest.raises(LabError, match=r"The optimizer 'mine' failed at .+test_register.py:\d+: AttributeError"):

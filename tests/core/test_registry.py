@@ -23,7 +23,8 @@ from diffusers_lrlab.schedules.resolve import resolve_schedule
 
 @pytest.fixture
 def registry():
-    registry = Registry("colour", common=(Parameter("gloss", float, 0.0, "of the surface", "[0, 1]"),))
+    gloss = Parameter("gloss", float, 0.0, "of the surface", "[0, 1]")
+    registry = Registry("colour", common=(gloss,), traits={"warm": "of long waves"})
     registry.register(
         "red",
         description="like blood",
@@ -48,6 +49,32 @@ def test_unknown_name_suggests_and_lists(registry):
         registry["rad"]
     with pytest.raises(LabError, match=r"Unknown colour 'teal'\. Known: red, rouge\. One of your own needs .*--import"):
         registry["teal"]
+
+
+def test_a_trait_is_one_of_the_registrys(registry):
+    expected = "trait='wamr' of the colour 'pink': must be one of 'warm', got 'wamr'. Hint: Did you mean 'warm'?"
+    with pytest.raises(LabError, match=re.escape(expected)):
+        registry.register("pink", description="", source="", traits=("wamr",))
+    with pytest.raises(LabError, match="trait='no_warmpu' of the learning-rate schedule 'mine': must be .*'no_warmup'"):
+        diffusers_lrlab.register_schedule("mine", description="", source="", traits=("no_warmpu",))
+    with pytest.raises(LabError, match="trait='warm' of the shape 'round': must be left out: there are none"):
+        Registry("shape").register("round", description="", source="", traits=("warm",))
+
+
+def test_what_is_registered_temporarily_is_gone_after_an_error_too(registry):
+    before, aliases = list(registry.items()), registry.aliases
+
+    def register():
+        with registry.temporarily():
+            registry.register("pink", description="", source="", aliases=("rose",))(object())
+            assert "rose" in registry
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        register()
+    assert list(registry.items()) == before
+    assert registry.aliases == aliases
+    assert "pink" not in registry
 
 
 @pytest.mark.parametrize("taken", [{"name": "red"}, {"name": "rouge"}, {"name": "pink", "aliases": ("red",)}])
@@ -75,14 +102,14 @@ def test_resolve_fills_in_defaults_and_converts(registry):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"shade": 0}, "shade=0; allowed: float in (0, 1]. (how dark)"),
-        ({"shade": True}, "shade=True; allowed: float"),
-        ({"coats": 1.5}, "coats=1.5; allowed: int in [1, inf)"),
-        ({"coats": 10**400}, "coats=1000"),
-        ({"kind": "wax"}, "kind='wax'; allowed: one of 'oil', 'water'"),
-        ({"dry": 1}, "dry=1; allowed: bool"),
-        ({"mixture": [0.5, 2]}, "mixture=[0.5, 2]; allowed: list of float in [0, 1]"),
-        ({"layers": [1]}, "layers=[1]; allowed: list of str"),
+        ({"shade": 0}, "shade=0 of 'red': must be a float in (0, 1], got 0. Hint: how dark."),
+        ({"shade": True}, "shade=True of 'red': must be a float"),
+        ({"coats": 1.5}, "coats=1.5 of 'red': must be an int in [1, inf)"),
+        ({"coats": 10**400}, "coats=(a number of about 400 digits) of 'red': must be an int"),
+        ({"kind": "wax"}, "kind='wax' of 'red': must be one of 'oil', 'water'"),
+        ({"dry": 1}, "dry=1 of 'red': must be a bool"),
+        ({"mixture": [0.5, 2]}, "mixture=[0.5, 2] of 'red': must be a list of float in [0, 1]"),
+        ({"layers": [1]}, "layers=[1] of 'red': must be a list of str"),
         ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of one thing"),
         ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
     ],
@@ -119,7 +146,7 @@ def wrong_values(parameter):
         return [1, True, ["linear"], *(["no such choice"] if parameter.choices else [])]
     values = ["1", True, [1], math.nan, *([1.5] if parameter.kind is int else [])]
     if parameter.range:
-        low, high = (float(bound) for bound in parameter.range[1:-1].split(","))
+        low, high = parameter.interval.bounds
         values += [low if parameter.range[0] == "(" else low - 1e-9, high if parameter.range[-1] == ")" else high + 1e-9]
     return values
 
@@ -128,9 +155,10 @@ def wrong_values(parameter):
 def test_every_parameter_refuses_what_is_not_allowed(registry, entry):
     for parameter in (*entry.parameters, *entry.common):
         for value in wrong_values(parameter):
-            message = f"{entry.name!r} got {parameter.name}={value!r}; allowed: {parameter.allowed}"
-            with pytest.raises(LabError, match=re.escape(message)):
+            message = f"{parameter.name}={value!r} of {entry.name!r}: must be "
+            with pytest.raises(LabError, match=re.escape(message)) as refused:
                 entry.resolve({parameter.name: value})
+            assert f"{parameter.allowed}, got {value!r}. Hint: {parameter.help}." in str(refused.value)
 
 
 @cases(("registry", "entry"), ENTRIES)

@@ -113,6 +113,7 @@ VALID = {
     "get_loss_weighting": {"name": "min_snr", "noise_scheduler": noise_scheduler},
     "get_momentum_scheduler": SCHEDULER | {"name": "demon"},
     "get_optimizer": {"name": "adamw", "params": lambda: [torch.nn.Parameter(torch.zeros(2, 2))], "lr": 1e-3},
+    "Curve": {"spec": "rex:d=0.9"},
     "get_scheduler": SCHEDULER,
     "get_timestep_sampler": {"name": "uniform", "num_train_timesteps": 100},
     "load_toy_dataset": {"name": "moons", "n": 10},
@@ -259,7 +260,7 @@ def test_no_wrong_value_ends_in_an_error_of_pythons_or_torchs(name):
     (lambda: lab.get_scheduler("cosine", optimizer(), 0, 10, last_epoch=3), "last_epoch must be -1, or 0 or more for an"),
     (lambda: lab.register_schedule("x", description="d", source="s", traits="no_warmup"), "traits must be tuple"),
     (lambda: lab.get_loss_weighting("min_snr", 5), "int has no alphas_cumprod"),
-    (lambda: sampler().sample(-3, 0), "batch_size must be a number of images, got -3"),
+    (lambda: sampler().sample(-3, 0), "batch_size=-3: must be a whole number"),
     (lambda: weighting().weights(torch.ones(2)), "timesteps must be whole numbers"),
 ])  # fmt: skip
 def test_errors_name_argument_value_and_remedy(call, expected):

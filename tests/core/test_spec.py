@@ -175,8 +175,8 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
         ("step:step=3", "'step' does not take 'step': it takes step_size, gamma, min_lr, min_lr_ratio, warmup_type"),
         ("cosine:num_cycle=2", "Did you mean 'num_cycles'?"),
         ("constant:min_lr=0.1", "'constant' does not take 'min_lr': it takes no arguments."),
-        ("step:gamma=1.5", "'step' got gamma=1.5; allowed: float in (0, 1]. (factor at each drop)"),
-        ("step:step_size=true", "'step' got step_size=True; allowed: int in [1, inf)"),
+        ("step:gamma=1.5", "gamma=1.5 of 'step': must be a float in (0, 1], got 1.5. Hint: factor at each drop."),
+        ("step:step_size=true", "step_size=True of 'step': must be an int in [1, inf)"),
         ("polynomial:lr_end=1.0", "The floor 1 of 'polynomial' is above its peak, 0.001. Lower one or raise the other."),
         ("linear:f_max=0.1,f_min=0.2", "The floor 0.0002 of 'linear' is above its peak, 0.0001."),
         ("wsd:num_decay_steps=21", "0 updates of warm-up, -1 at the peak and 21 of cool-down: that is not 20"),
@@ -188,10 +188,13 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
         ("one_cycle:three_phase=true,pct_start=0.7", "three_phase rises for 14 of 20 updates; let it be under half"),
         ("edm2_inverse_sqrt:reference_images=1000", "not how many images an update has. Add images_per_update=N"),
         ("multistep:milestones=[2.5]", "A milestone 2.5 is neither a whole number of updates"),
-        ("multistep:milestones=[0.5|0]", "'multistep' got milestones=[0.5, 0]; allowed: list of float in (0, inf)"),
-        ("multistep:milestones=5", "'multistep' got milestones=5; allowed: list of float"),
+        ("multistep:milestones=[0.5|0]", "milestones=[0.5, 0] of 'multistep': must be a list of float in (0, inf)"),
+        ("multistep:milestones=5", "milestones=5 of 'multistep': must be a list of float"),
         ('piecewise_constant:{"step_rules": "1:x,0.1"}', "step_rules='1:x,0.1' cannot be read; write MULTIPLIER:UPDATE"),
-        ('piecewise_constant:{"step_rules": "2:5,0.1"}', "has a multiplier outside [0, 1]; raise the learning rate instead"),
+        (
+            'piecewise_constant:{"step_rules": "2:5,0.1"}',
+            "must be multipliers, each a number in [0, 1], got '2:5,0.1'. Hint: raise the learning rate",
+        ),
     ],
 )
 def test_wrong_requests_name_the_value_and_the_remedy(spec, message):

@@ -486,7 +486,8 @@ def test_an_unknown_name_gets_a_hint(ask, wrong, meant):
 @cases("n", [0, -1, 2.5, True, "10", None, MAX_POINTS + 1, 10**30, float("nan")], ids=repr)
 def test_numbers_of_points_that_are_none_are_refused(ask, n):
     with pytest.raises(
-        LabError, match=rf"n={re.escape(repr(n))}.* 1 to {MAX_POINTS}|n must be a whole number, got {re.escape(repr(n))}"
+        LabError,
+        match=rf"n={re.escape(repr(n))}: must be .*\[1, {MAX_POINTS}\]|n must be a whole number, got {re.escape(repr(n))}",
     ):
         ask("line", n)
 
@@ -663,7 +664,7 @@ def everything_under(folder):
     ("arguments", "words"),
     [
         (["moon", "{new}"], ["'moon'", "Did you mean 'moons'?"]),
-        (["line", "{new}", "--n", 0], ["n=0", "from 1"]),
+        (["line", "{new}", "--n", 0], ["n=0: must be a whole number in [1, "]),
         (["line", "{new}", "--n", -5], ["n=-5"]),
         (["line", "{new}", "--n", 2.5], ["--n", "2.5"]),
         (["line", "{new}", "--n", MAX_POINTS + 1], [str(MAX_POINTS + 1), str(MAX_POINTS)]),

@@ -13,6 +13,7 @@ from tables import cases
 from diffusers_lrlab import read_study, register_features, register_metric, run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.frechet import frechet_distance
 from diffusers_lrlab.evaluation.metrics import METRICS
@@ -26,10 +27,8 @@ IMAGES = np.random.default_rng(0).random((30, 8, 8, 1), dtype=np.float32)
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    before = dict(METRICS)
-    yield
-    METRICS.clear()
-    METRICS.update(before)
+    with restored(METRICS):
+        yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

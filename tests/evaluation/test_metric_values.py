@@ -20,6 +20,7 @@ import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab import register_metric
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
 from diffusers_lrlab.run import record as records
@@ -86,10 +87,8 @@ REFUSED_OF_RUNS = {
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    before = dict(METRICS)
-    yield
-    METRICS.clear()
-    METRICS.update(before)
+    with restored(METRICS):
+        yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

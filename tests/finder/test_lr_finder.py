@@ -233,13 +233,13 @@ def test_rules_that_disagree_say_so():
         ({"start_lr": 1e-2, "end_lr": 1e-3}, ["--start_lr 0.01 is not below --end_lr 0.001"]),
         ({"start_lr": 1e-3, "end_lr": 1e-3}, ["--start_lr 0.001 is not below"]),
         ({"start_lr": 1.0}, ["--start_lr 1 is not below --end_lr 0.01"]),
-        ({"start_lr": 0.0}, ["--start_lr 0.0 is not allowed"]),
-        ({"end_lr": math.inf}, ["--end_lr inf is not allowed"]),
-        ({"num_updates": 9}, ["--num_updates 9 is not allowed; use 10 or more"]),
-        ({"repeats": 0}, ["--repeats 0", "1 or more"]),
-        ({"probe_size": 4}, ["--probe_size 4", "8 or more"]),
+        ({"start_lr": 0.0}, ["--start_lr 0.0: must be"]),
+        ({"end_lr": math.inf}, ["--end_lr inf: must be"]),
+        ({"num_updates": 9}, ["--num_updates 9: must be a number in [10, 1e6]"]),
+        ({"repeats": 0}, ["--repeats 0", "in [1, 10000]"]),
+        ({"probe_size": 4}, ["--probe_size 4", "in [8, 1e7]"]),
         ({"probe_size": 32, "mode": "classic"}, ["--probe_size 32 has no effect with --mode classic"]),
-        ({"stop_factor": 1.0}, ["--stop_factor 1.0", "above 1"]),
+        ({"stop_factor": 1.0}, ["--stop_factor 1.0", "in (1, 1e308]"]),
         ({"stop_factor": math.nan}, ["--stop_factor nan"]),
     ],
 )
@@ -552,11 +552,11 @@ def test_from_python(tmp_path):
 
 
 def test_errors_from_python_name_the_argument():
-    with pytest.raises(LabError, match=r"^repeats=0 is not allowed"):
+    with pytest.raises(LabError, match=r"^repeats=0: must be"):
         find_lr(TrainingConfig(**POINTS), FinderConfig(repeats=0))
     with pytest.raises(LabError, match=r"FinderConfig\(\): repeats must be a whole number, got '3'"):
         find_lr(TrainingConfig(**POINTS), FinderConfig(repeats="3"))
-    with pytest.raises(LabError, match=r"^train_batch_size=0 is not allowed"):
+    with pytest.raises(LabError, match=r"^train_batch_size=0: must be"):
         find_lr(TrainingConfig(**{**POINTS, "train_batch_size": 0}))
 
 
@@ -676,7 +676,7 @@ def test_the_cards_mention_it(auto):
         (runs.SCRIPT, ["--sanity", "--dry_run"], ["--sanity has no effect with --dry_run. Leave one of them out"]),
         (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
         (FIND_LR, ["--start_lr=8e-3"], ["From --start_lr 0.008 to --end_lr 0.01 is too little", "at least 2 times"]),
-        (FIND_LR, ["--stop_factor=inf"], ["--stop_factor inf is not allowed", "such as 10 or 1e9"]),
+        (FIND_LR, ["--stop_factor=inf"], ["--stop_factor inf: must be a number in (1, 1e308]"]),
         (runs.SCRIPT, ["--scale_lr=sqrt", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
         (FIND_LR, ["--mode=quick"], ["invalid choice: 'quick'"]),
         (FIND_LR, ["--num_update=3"], ["Unknown argument '--num_update=3'", "--num_updates"]),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from diffusers_lrlab.core.options import options_of
+from diffusers_lrlab.core.ranges import Range
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.config import TrainingConfig
 
@@ -32,8 +33,7 @@ _NAMES = st.sampled_from(["dino", "digits", "circle", "moons", "dinos", "no-such
 
 def _number(known, kind):
     """A number in an option's range, as text."""
-    low = next((bound for bound in (known.at_least, known.above) if bound is not None), 0)
-    high = next((bound for bound in (known.at_most, known.below) if bound is not None), 10**6)
+    low, high = (known.range or Range("[0, 1e6]")).bounds
     usual = min(high, 2000)
     if kind is int:
         return st.one_of(st.integers(int(low), int(usual)), st.integers(int(low), int(high))).map(str)
@@ -62,7 +62,7 @@ def _fitting(parameter):
     """A value that a parameter allows, as far as it says so."""
     if parameter.choices is not None:
         return st.sampled_from(parameter.choices)
-    low, high = (float(bound) for bound in (parameter.range or "(0, 100)")[1:-1].split(","))
+    low, high = (parameter.interval or Range("(0, 100)")).bounds
     low, high = max(low, -100.0), min(high, 1000.0)
     whole = st.integers(math.ceil(low), math.floor(high)) if math.ceil(low) <= math.floor(high) else st.just(low)
     kinds = {int: whole, float: st.floats(low, high), bool: st.booleans(), str: st.sampled_from(["linear", "cosine"])}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState
+from printed import registrations_undone
 from tables import cases
 
-import diffusers_lrlab
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
@@ -91,17 +91,9 @@ SAYS = {
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     """The functions of the file, as `--import` loads them, for the time of these tests."""
-    before = [dict(registry._entries) for registry in OPTIONS.values()]
-    loaded = dict(plugins._loaded)
-    plugins.load_plugins(str(FILE))
-    yield
-    for registry, entries in zip(OPTIONS.values(), before, strict=True):
-        for name in registry._entries.keys() - entries.keys():
-            if registry is DENOISERS:
-                delattr(diffusers_lrlab, registry._entries[name].factory.__name__)
-        registry._entries = entries
-    plugins._loaded.clear()
-    plugins._loaded.update(loaded)
+    with registrations_undone(*OPTIONS.values()):
+        plugins.load_plugins(str(FILE))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -79,6 +79,13 @@ def test_only_the_first_prediction_is_read_off_the_device():
     assert process.losses(model, data * torch.nan, data, torch.arange(4), is_first=True).isnan().all()  # not its fault
 
 
+@pytest.fixture
+def objectives():
+    with OBJECTIVES.temporarily():
+        yield OBJECTIVES
+
+
+@pytest.mark.usefixtures("objectives")
 def test_another_objective_is_a_class_and_a_row(monkeypatch):
     """Straight lines from data to noise; the model predicts the direction."""
 
@@ -99,7 +106,6 @@ def test_another_objective_is_a_class_and_a_row(monkeypatch):
         def predicted_noise(self, prediction, scaled, sigma):
             return self.model_input(scaled, sigma) + prediction / (1 + sigma)
 
-    monkeypatch.setattr(OBJECTIVES, "_entries", dict(OBJECTIVES._entries))
     monkeypatch.setattr("diffusers_lrlab.objective.process.Straight", Straight, raising=False)
     OBJECTIVES.register("straight", description="", source="")("diffusers_lrlab.objective.process:Straight")
     process = make_process("straight")

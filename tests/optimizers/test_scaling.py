@@ -52,8 +52,8 @@ def test_rules_rise_without_a_jump(rule):
     ("arguments", "part"),
     [
         ((1e-4, "root", 64, 64), "no rule 'root'"),
-        ((0.0, "sqrt", 64, 64), "learning_rate 0.0"),
-        ((1, "sqrt", 0, 64), "batch 0"),
+        ((0.0, "sqrt", 64, 64), "learning_rate=0.0: must be a number in"),
+        ((1, "sqrt", 0, 64), "batch=0: must be"),
     ],
 )
 def test_wrong_numbers(arguments, part):
@@ -93,9 +93,9 @@ def test_the_calculator(capsys):
         ("--learning_rate 1e-4 --num_processes 2", "no effect without --train_batch_size"),
         (
             "--learning_rate 1e-4 --train_batch_size 0 --num_processes 0",
-            "--train_batch_size 0 is not allowed. Use a whole number",
+            "--train_batch_size 0: must be a whole number",
         ),
-        ("--learning_rate -1", "learning_rate -1.0 is not allowed"),
+        ("--learning_rate -1", "learning_rate=-1.0: must be a number in (0, inf)"),
         ("", "--learning_rate"),
     ],
 )
@@ -108,7 +108,7 @@ def test_the_calculator_refuses(arguments, part, capsys):
     ("options", "part"),
     [
         ({"base_batch_size": 128}, "--base_batch_size has no effect here; it needs --scale_lr"),
-        ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0 is not allowed"),
+        ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0: must be"),
         ({"scale_lr": "root"}, "scale_lr must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'"),
         ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no place beside it"),
     ],

@@ -715,7 +715,7 @@ def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
     ({}, {}, "has no arms. Add them"),
     ({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, {}, "the dict of a study must hold what YAML has"),
     ({"arms": {"a": {}}, "dataset": ["dino"]}, {}, "'dataset'.*Did you mean 'datasets'"),
-    ("quick", {"stack_size": 0}, "--stack_size 0 is not allowed; use 1 or more"),
+    ("quick", {"stack_size": 0}, "--stack_size 0: must be a whole number"),
     ("quick", {"executor": "stakced"}, "no executor 'stakced'"),
     ("quick", {"precision": "fp31"}, "fp31"),
     ("quick", {"workers": 2}, "workers"),

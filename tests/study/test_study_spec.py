@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from tables import cases
 
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.options import UPDATE, Option, defaults_of, options_of
 from diffusers_lrlab.study.runs.results import StudyFolder
+from diffusers_lrlab.study.spec import spec as spec_module
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning, located
 from diffusers_lrlab.study.spec.reading import load_spec, preset_names, read_spec, spec_from_dict
 from diffusers_lrlab.study.spec.spec import RunSpec, controlled
@@ -87,7 +89,10 @@ REFUSED = {
     "field that a study sees to": (with_base(output_dir="x"), ["base has output_dir", "by itself", "Leave it out"]),
     "seed of an arm": ({"arms": {"a": {"seed": 3}}}, ["the arm 'a' has seed", "by itself"]),
     "value of the wrong type": (with_base(train_batch_size="many"), ["'constant' on 'dino'", "train_batch_size", "'many'"]),
-    "value out of range": (with_base(learning_rate=-1), ["'constant' on 'dino'", "--learning_rate -1", "above 0"]),
+    "value out of range": (
+        with_base(learning_rate=-1),
+        ["'constant' on 'dino'", "--learning_rate -1.0: must be", "(0, 1e30]"],
+    ),
     "empty value": ({"arms": {"a": {"lr_scheduler": None}}}, ["lr_scheduler: None", "Leave the line out"]),
     "unknown schedule": (
         {"arms": {**ARMS, "a": {"lr_scheduler": "cosin"}}},
@@ -145,10 +150,10 @@ REFUSED = {
     "metric twice": ({"metrics": ["kl", "kl"]}, ["metrics: 'kl' is there twice"]),
     "no metrics": ({"metrics": []}, ["metrics: [] is not allowed", "Name one or more, or leave metrics out"]),
     "a list for a title": ({"title": [1]}, ["title: [1] is not allowed", "give text"]),
-    "how many rates": ({"learning_rates": 5}, ["learning_rates: 5 is not allowed", "such as [1e-4, 3e-4]"]),
+    "how many rates": ({"learning_rates": 5}, ["learning_rates=5: must be", "[1e-4, 3e-4]"]),
     "how many rates of an arm": (
         {"arms": {"a": {"learning_rates": 5}}},
-        ["learning_rates of 'a': 5 is not allowed", "such as [1e-4, 3e-4]"],
+        ["learning_rates of 'a' 5: must be", "[1e-4, 3e-4]"],
     ),
     "rate twice": ({"learning_rates": ["1e-3", 0.001]}, ["learning_rates: 0.001 is there twice"]),
     "rates of one name": ({"learning_rates": [0.001, 0.0010000001]}, ["'constant@0.001'", "6 digits"]),
@@ -247,12 +252,12 @@ REFUSED = {
     "no arms": ({"arms": {}}, ["has no arms"]),
     "no data sets": ({"datasets": None}, ["has no datasets"]),
     "data sets as a number": ({"datasets": 3}, ["datasets must be a list of names"]),
-    "no seeds": ({"seeds": 0}, ["seeds: 0 is not allowed"]),
-    "seeds in words": ({"seeds": "three"}, ["seeds: 'three' is not allowed", "[0, 1, 2]"]),
-    "negative seed": ({"seeds": [-1]}, ["seeds: [-1] is not allowed"]),
-    "half a seed": ({"seeds": [0.5]}, ["seeds: [0.5] is not allowed"]),
-    "no evaluation": ({"evaluation_points": 0}, ["evaluation_points: 0", "1 or more"]),
-    "evaluation or not": ({"evaluation_points": True}, ["evaluation_points: True", "1 or more"]),
+    "no seeds": ({"seeds": 0}, ["seeds=0: must be"]),
+    "seeds in words": ({"seeds": "three"}, ["seeds='three': must be", "[0, 1, 2]"]),
+    "negative seed": ({"seeds": [-1]}, ["seeds=[-1]: must be"]),
+    "half a seed": ({"seeds": [0.5]}, ["seeds=[0.5]: must be"]),
+    "no evaluation": ({"evaluation_points": 0}, ["evaluation_points=0: must be a whole number in [1, 1e9]"]),
+    "evaluation or not": ({"evaluation_points": True}, ["evaluation_points=True: must be"]),
     "another paper": ({"paper": "arxiv"}, ["paper: 'arxiv' is not allowed", "table, nearest"]),
     "data folder that is not there": (
         {"datasets": {"mine": {"train_data_dir": "nowhere"}}},
@@ -281,8 +286,8 @@ TUNINGS = {
     "metric that the data lack": ({"metric": "frechet_distance"}, {}, ["tune: metric: 'frechet_distance' is for images"]),
     "misspelt key": ({"learning_rate": 1}, {}, ["no 'learning_rate' in tune", "Did you mean 'learning_rates'?"]),
     "seed twice": ({"seeds": [10, 10]}, {}, ["tune: seeds: 10 is there twice"]),
-    "how many rates": ({"learning_rates": 5}, {}, ["tune: learning_rates: 5 is not allowed"]),
-    "no rates": ({"learning_rates": []}, {}, ["tune: learning_rates: [] is not allowed"]),
+    "how many rates": ({"learning_rates": 5}, {}, ["tune: learning_rates 5: must be"]),
+    "no rates": ({"learning_rates": []}, {}, ["tune: learning_rates []: must be"]),
     "arms that differ in their rate": (
         {},
         {"arms": {"a": {"learning_rate": 1e-3}, "b": {"learning_rate": 1e-4}}},
@@ -329,11 +334,11 @@ GOOD = yaml.safe_dump(SPEC, sort_keys=False)
 OPTIONS = {
     "unknown executor": (["--executor=stakced"], {}, ["no executor 'stakced'", "Known: local, stacked, pool, ray"]),
     "workers of nobody": (["--workers=2"], {}, ["--workers 2 has no effect without --executor pool or ray"]),
-    "no workers": (["--executor=pool", "--workers=0"], {}, ["--workers 0 is not allowed; use 1 to"]),
+    "no workers": (["--executor=pool", "--workers=0"], {}, ["--workers 0: must be a whole number in [1, "]),
     "too many workers": (["--executor=pool", "--workers=9999"], {}, ["--workers 9999", "the cores here"]),
     "an address of nobody": (["--executor=pool", "--address=auto"], {}, ["--address auto", "without --executor ray"]),
     "unknown precision": (["--precision=fp8"], {}, ["no precision 'fp8'", "fp32, bf16, tf32"]),
-    "stacks of nothing": (["--stack_size=0"], {}, ["--stack_size 0", "1 or more"]),
+    "stacks of nothing": (["--stack_size=0"], {}, ["--stack_size 0: must be a whole number"]),
     "several processes": ([], {"WORLD_SIZE": "2"}, ["in one process", "without --num_processes"]),
     "unknown option": (["--executer=local"], {}, ["Unknown argument", "Did you mean '--executor'?"]),
 }
@@ -559,8 +564,8 @@ def test_a_study_and_its_folder_can_be_moved_together(tmp_path):
         (("arms", "cosine", "dataset_name"), "moons", "The arm 'cosine' has dataset_name"),
         (("speedup_metric",), "kl", "speedup_metric: 'kl'"),
         (("base", "seed"), 3, "base has seed"),
-        (("evaluation_points",), 0, "evaluation_points: 0 is not allowed"),
-        (("seeds",), [], "seeds: [] is not allowed"),
+        (("evaluation_points",), 0, "evaluation_points=0: must be"),
+        (("seeds",), [], "seeds=[]: must be"),
         (("baselin",), "cosine", "There is no 'baselin'"),
         (("precision",), "fp8", "There is no precision 'fp8'"),
     ],
@@ -617,6 +622,17 @@ def test_which_fields_decide(a_run, name):
     object.__setattr__(config, name, value)  # whatever its type
     other = dataclasses.replace(a_run, config=config, given=given)
     assert (other.id == a_run.id) == (name in WITHOUT_EFFECT)
+
+
+def test_a_new_option_names_no_result_anew(a_run, monkeypatch):
+    """Nothing has to be said where it is declared: at its default it is left out."""
+    before, fields = a_run.digest, a_run.fields
+    new = Option(help="New.", role=UPDATE)
+    monkeypatch.setattr(spec_module, "options_of", lambda config: {**options_of(config), "new": new})
+    monkeypatch.setattr(spec_module, "defaults_of", lambda config: {**defaults_of(config), "new": False})
+    for value in (False, True):
+        monkeypatch.setattr(RunSpec, "fields", {**fields, "new": value})
+        assert (dataclasses.replace(a_run).digest == before) is not value
 
 
 def test_what_else_decides(a_run):

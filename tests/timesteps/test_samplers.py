@@ -263,9 +263,9 @@ def test_easy_to_hard_adds_the_next_noisiest_part():
 WRONG = [
     ("cltss", {}, "Did you mean 'clts'"),
     ("clts:sigmma=1", {}, "Did you mean 'sigma'"),
-    ("clts", {"sigma": 0}, r"sigma=0; allowed: float in \(0, inf\)"),
+    ("clts", {"sigma": 0}, r"sigma=0 of 'clts': must be a float in \(0, inf\)"),
     ("clts", {"sigma": -1.0}, "sigma=-1"),
-    ("clts", {"mu": 1.01}, r"mu=1.01; allowed: float in \[0, 1\]"),
+    ("clts", {"mu": 1.01}, r"mu=1.01 of 'clts': must be a float in \[0, 1\]"),
     ("clts", {"mu": float("nan")}, "mu=nan"),
     ("clts:mu=0.2", {"mu": 0.3}, "'mu' is given twice"),
     ("clts", {"sigma": 0.5, "noise_rate_exponent": 2.0}, "sigma=0.5, which has no effect"),

@@ -65,14 +65,14 @@ ERRORS = {
     "kwarg unknown to a noise": (["--noise=gaussian:strength=1"], ["'gaussian' does not take 'strength'"]),
     "kwarg unknown to bands": (["--timestep_lr=banded:factor=[1]"], ["'factor'", "Did you mean 'factors'?"]),
     # values
-    "sigma 0": (["--timestep_sampler=clts:sigma=0"], ["'clts' got sigma=0", "(0, inf)", "width"]),
-    "mu 2": (["--timestep_sampler=clts:mu=2"], ["'clts' got mu=2", "[0, 1]"]),
+    "sigma 0": (["--timestep_sampler=clts:sigma=0"], ["sigma=0 of 'clts'", "(0, inf)", "width"]),
+    "mu 2": (["--timestep_sampler=clts:mu=2"], ["mu=2 of 'clts'", "[0, 1]"]),
     "negative lambda": (["--timestep_sampler=clts:lambda_max=-0.5"], ["lambda_max=-0.5", "[0, 1]"]),
     "draw": (["--timestep_sampler=uniform:draw=sobol"], ["draw='sobol'", "independent", "stratified", "antithetic"]),
-    "std 0": (["--timestep_sampler=logit_normal:std=0"], ["'logit_normal' got std=0", "(0, inf)"]),
-    "offset of 0": (["--noise=offset:strength=0"], ["'offset' got strength=0", "(0, inf)"]),
-    "discount 1": (["--noise=pyramid:discount=1"], ["'pyramid' got discount=1", "(0, 1)"]),
-    "gamma 0": (["--loss_weighting=min_snr:gamma=0"], ["'min_snr' got gamma=0", "(0, inf)"]),
+    "std 0": (["--timestep_sampler=logit_normal:std=0"], ["std=0 of 'logit_normal'", "(0, inf)"]),
+    "offset of 0": (["--noise=offset:strength=0"], ["strength=0 of 'offset'", "(0, inf)"]),
+    "discount 1": (["--noise=pyramid:discount=1"], ["discount=1 of 'pyramid'", "(0, 1)"]),
+    "gamma 0": (["--loss_weighting=min_snr:gamma=0"], ["gamma=0 of 'min_snr'", "(0, inf)"]),
     "gamma in words": (["--loss_weighting=min_snr:gamma=much"], ["gamma='much'", "float"]),
     "history 0": (["--timestep_sampler=loss_second_moment:history=0"], ["history=0", "[1, inf)"]),
     "sigma without effect": (
@@ -120,9 +120,9 @@ ERRORS = {
     ),
     "bands without factors": (["--timestep_lr=banded"], ["needs factors", "factors=[0.5|1|2]"]),
     "weights without factors": (["--timestep_lr=weight"], ["needs factors", "factors=[0.5|1|2]"]),
-    "factor 0": (["--timestep_lr=banded:factors=[1|0]"], ["'banded' got factors=[1, 0]", "(0, inf)"]),
+    "factor 0": (["--timestep_lr=banded:factors=[1|0]"], ["factors=[1, 0] of 'banded'", "(0, inf)"]),
     "one factor": (["--timestep_lr=weight:factors=[2]"], ["weight with one factor", "--learning_rate"]),
-    "negative factor": (["--timestep_lr=weight:factors=[-1|2]"], ["'weight' got factors=[-1, 2]", "(0, inf)"]),
+    "negative factor": (["--timestep_lr=weight:factors=[-1|2]"], ["factors=[-1, 2] of 'weight'", "(0, inf)"]),
     "one factor that is no list": (["--timestep_lr=banded:factors=2"], ["factors=2", "list of float"]),
     "edges that do not rise": (
         ["--timestep_lr=banded:factors=[1|2|3],edges=[0.6|0.4]"],
@@ -165,13 +165,13 @@ ERRORS = {
         ["--timestep_grad_every has no effect", "--num_validation_images above 0"],
     ),
     # numbers
-    "gradients every 0 updates": (["--timestep_grad_every=0"], ["--timestep_grad_every 0", "use 1 or more"]),
-    "gradients every -1 updates": (["--timestep_grad_every=-1"], ["--timestep_grad_every -1", "use 1 or more"]),
+    "gradients every 0 updates": (["--timestep_grad_every=0"], ["--timestep_grad_every 0: must be"]),
+    "gradients every -1 updates": (["--timestep_grad_every=-1"], ["--timestep_grad_every -1: must be"]),
     "gradients now and then": (["--timestep_grad_every=often"], ["--timestep_grad_every", "'often'"]),
-    "negative bins": (["--log_timestep_bins=-1"], ["--log_timestep_bins -1", "1 to 1000", "0 for none"]),
+    "negative bins": (["--log_timestep_bins=-1"], ["--log_timestep_bins -1: must be a number in [0, 1e5], got -1"]),
     "more bins than timesteps": (
         ["--log_timestep_bins=21", "--ddpm_num_steps=20"],
-        ["--log_timestep_bins 21", "20 timesteps", "1 to 20"],
+        ["--log_timestep_bins 21: must be a whole number in [0, 20], got 21. Hint: --ddpm_num_steps"],
     ),
     # twice, or unreadable
     "kwarg in spec and JSON": (

@@ -10,6 +10,7 @@ from ...core.environment import available_cores
 from ...core.errors import LabError
 from ...core.extras import require_extra
 from ...core.plugins import loaded_plugins
+from ...core.ranges import COUNT, Range
 from ..runs.context import StudyContext
 from ..spec.spec import RunSpec
 from ..stacked.stacks import not_stackable, run_stacked
@@ -28,17 +29,14 @@ def check_executor(
     known = (*EXECUTORS, *WORKERS)
     if executor is not None and executor not in known:
         raise LabError(f"There is no executor {executor!r}. Known: {', '.join(known)}.")
-    if stack_size is not None and stack_size < 1:
-        raise LabError(f"--stack_size {stack_size} is not allowed; use 1 or more.")
+    COUNT.check("--stack_size", stack_size, "it is the number of runs that are computed together")
     if num_workers is not None and executor not in WORKERS:
         raise LabError(f"--workers {num_workers} has no effect without --executor {' or '.join(WORKERS)}.")
     if address is not None and executor != "ray":
         raise LabError(f"--address {address} has no effect without --executor ray.")
     most = available_cores() if executor == "pool" else None
-    if num_workers is not None and (num_workers < 1 or (most is not None and num_workers > most)):
-        raise LabError(
-            f"--workers {num_workers} is not allowed; use 1 {f'to {most}, the cores here' if most else 'or more'}."
-        )
+    allowed = Range(f"[1, {most}]", whole=True) if most else COUNT
+    allowed.check("--workers", num_workers, f"the cores here are {most}" if most else "each is a process")
     if executor == "ray":
         require_extra("ray", "--executor ray")
 

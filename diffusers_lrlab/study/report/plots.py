@@ -15,6 +15,7 @@ from PIL import Image
 
 from ...core.errors import LabError, did_you_mean
 from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes
+from ...core.ranges import Range
 from ...core.words import counted
 from ...evaluation.metrics import better_of
 from .report_data import Course, Family, Look, Place, shortened, shown_arms, shown_datasets, spans_decades
@@ -39,7 +40,7 @@ class Figures(NamedTuple):
 
 
 FIGURE_FORMATS = ("pdf", "png", "svg")
-FIGURE_WIDTHS, FIGURE_DPIS = (2.0, 40.0), (50, 1200)
+FIGURE_WIDTHS, FIGURE_DPIS = Range("[2, 40]"), Range("[50, 1200]")
 # Fonts as such (journals refuse Type 3), and files that are the same whenever they are written.
 _FORM: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
 _NO_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
@@ -50,12 +51,8 @@ def check_figures(figures: Figures) -> None:
     if figures.format not in FIGURE_FORMATS:
         hint = did_you_mean(figures.format, FIGURE_FORMATS)
         raise LabError(f"--figures {figures.format}: must be one of {', '.join(FIGURE_FORMATS)}.{hint}")
-    for name, value, (low, high), unit in (
-        ("figure_width", figures.width, FIGURE_WIDTHS, "inches"),
-        ("dpi", figures.dpi, FIGURE_DPIS, "dots per inch"),
-    ):
-        if value is not None and not low <= value <= high:
-            raise LabError(f"--{name} {value:g}: must be from {low:g} to {high:g} {unit}.")
+    FIGURE_WIDTHS.check("--figure_width", figures.width, "it is in inches")
+    FIGURE_DPIS.check("--dpi", figures.dpi, "it is in dots per inch")
 
 
 @contextmanager

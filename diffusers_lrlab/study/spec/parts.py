@@ -4,14 +4,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.errors import LabError, did_you_mean
+from ...core.errors import LabError, did_you_mean, must_be
 from ...core.options import names_where, options_of
+from ...core.ranges import POSITIVE, SEED, Range
 from ...evaluation.metrics import better_of
 from ...training.config import TrainingConfig
 from .spec import ARM_NOTES, Tuning, controlled
 
 _LONGEST = 1000  # a list, and how many seeds
-_MOST_EXTENSIONS = 20  # ten decades, by 1, 3, 10
+_EXTENSIONS = Range("[0, 20]", whole=True)  # ten decades, by 1, 3, 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,63}")
 
 
@@ -40,23 +41,23 @@ def is_whole(value: Any) -> bool:
 
 def read_seeds(value: Any, what: str) -> tuple[int, ...]:
     seeds = list(range(min(value, _LONGEST + 1))) if is_whole(value) else list_of(value, what)
-    if not seeds or len(seeds) > _LONGEST or not all(is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
-        raise LabError(
-            f"{what}: {value!r} is not allowed; give a number of seeds, {_LONGEST:,} at most, or a list such as [0, 1, 2]."
-        )
+    if not seeds or len(seeds) > _LONGEST or not all(seed in SEED for seed in seeds):
+        wanted = f"a number of seeds, {_LONGEST:,} at most, or a list of them"
+        raise must_be(what, value, wanted, f"each is {SEED}, as in [0, 1, 2]")
     return tuple(seeds)
 
 
 def _numbers(value: Any, what: str) -> tuple[float, ...]:
+    wanted = "numbers above 0"
     if is_whole(value):  # by itself it reads like the number of them
-        raise LabError(f"{what}: {value} is not allowed; give the numbers themselves, such as [1e-4, 3e-4].")
+        raise must_be(what, value, wanted, "give the numbers themselves, as in [1e-4, 3e-4]")
     values = list_of(value, what)
     try:
         rates = tuple(float(rate) for rate in values)
     except (TypeError, ValueError, OverflowError):
         rates = ()
-    if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise LabError(f"{what}: {value!r} is not allowed; give numbers above 0, such as [1e-4, 3e-4].")
+    if not rates or not all(rate in POSITIVE for rate in rates):
+        raise must_be(what, value, wanted, "give a list such as [1e-4, 3e-4]")
     list_of(list(rates), what)  # once more as numbers: YAML takes 3e-4 for text, and 0.0003 not
     return rates
 
@@ -193,9 +194,7 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
     if better_of(metric) != "smaller":
         raise LabError(f"tune: metric {metric!r} is not better the smaller it is. Choose by one that is.")
     extensions = value.get("extensions", 3)
-    if not is_whole(extensions) or not 0 <= extensions <= _MOST_EXTENSIONS:
-        raise LabError(
-            f"tune: extensions: must be a whole number from 0 to {_MOST_EXTENSIONS}, got {extensions!r}. Hint: it limits "
-            "the rates that are added on a side while the best rate is at the edge."
-        )
+    if extensions not in _EXTENSIONS:  # null would be none
+        hint = "it limits the rates that are added on a side while the best rate is at the edge"
+        raise must_be("extensions", extensions, str(_EXTENSIONS), hint, of="tune")
     return Tuning(numbers.get("learning_rates", ()), numbers.get("factors", ()), own, metric, extensions)

@@ -6,9 +6,9 @@ from os import fspath
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import LabError, did_you_mean
-from ...core.options import MOST_UPDATES
+from ...core.errors import LabError, did_you_mean, must_be
 from ...core.plugins import load_plugins
+from ...core.ranges import COUNT
 from ...evaluation.metrics import METRICS
 from ...training.arguments import check_nesting, read_yaml
 from ..same_command import PRESETS_FOLDER
@@ -90,8 +90,8 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     if tune and any("learning_rates" in (fields or {}) for fields in (options, *options["arms"].values())):
         raise LabError("learning_rates and tune exclude each other: either all rates are compared, or one is chosen.")
     points = options.get("evaluation_points", 20)
-    if not parts.is_whole(points) or not 1 <= points <= MOST_UPDATES:
-        raise LabError(f"evaluation_points: {points!r} is not allowed; use a whole number, 1 or more.")
+    if points not in COUNT:  # null would be none
+        raise must_be("evaluation_points", points, str(COUNT), "it is the number of validations over a run")
     primary = str(options.get("primary_metric", metrics[0] if metrics else ""))
     paper = options.get("paper")
     if paper not in (None, "table", "nearest"):

@@ -28,8 +28,7 @@ def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
             )
         part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
         entry = SCHEDULERS[name]
-        if "feedback" in entry.traits or part.sets_momentum:
-            why = "follows a metric" if "feedback" in entry.traits else "also sets the momentum"
+        if why := part.more_than_a_curve:
             raise LabError(
                 f"join cannot take {spec!r}, which {why}. Take schedules of the learning rate and the clock alone."
             )
