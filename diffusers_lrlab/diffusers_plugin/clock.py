@@ -21,6 +21,7 @@ from ..schedules.resolve import describe_schedule, resolve_schedule
 from ..schedules.schedule import ENDLESS, Schedule
 from ..schedules.scheduler import CurveLR, build
 from . import schedules
+from .host import Hook, Host
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
 from .watched import WatchedFeedback, WatchedSchedule
@@ -33,6 +34,18 @@ def recognise(script: HostScript) -> str:
     return f"diffusers' get_scheduler makes the schedule ({called_in(script.schedule_calls)})"
 
 
+def make(host: Host) -> Hook:
+    # The updates of a range test are not the run's, and its rates are not the schedule's.
+    options, is_training = host.options, host.range_test is None
+    num_updates = options.num_updates if is_training else None
+    return HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
+
+
+def clock_of(host: Host) -> "HostClock":
+    """That of the script, which is there before other hooks are made."""
+    return cast(HostClock, host.hooks["clock"])
+
+
 class HostClock:
     """
     Watches the schedules of the script that runs in this process.
@@ -42,48 +55,52 @@ class HostClock:
         fix (`bool`): Whether to give them the script's real number of updates, and one step per update.
         strict (`bool`): Whether a deviation is an error.
         num_updates (`int`, *optional*): Updates of the run, if they do not follow from the script's arguments.
+        compares (`bool`): Whether the rates are to be those of the schedule: not where they are tested.
     """
 
-    def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None):
-        self.run, self.fix, self.strict, self.num_updates = run, fix, strict, num_updates
-        self.compares = True  # not where rates are tested, whatever the schedule
+    def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None, compares: bool = True):
+        self.run, self.fix, self.strict, self.num_updates, self.compares = run, fix, strict, num_updates, compares
         self.watched: list[WatchedSchedule] = []  # schedules that follow the clock
         self.followers: list[WatchedFeedback] = []  # and those that follow a loss
         self.has_loss = False  # whether a hook shows them one, which the script does not
 
     def install(self) -> None:
         """Hooks into the places where scripts build schedules and prepare them."""
-        from accelerate import Accelerator
-        from diffusers import optimization
-
-        functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
-        schedules.schedule_function = self._recorded
-        for member, function in functions.items():
-            functions[member] = self._recorded(member.value, function)
+        self._record_functions()
         self._follow_curves()
-        self._follow_preparation(Accelerator)
+        self._follow_preparation()
         self._leave_followers_to_losses()
         self.run.on_prepared.append(self._resolve_known_clocks)
         self.run.on_update.append(self._advance_followers)
 
+    def _record_functions(self) -> None:
+        from diffusers import optimization
+
+        functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
+        own = dict(functions)
+
+        def put_back() -> None:  # spec strings that the script made are known from then on, without this clock
+            functions.update({member: own.get(member) or schedules.schedule_function(member.value) for member in functions})
+
+        self.run.patches.callback(put_back)
+        self.run.patches.replace(schedules, "schedule_function", self._recorded)
+        functions.update({member: self._recorded(member.value, function) for member, function in own.items()})
+
     def _follow_curves(self) -> None:
         """Watches every `CurveLR`, wherever it is made, and counts the steps of all watched schedules."""
-        make, step = CurveLR.__init__, LRScheduler.step
 
-        @functools.wraps(make)
-        def make_and_watch(scheduler: CurveLR, *args: Any, **kwargs: Any) -> None:
+        def make_and_watch(make: Any, scheduler: CurveLR, *args: Any, **kwargs: Any) -> None:
             make(scheduler, *args, **kwargs)
             given = Progress(0, scheduler.plan["num_training_steps"], scheduler.plan["num_warmup_steps"])
             self._watch(scheduler.schedule, scheduler, given)
 
-        @functools.wraps(step)
-        def step_and_count(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        def step_and_count(step: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
             watched = self._find(scheduler)
             if watched is None or watched.takes_step():
                 step(scheduler, *args, **kwargs)
 
-        cast(Any, CurveLR).__init__ = make_and_watch
-        cast(Any, LRScheduler).step = step_and_count
+        self.run.patches.wrap(CurveLR, "__init__", make_and_watch)
+        self.run.patches.wrap(LRScheduler, "step", step_and_count)
 
     def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> WatchedSchedule:
         from accelerate.optimizer import AcceleratedOptimizer
@@ -96,14 +113,12 @@ class HostClock:
         self.watched.append(watched)
         return watched
 
-    def _follow_preparation(self, accelerator_class: Any) -> None:
+    def _follow_preparation(self) -> None:
         """Resolves clocks when all is prepared, or before the first update if the data are prepared later or never."""
+        from accelerate import Accelerator
         from accelerate.scheduler import AcceleratedScheduler
 
-        prepare_scheduler = accelerator_class.prepare_scheduler
-
-        @functools.wraps(prepare_scheduler)
-        def prepare_and_remember(accelerator: Any, scheduler: Any) -> Any:
+        def prepare_and_remember(prepare_scheduler: Any, accelerator: Any, scheduler: Any) -> Any:
             self.run.accelerator = accelerator
             wrapper = prepare_scheduler(accelerator, scheduler)
             if watched := self._find(scheduler):
@@ -126,22 +141,19 @@ class HostClock:
             if note:
                 self.run.warn(note)
 
-        accelerator_class.prepare_scheduler = prepare_and_remember
-        cast(Any, AcceleratedScheduler).load_state_dict = load_or_go_on
+        self.run.patches.wrap(Accelerator, "prepare_scheduler", prepare_and_remember)
+        self.run.patches.replace(AcceleratedScheduler, "load_state_dict", load_or_go_on)
 
     def _leave_followers_to_losses(self) -> None:
         """Scripts step schedules without a loss. That of schedules which follow one is left out where a hook shows it."""
         from accelerate.scheduler import AcceleratedScheduler
 
-        step = AcceleratedScheduler.step
-
-        @functools.wraps(step)
-        def step_by_the_clock(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        def step_by_the_clock(step: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
             is_follower = isinstance(wrapper.scheduler, FeedbackSchedule) and not args and not kwargs
             if not is_follower or self.compares and not self.has_loss:
                 step(wrapper, *args, **kwargs)
 
-        cast(Any, AcceleratedScheduler).step = step_by_the_clock
+        self.run.patches.wrap(AcceleratedScheduler, "step", step_by_the_clock)
 
     def _advance_followers(self) -> None:
         for follower in self.followers if self.has_loss else ():
@@ -339,6 +351,12 @@ class HostClock:
         if text:
             self.run.warn(text)
 
+    @property
+    def num_seen(self) -> int:
+        """Schedules that an optimizer followed."""
+        followed = [each.audit for each in self.watched] + [each.audit for each in self.followers]
+        return sum(bool(audit.num_updates) for audit in followed)
+
     def report(self) -> str:
         """What the audit found, in a line for each schedule."""
         lines = []
@@ -347,4 +365,4 @@ class HostClock:
                 lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}{watched.other_length()}")
         lines += [follower.report() for follower in self.followers if follower.audit.num_updates]
         nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
-        return "\n".join(f"diffusers_lrlab: {line}" for line in lines or [nothing])
+        return "\n".join(lines or [nothing])
