@@ -6,24 +6,21 @@ schedule is compared with the updates that the script will do, corrected if aske
 """
 
 import functools
-import math
 from typing import Any, cast
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.words import counted
 from ..schedules.feedback import FeedbackSchedule
-from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import describe_schedule, resolve_schedule
+from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import ENDLESS, Schedule
-from ..schedules.scheduler import CurveLR, build
-from . import schedules
+from ..schedules.scheduler import CurveLR
 from .host import Hook, Host
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
+from .recorded_schedules import record_schedules
 from .watched import WatchedFeedback, WatchedSchedule
 
 
@@ -66,25 +63,12 @@ class HostClock:
 
     def install(self) -> None:
         """Hooks into the places where scripts build schedules and prepare them."""
-        self._record_functions()
+        record_schedules(self.run.patches, self._on_built, by_ours=self.fix)
         self._follow_curves()
         self._follow_preparation()
         self._leave_followers_to_losses()
         self.run.on_prepared.append(self._resolve_known_clocks)
         self.run.on_update.append(self._advance_followers)
-
-    def _record_functions(self) -> None:
-        from diffusers import optimization
-
-        functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
-        own = dict(functions)
-
-        def put_back() -> None:  # spec strings that the script made are known from then on, without this clock
-            functions.update({member: own.get(member) or schedules.schedule_function(member.value) for member in functions})
-
-        self.run.patches.callback(put_back)
-        self.run.patches.replace(schedules, "schedule_function", self._recorded)
-        functions.update({member: self._recorded(member.value, function) for member, function in own.items()})
 
     def _follow_curves(self) -> None:
         """Watches every `CurveLR`, wherever it is made, and counts the steps of all watched schedules."""
@@ -135,7 +119,7 @@ class HostClock:
             if watched := self._find(scheduler):
                 note = watched.load_state_dict(state)
             elif follower := next((each for each in self.followers if each.scheduler is scheduler), None):
-                note = follower.load_state_dict(state, self._steps_per_update(wrapper))
+                note = follower.load_state_dict(state, self.run.steps_per_update(wrapper))
             else:
                 scheduler.load_state_dict(state)
             if note:
@@ -185,39 +169,20 @@ class HostClock:
             raise LabError(f"{text[0].upper()}{text[1:]} Leave {flag} out.")
         self.run.warn(text)
 
-    def _recorded(self, spec: str, host_function: Any = None) -> Any:
-        """The function behind a name, which records what it builds; diffusers' own are used unless clocks are fixed."""
-        is_host = spec in SCHEDULERS and "host" in SCHEDULERS[spec].traits
-
-        def build_and_watch(
-            optimizer: Optimizer,
-            num_warmup_steps: int = 0,
-            num_training_steps: int | None = None,
-            last_epoch: int = -1,
-            **kwargs: Any,
-        ) -> LRScheduler:
-            schedule = resolve_schedule(spec, {key: value for key, value in kwargs.items() if value is not None})
-            if is_host and not self.fix:
-                clock = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-                names = host_function.__code__.co_varnames
-                taken = {key: value for key, value in clock.items() if key in names}
-                scheduler = host_function(optimizer, last_epoch=last_epoch, **taken, **kwargs)
-            else:
-                scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
-            if schedule.follows_metric:
-                follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
-                self.followers.append(follower)
-                if self.has_loss and num_warmup_steps:  # in updates: scripts multiply it by the processes
-                    follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
-                return scheduler
-            watched = self._find(scheduler)  # a `CurveLR` is watched from its constructor on
-            if watched is None:
-                warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
-                watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))
-            watched.warmup_option = "lr_warmup_steps"
-            return scheduler
-
-        return build_and_watch
+    def _on_built(
+        self, schedule: Schedule, scheduler: LRScheduler, num_warmup_steps: int, num_training_steps: int | None
+    ) -> None:
+        if schedule.follows_metric:
+            follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
+            self.followers.append(follower)
+            if self.has_loss and num_warmup_steps:  # in updates: scripts multiply it by the processes
+                follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
+            return
+        watched = self._find(scheduler)  # a `CurveLR` is watched from its constructor on
+        if watched is None:
+            warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
+            watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))
+        watched.warmup_option = "lr_warmup_steps"
 
     # --- the clock of the run ----------------------------------------------------------------------------------------
 
@@ -226,7 +191,7 @@ class HostClock:
         watched.resolve_clock = None
         num_updates = self.count_updates()
         is_by_script = wrapper is None or not wrapper.step_with_optimizer
-        steps = self._steps_by_script(watched) if is_by_script else self._steps_per_update(wrapper)
+        steps = self.run.steps_by_script(watched.num_steps) if is_by_script else self.run.steps_per_update(wrapper)
         watched.steps_per_update = watched.own_steps_per_update = steps
         watched.num_updates = num_updates
         if not self.compares:
@@ -264,24 +229,6 @@ class HostClock:
         asked = self.run.arguments.get(watched.warmup_option or "")
         return int(given if asked is None or not given else asked)
 
-    def _steps_per_update(self, wrapper: Any) -> int:
-        """How often accelerate steps a schedule in an update, by itself."""
-        if not wrapper.step_with_optimizer:
-            return int(self.run.accelerator.gradient_accumulation_steps)
-        return 1 if wrapper.split_batches else int(self.run.accelerator.num_processes)
-
-    def _steps_by_script(self, watched: WatchedSchedule) -> int:
-        """
-        How often the script steps a schedule in an update, told at the first one: if all micro-batches but the last have
-        stepped it, then each does.
-        """
-        accumulated = int(getattr(self.run.accelerator, "gradient_accumulation_steps", 1))
-        if accumulated == 1:  # or by hand
-            accumulated = int(self.run.arguments.get("gradient_accumulation_steps") or 1)
-        if hasattr(self.run.training_loader, "__len__"):
-            accumulated = min(accumulated, len(self.run.training_loader))  # an update ends with the epoch
-        return accumulated if 0 < accumulated - 1 <= watched.num_steps else 1
-
     @property
     def counts(self) -> bool:
         """Whether a schedule that the script built counts its updates."""
@@ -315,19 +262,8 @@ class HostClock:
         return self._counter is not None and self._counter.update is not None
 
     def count_updates(self) -> int | None:
-        """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
-        if self.num_updates is not None:
-            return self.num_updates
-        if self.run.arguments.get("max_train_steps"):
-            return int(self.run.arguments["max_train_steps"])
-        epochs = self.run.arguments.get("num_train_epochs") or self.run.arguments.get("num_epochs")
-        # One that was prepared by itself is known when the script takes batches from it.
-        loader, accelerator = self.run.training_loader, self.run.accelerator
-        if loader is None and accelerator is not None:
-            loader = accelerator.gradient_state.active_dataloader
-        if not epochs or not hasattr(loader, "__len__"):
-            return None
-        return int(epochs) * math.ceil(len(loader) / accelerator.gradient_accumulation_steps)
+        """The optimizer updates of the whole run, as the user said or as the script shows."""
+        return self.run.count_updates() if self.num_updates is None else self.num_updates
 
     def _correct(self, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
         clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # since clocks are fixed

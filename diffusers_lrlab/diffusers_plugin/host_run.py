@@ -1,6 +1,7 @@
 """A script that is not ours, while it runs: what it was asked for and has prepared, and the moments that hooks wait for."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,39 @@ class HostRun:
         if not self.num_updates and not self.num_skipped:
             count = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
             self._first_step = count if isinstance(count, int) else None  # a tensor would go on counting by itself
+
+    # --- how long it is, and how often it steps a schedule -------------------------------------------------------------
+
+    def count_updates(self) -> int | None:
+        """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
+        if self.arguments.get("max_train_steps"):
+            return int(self.arguments["max_train_steps"])
+        epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
+        # One that was prepared by itself is known when the script takes batches from it.
+        loader = self.training_loader
+        if loader is None and self.accelerator is not None:
+            loader = self.accelerator.gradient_state.active_dataloader
+        if not epochs or not hasattr(loader, "__len__"):
+            return None
+        return int(epochs) * math.ceil(len(loader) / self.accelerator.gradient_accumulation_steps)
+
+    def steps_per_update(self, wrapper: Any) -> int:
+        """How often accelerate steps a schedule in an update, by itself; `wrapper` is its own, of that schedule."""
+        if not wrapper.step_with_optimizer:
+            return int(self.accelerator.gradient_accumulation_steps)
+        return 1 if wrapper.split_batches else int(self.accelerator.num_processes)
+
+    def steps_by_script(self, num_steps: int) -> int:
+        """
+        How often the script steps a schedule in an update, told at the first one, before which it did so `num_steps` times:
+        if all micro-batches but the last have stepped it, then each does.
+        """
+        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
+        if accumulated == 1:  # or by hand
+            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
+        if hasattr(self.training_loader, "__len__"):
+            accumulated = min(accumulated, len(self.training_loader))  # an update ends with the epoch
+        return accumulated if 0 < accumulated - 1 <= num_steps else 1
 
     @property
     def lab_folder(self) -> Path:
