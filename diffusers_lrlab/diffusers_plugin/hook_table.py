@@ -88,7 +88,6 @@ def _resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
     return pkgutil.resolve_name(f"{__package__}.{function}") if isinstance(function, str) else function
 
 
-_PROBE = "Hold this part of the script's data back, and never train on it. Needs --validation_steps or --find_lr."
 _TEST = (
     "Do not train: raise the learning rate over the first updates, and suggest one by the losses of batches; with "
     "--validation_fraction, by that of what is held back."
@@ -108,9 +107,7 @@ HOOKS: dict[str, HookEntry] = {
         ),
         settings=(
             HookOption(
-                name="strict_lr_audit",
-                kind=bool,
-                help="Make a learning rate or momentum other than expected an error.",
+                name="strict_lr_audit", kind=bool, help="Make a learning rate or momentum other than expected an error."
             ),
             HookOption(
                 name="num_updates",
@@ -208,7 +205,8 @@ HOOKS: dict[str, HookEntry] = {
                 kind=float,
                 metavar="F",
                 at_most=0.2,
-                help=_PROBE,
+                help="Hold this part of the script's data back, and never train on it. Needs --validation_steps or "
+                "--find_lr.",
                 acts_in_range_test=True,
             ),
         ),
