@@ -10,14 +10,15 @@ import os
 import sys
 import traceback
 import types
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import diffusers_lrlab
 
 from .core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, is_first_process, report_error, shortened_message
 from .core.plugins import load_plugins
-from .core.ranges import COUNT
 from .core.signals import interrupts_as_usual
+from .diffusers_plugin import hook_options
+from .diffusers_plugin.patches import Patches
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -37,23 +38,21 @@ class _WiderChoices(list[Any]):
         return True
 
 
-def widen_choices() -> None:
+def widen_choices(patches: Patches) -> None:
     """Lets closed lists of schedule names in argparse scripts take our names."""
     from .schedules.registries import SCHEDULERS
 
-    add_argument = argparse._ActionsContainer.add_argument
-
-    def add_wider_argument(container: Any, *flags: Any, **options: Any) -> Any:
+    def add_wider_argument(add_argument: Any, container: Any, *flags: Any, **options: Any) -> Any:
         if options.get("choices") is not None and _LR_OPTIONS & {*flags}:
             given = list(options["choices"])
             names = {str(getattr(choice, "value", choice)) for choice in given}
             options["choices"] = _WiderChoices([*given, *(name for name in SCHEDULERS if name not in names)])
         return add_argument(container, *flags, **options)
 
-    cast(Any, argparse._ActionsContainer).add_argument = add_wider_argument
+    patches.wrap(argparse._ActionsContainer, "add_argument", add_wider_argument)
 
 
-def follow_into_spawned_processes() -> None:
+def follow_into_spawned_processes(patches: Patches) -> None:
     """
     Lets worker processes know the names too.
 
@@ -62,12 +61,10 @@ def follow_into_spawned_processes() -> None:
     """
     from multiprocessing import spawn
 
-    get_preparation_data = spawn.get_preparation_data
-
-    def get_more_preparation_data(name: str) -> dict[str, Any]:
+    def get_more(get_preparation_data: Any, name: str) -> dict[str, Any]:
         return {**get_preparation_data(name), "diffusers_lrlab": diffusers_lrlab.register}
 
-    spawn.get_preparation_data = get_more_preparation_data
+    patches.wrap(spawn, "get_preparation_data", get_more)
 
 
 def _read(path: str) -> bytes:
@@ -79,7 +76,11 @@ def _read(path: str) -> bytes:
 
 
 def run_script(path: str, arguments: list[str]) -> None:
-    """Runs a script as `python path arguments` would: `__main__`, `__file__`, `sys.argv`, `sys.path` and tracebacks."""
+    """
+    Runs a script as `python path arguments` would: `__main__`, `__file__`, `sys.argv`, `sys.path` and tracebacks.
+
+    These stay the script's afterwards, since its threads and what it does at exit may look for them.
+    """
     source = _read(path)
     file_name = os.path.abspath(path)
     main = types.ModuleType("__main__")
@@ -101,9 +102,6 @@ def explain_script(path: str) -> None:
 
 
 def _range_test(options: argparse.Namespace) -> Any:
-    from .core.extras import require_extra
-
-    require_extra("train", "--find_lr", ("matplotlib", "scipy"))
     from .finder.script_test import ScriptTest
 
     mode: Any = "classic" if options.validation_fraction is None else "probe"
@@ -123,83 +121,50 @@ class _Parser(argparse.ArgumentParser):
         super().error(shortened_message(message))
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """The options of the hooks, those of the launcher itself, and the script with its arguments."""
     parser = _Parser(
         prog="diffusers_lrlab.launch",
         usage="accelerate launch -m diffusers_lrlab.launch [options] SCRIPT.py [SCRIPT's own arguments]",
         description="Runs an unmodified script with the schedules of diffusers_lrlab, and audits its learning rate.",
         allow_abbrev=False,
     )
-    fix = "Give the schedule the script's real number of updates, and one step per update."
+    hook_options.add_options(parser)
     add = parser.add_argument
-    add("--fix_lr_clock", action="store_true", help=fix)
-    add("--strict_lr_audit", action="store_true", help="Make a learning rate or momentum other than expected an error.")
-    updates = "Updates of the run, if they do not follow from the script's arguments; of the test, with --find_lr (200)."
-    add("--num_updates", type=int, help=updates)
-    add(
-        "--optimizer",
-        metavar="SPEC",
-        help="Train with this optimizer in place of the script's, on its groups of parameters.",
-    )
-    groups = "Factors on the learning rate, by patterns of parameters' names, such as 'text_encoder*=0.1,*.bias=2'."
-    add("--lr_groups", metavar="PATTERNS", help=groups)
-    add(
-        "--find_lr",
-        action="store_true",
-        help="Do not train: raise the learning rate over the first updates, and suggest one by the losses of batches; with "
-        "--validation_fraction, by that of what is held back.",
-    )
-    add("--timestep_sampler", metavar="SPEC", help="Draw timesteps by this sampler, where the script draws them.")
-    add("--loss_weighting", metavar="SPEC", help="Weigh the loss of each image by its noise level.")
-    add("--log_timesteps", action="store_true", help="Log losses and draws by noise level, into lrlab/ of --output_dir.")
-    gradients = "Updates between measurements of gradient norms by noise level, for --log_timesteps; off if not given."
-    add("--timestep_grad_every", type=int, metavar="N", help=gradients)
-    add(
-        "--ema",
-        metavar="SPEC",
-        help="Average what is trained, a LoRA too, into lrlab/ema of --output_dir and of checkpoints.",
-    )
-    swap = "Where the average takes the place of the weights: validation, final (what the script saves at its end), both."
-    add("--ema_swap", choices=("validation", "final", "both"), help=swap)
-    held_out = "Hold this part of the script's data back, and never train on it. Needs --validation_steps or --find_lr."
-    add("--validation_fraction", type=float, metavar="F", help=held_out)
-    add("--validation_steps", type=int, metavar="N", help="Compute the loss of what is held back every N updates.")
-    resume = "Make its own --resume_from_checkpoint go on to the same bits: data, random states, whole checkpoints."
-    add("--exact_resume", action="store_true", help=resume)
     add("--strict", action="store_true", help="Make it an error if an option of ours cannot be used in this script.")
     add("--explain", action="store_true", help="Only say what each option would do in this script, and what it does wrong.")
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
     add("script", metavar="SCRIPT.py", help="The script, as it is.")
     add("arguments", nargs=argparse.REMAINDER, help="Its own arguments.")
-    return parser.parse_args(arguments)
-
-
-def _check_numbers(options: argparse.Namespace) -> None:
-    for name in ("num_updates", "timestep_grad_every"):
-        COUNT.check(f"--{name}", getattr(options, name), "it counts updates of the optimizer")
+    return parser
 
 
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
-    options = _parse(sys.argv[1:])
+    options = make_parser().parse_args(sys.argv[1:])
     try:
-        _check_numbers(options)
         if options.explain:
             explain_script(options.script)
             return
+        hook_options.check(options)
         _read(options.script)
         load_plugins(options.plugins)
     except LabError as error:
         sys.exit(report_error(error))
-    widen_choices()
-    follow_into_spawned_processes()
+    with Patches() as patches:
+        _launch(options, patches)
+
+
+def _launch(options: argparse.Namespace, patches: Patches) -> None:
+    widen_choices(patches)
+    follow_into_spawned_processes(patches)
     from .diffusers_plugin.find_lr_hook import RangeTestDone
     from .diffusers_plugin.hooks import Hooks
 
     hooks: Hooks | None = None
     try:
         test = _range_test(options) if options.find_lr else None
-        hooks = Hooks(options, test)
+        hooks = Hooks(options, test, patches)
         interrupts_as_usual()
         try:
             run_script(options.script, options.arguments)

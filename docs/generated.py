@@ -18,6 +18,7 @@ from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.core.registry import markdown_table
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
+from diffusers_lrlab.diffusers_plugin.hook_options import options_table as options_of_hooks
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
@@ -80,6 +81,7 @@ TABLES = {
     "metrics": metrics_table,
     "presets": presets_table,
     "commands": commands_table,
+    "launcher-options": options_of_hooks,
 }
 
 
@@ -132,20 +134,8 @@ def command_options() -> str:
     for name, parser in subparsers.choices.items():
         text.setdefault(name, options_table(parser._actions, parser))
     parts = [f"### lrlab {name}\n\n`{COMMANDS[name].example}`\n\n{text[name]}" for name in COMMANDS]
-    launcher = options_table(launch_parser()._actions, launch_parser())
+    launcher = options_table(launch.make_parser()._actions, launch.make_parser())
     return "\n\n".join([*parts, "### The launcher\n\n`accelerate launch -m diffusers_lrlab.launch`\n\n" + launcher])
-
-
-def launch_parser() -> argparse.ArgumentParser:
-    """The parser of the launcher, which it makes when it is used."""
-    made: list[argparse.ArgumentParser] = []
-    parse = argparse.ArgumentParser.parse_args
-    argparse.ArgumentParser.parse_args = lambda self, *_: made.append(self)  # type: ignore[assignment,method-assign]
-    try:
-        launch._parse([])
-    finally:
-        argparse.ArgumentParser.parse_args = parse  # type: ignore[method-assign]
-    return made[0]
 
 
 def _title(name: str) -> str:

@@ -119,7 +119,7 @@ def _parse_lrlab(words):
 
 def _parse_module(name, words):
     if name == "diffusers_lrlab.launch":
-        return launch._parse(words)
+        return launch.make_parser().parse_args(words)
     if name == "diffusers_lrlab.train":
         return parse_arguments(words, "")
     if name == "diffusers_lrlab":

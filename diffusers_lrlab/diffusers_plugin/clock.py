@@ -6,23 +6,21 @@ schedule is compared with the updates that the script will do, corrected if aske
 """
 
 import functools
-import math
 from typing import Any, cast
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.words import counted
 from ..schedules.feedback import FeedbackSchedule
-from ..schedules.registries import SCHEDULERS
-from ..schedules.resolve import describe_schedule, resolve_schedule
+from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import ENDLESS, Schedule
-from ..schedules.scheduler import CurveLR, build
-from . import schedules
+from ..schedules.scheduler import CurveLR
+from .host import Hook, Host
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
+from .recorded_schedules import record_schedules
 from .watched import WatchedFeedback, WatchedSchedule
 
 
@@ -31,6 +29,18 @@ def recognise(script: HostScript) -> str:
     if not script.schedule_calls:
         raise NotRecognised("it makes its schedule without diffusers.optimization.get_scheduler")
     return f"diffusers' get_scheduler makes the schedule ({called_in(script.schedule_calls)})"
+
+
+def make(host: Host) -> Hook:
+    # The updates of a range test are not the run's, and its rates are not the schedule's.
+    options, is_training = host.options, host.range_test is None
+    num_updates = options.num_updates if is_training else None
+    return HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
+
+
+def clock_of(host: Host) -> "HostClock":
+    """That of the script, which is there before other hooks are made."""
+    return cast(HostClock, host.hooks["clock"])
 
 
 class HostClock:
@@ -42,48 +52,39 @@ class HostClock:
         fix (`bool`): Whether to give them the script's real number of updates, and one step per update.
         strict (`bool`): Whether a deviation is an error.
         num_updates (`int`, *optional*): Updates of the run, if they do not follow from the script's arguments.
+        compares (`bool`): Whether the rates are to be those of the schedule: not where they are tested.
     """
 
-    def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None):
-        self.run, self.fix, self.strict, self.num_updates = run, fix, strict, num_updates
-        self.compares = True  # not where rates are tested, whatever the schedule
+    def __init__(self, run: HostRun, fix: bool, strict: bool, num_updates: int | None = None, compares: bool = True):
+        self.run, self.fix, self.strict, self.num_updates, self.compares = run, fix, strict, num_updates, compares
         self.watched: list[WatchedSchedule] = []  # schedules that follow the clock
         self.followers: list[WatchedFeedback] = []  # and those that follow a loss
         self.has_loss = False  # whether a hook shows them one, which the script does not
 
     def install(self) -> None:
         """Hooks into the places where scripts build schedules and prepare them."""
-        from accelerate import Accelerator
-        from diffusers import optimization
-
-        functions = optimization.TYPE_TO_SCHEDULER_FUNCTION
-        schedules.schedule_function = self._recorded
-        for member, function in functions.items():
-            functions[member] = self._recorded(member.value, function)
+        record_schedules(self.run.patches, self._on_built, by_ours=self.fix)
         self._follow_curves()
-        self._follow_preparation(Accelerator)
+        self._follow_preparation()
         self._leave_followers_to_losses()
         self.run.on_prepared.append(self._resolve_known_clocks)
         self.run.on_update.append(self._advance_followers)
 
     def _follow_curves(self) -> None:
         """Watches every `CurveLR`, wherever it is made, and counts the steps of all watched schedules."""
-        make, step = CurveLR.__init__, LRScheduler.step
 
-        @functools.wraps(make)
-        def make_and_watch(scheduler: CurveLR, *args: Any, **kwargs: Any) -> None:
+        def make_and_watch(make: Any, scheduler: CurveLR, *args: Any, **kwargs: Any) -> None:
             make(scheduler, *args, **kwargs)
             given = Progress(0, scheduler.plan["num_training_steps"], scheduler.plan["num_warmup_steps"])
             self._watch(scheduler.schedule, scheduler, given)
 
-        @functools.wraps(step)
-        def step_and_count(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        def step_and_count(step: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
             watched = self._find(scheduler)
             if watched is None or watched.takes_step():
                 step(scheduler, *args, **kwargs)
 
-        cast(Any, CurveLR).__init__ = make_and_watch
-        cast(Any, LRScheduler).step = step_and_count
+        self.run.patches.wrap(CurveLR, "__init__", make_and_watch)
+        self.run.patches.wrap(LRScheduler, "step", step_and_count)
 
     def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> WatchedSchedule:
         from accelerate.optimizer import AcceleratedOptimizer
@@ -96,14 +97,12 @@ class HostClock:
         self.watched.append(watched)
         return watched
 
-    def _follow_preparation(self, accelerator_class: Any) -> None:
+    def _follow_preparation(self) -> None:
         """Resolves clocks when all is prepared, or before the first update if the data are prepared later or never."""
+        from accelerate import Accelerator
         from accelerate.scheduler import AcceleratedScheduler
 
-        prepare_scheduler = accelerator_class.prepare_scheduler
-
-        @functools.wraps(prepare_scheduler)
-        def prepare_and_remember(accelerator: Any, scheduler: Any) -> Any:
+        def prepare_and_remember(prepare_scheduler: Any, accelerator: Any, scheduler: Any) -> Any:
             self.run.accelerator = accelerator
             wrapper = prepare_scheduler(accelerator, scheduler)
             if watched := self._find(scheduler):
@@ -120,28 +119,25 @@ class HostClock:
             if watched := self._find(scheduler):
                 note = watched.load_state_dict(state)
             elif follower := next((each for each in self.followers if each.scheduler is scheduler), None):
-                note = follower.load_state_dict(state, self._steps_per_update(wrapper))
+                note = follower.load_state_dict(state, self.run.steps_per_update(wrapper))
             else:
                 scheduler.load_state_dict(state)
             if note:
                 self.run.warn(note)
 
-        accelerator_class.prepare_scheduler = prepare_and_remember
-        cast(Any, AcceleratedScheduler).load_state_dict = load_or_go_on
+        self.run.patches.wrap(Accelerator, "prepare_scheduler", prepare_and_remember)
+        self.run.patches.replace(AcceleratedScheduler, "load_state_dict", load_or_go_on)
 
     def _leave_followers_to_losses(self) -> None:
         """Scripts step schedules without a loss. That of schedules which follow one is left out where a hook shows it."""
         from accelerate.scheduler import AcceleratedScheduler
 
-        step = AcceleratedScheduler.step
-
-        @functools.wraps(step)
-        def step_by_the_clock(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        def step_by_the_clock(step: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
             is_follower = isinstance(wrapper.scheduler, FeedbackSchedule) and not args and not kwargs
             if not is_follower or self.compares and not self.has_loss:
                 step(wrapper, *args, **kwargs)
 
-        cast(Any, AcceleratedScheduler).step = step_by_the_clock
+        self.run.patches.wrap(AcceleratedScheduler, "step", step_by_the_clock)
 
     def _advance_followers(self) -> None:
         for follower in self.followers if self.has_loss else ():
@@ -173,39 +169,20 @@ class HostClock:
             raise LabError(f"{text[0].upper()}{text[1:]} Leave {flag} out.")
         self.run.warn(text)
 
-    def _recorded(self, spec: str, host_function: Any = None) -> Any:
-        """The function behind a name, which records what it builds; diffusers' own are used unless clocks are fixed."""
-        is_host = spec in SCHEDULERS and "host" in SCHEDULERS[spec].traits
-
-        def build_and_watch(
-            optimizer: Optimizer,
-            num_warmup_steps: int = 0,
-            num_training_steps: int | None = None,
-            last_epoch: int = -1,
-            **kwargs: Any,
-        ) -> LRScheduler:
-            schedule = resolve_schedule(spec, {key: value for key, value in kwargs.items() if value is not None})
-            if is_host and not self.fix:
-                clock = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-                names = host_function.__code__.co_varnames
-                taken = {key: value for key, value in clock.items() if key in names}
-                scheduler = host_function(optimizer, last_epoch=last_epoch, **taken, **kwargs)
-            else:
-                scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
-            if schedule.follows_metric:
-                follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
-                self.followers.append(follower)
-                if self.has_loss and num_warmup_steps:  # in updates: scripts multiply it by the processes
-                    follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
-                return scheduler
-            watched = self._find(scheduler)  # a `CurveLR` is watched from its constructor on
-            if watched is None:
-                warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
-                watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))
-            watched.warmup_option = "lr_warmup_steps"
-            return scheduler
-
-        return build_and_watch
+    def _on_built(
+        self, schedule: Schedule, scheduler: LRScheduler, num_warmup_steps: int, num_training_steps: int | None
+    ) -> None:
+        if schedule.follows_metric:
+            follower = WatchedFeedback(schedule, cast(FeedbackSchedule, scheduler), self.strict)
+            self.followers.append(follower)
+            if self.has_loss and num_warmup_steps:  # in updates: scripts multiply it by the processes
+                follower.scheduler.num_warmup_steps = int(self.run.arguments.get("lr_warmup_steps", num_warmup_steps))
+            return
+        watched = self._find(scheduler)  # a `CurveLR` is watched from its constructor on
+        if watched is None:
+            warmup = 0 if "no_warmup" in schedule.traits else int(num_warmup_steps)
+            watched = self._watch(schedule, scheduler, Progress(0, int(num_training_steps or ENDLESS), warmup))
+        watched.warmup_option = "lr_warmup_steps"
 
     # --- the clock of the run ----------------------------------------------------------------------------------------
 
@@ -214,7 +191,7 @@ class HostClock:
         watched.resolve_clock = None
         num_updates = self.count_updates()
         is_by_script = wrapper is None or not wrapper.step_with_optimizer
-        steps = self._steps_by_script(watched) if is_by_script else self._steps_per_update(wrapper)
+        steps = self.run.steps_by_script(watched.num_steps) if is_by_script else self.run.steps_per_update(wrapper)
         watched.steps_per_update = watched.own_steps_per_update = steps
         watched.num_updates = num_updates
         if not self.compares:
@@ -252,24 +229,6 @@ class HostClock:
         asked = self.run.arguments.get(watched.warmup_option or "")
         return int(given if asked is None or not given else asked)
 
-    def _steps_per_update(self, wrapper: Any) -> int:
-        """How often accelerate steps a schedule in an update, by itself."""
-        if not wrapper.step_with_optimizer:
-            return int(self.run.accelerator.gradient_accumulation_steps)
-        return 1 if wrapper.split_batches else int(self.run.accelerator.num_processes)
-
-    def _steps_by_script(self, watched: WatchedSchedule) -> int:
-        """
-        How often the script steps a schedule in an update, told at the first one: if all micro-batches but the last have
-        stepped it, then each does.
-        """
-        accumulated = int(getattr(self.run.accelerator, "gradient_accumulation_steps", 1))
-        if accumulated == 1:  # or by hand
-            accumulated = int(self.run.arguments.get("gradient_accumulation_steps") or 1)
-        if hasattr(self.run.training_loader, "__len__"):
-            accumulated = min(accumulated, len(self.run.training_loader))  # an update ends with the epoch
-        return accumulated if 0 < accumulated - 1 <= watched.num_steps else 1
-
     @property
     def counts(self) -> bool:
         """Whether a schedule that the script built counts its updates."""
@@ -303,19 +262,8 @@ class HostClock:
         return self._counter is not None and self._counter.update is not None
 
     def count_updates(self) -> int | None:
-        """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
-        if self.num_updates is not None:
-            return self.num_updates
-        if self.run.arguments.get("max_train_steps"):
-            return int(self.run.arguments["max_train_steps"])
-        epochs = self.run.arguments.get("num_train_epochs") or self.run.arguments.get("num_epochs")
-        # One that was prepared by itself is known when the script takes batches from it.
-        loader, accelerator = self.run.training_loader, self.run.accelerator
-        if loader is None and accelerator is not None:
-            loader = accelerator.gradient_state.active_dataloader
-        if not epochs or not hasattr(loader, "__len__"):
-            return None
-        return int(epochs) * math.ceil(len(loader) / accelerator.gradient_accumulation_steps)
+        """The optimizer updates of the whole run, as the user said or as the script shows."""
+        return self.run.count_updates() if self.num_updates is None else self.num_updates
 
     def _correct(self, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
         clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # since clocks are fixed
@@ -339,6 +287,12 @@ class HostClock:
         if text:
             self.run.warn(text)
 
+    @property
+    def num_seen(self) -> int:
+        """Schedules that an optimizer followed."""
+        followed = [each.audit for each in self.watched] + [each.audit for each in self.followers]
+        return sum(bool(audit.num_updates) for audit in followed)
+
     def report(self) -> str:
         """What the audit found, in a line for each schedule."""
         lines = []
@@ -347,4 +301,4 @@ class HostClock:
                 lines.append(f"{describe_schedule(watched.schedule)}: {watched.audit.summary()}{watched.other_length()}")
         lines += [follower.report() for follower in self.followers if follower.audit.num_updates]
         nothing = "LR audit: no optimizer step followed a schedule from diffusers.optimization.get_scheduler."
-        return "\n".join(f"diffusers_lrlab: {line}" for line in lines or [nothing])
+        return "\n".join(lines or [nothing])

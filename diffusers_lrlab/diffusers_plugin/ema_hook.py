@@ -14,7 +14,8 @@ from ..core.errors import LabError
 from ..core.files import atomic_folder
 from ..core.words import counted
 from .announced import problem_with
-from .clock import HostClock
+from .clock import HostClock, clock_of
+from .host import Hook, Host
 from .host_script import HostScript, NotRecognised, called_in
 from .trained_models import TrainedModels
 
@@ -57,6 +58,10 @@ def _validates_apart(script: HostScript) -> bool:
     return _VALIDATION in names and bool(script.calls(_VALIDATION))
 
 
+def make(host: Host) -> Hook:
+    return EMAHook(host.script, clock_of(host), host.options.ema, host.options.ema_swap)
+
+
 class EMAHook:
     """
     Averages all trainable parameters after each update, in float32, and writes the average into `lrlab/ema`: of the
@@ -84,15 +89,12 @@ class EMAHook:
     def install(self) -> None:
         from accelerate import Accelerator
 
-        wait = getattr(Accelerator, _END)
-
-        @functools.wraps(wait)
-        def wait_and_see(accelerator: Any) -> None:
+        def wait_and_see(wait: Any, accelerator: Any) -> None:
             wait(accelerator)
             if self.script.caller(self.script.calls(_END)) is not None and self._is_at_end():
                 self._finish()
 
-        setattr(Accelerator, _END, wait_and_see)
+        self.run.patches.wrap(Accelerator, _END, wait_and_see)
         self.run.on_prepared.append(self._begin)
         self.run.on_update.append(self._step)
         self.run.on_end.append(self._finish_late)

@@ -4,38 +4,20 @@ import ast
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import (
-    clock,
-    ema_hook,
-    find_lr_hook,
-    log_hook,
-    optimizer_hook,
-    resume_hook,
-    timesteps_hook,
-    validation_hook,
-    weighting_hook,
-)
+from .hook_table import HOOKS
 from .host_script import HostScript, NotRecognised, called_in
 
-RECOGNISED: dict[str, Callable[[HostScript], str]] = {
-    "--fix_lr_clock": clock.recognise,
-    "--timestep_sampler": timesteps_hook.recognise,
-    "--loss_weighting": weighting_hook.recognise,
-    "--log_timesteps": log_hook.recognise,
-    "--ema": ema_hook.recognise,
-    "--validation_steps": validation_hook.recognise,
-    "--exact_resume": resume_hook.recognise,
-    "--optimizer, --lr_groups": optimizer_hook.recognise,
-    "--find_lr": find_lr_hook.recognise,
-}
-"""By option: what it acts on in a script; [`NotRecognised`] says why there is nothing."""
+
+def recognisers() -> dict[str, Callable[[HostScript], str]]:
+    """By option: what it acts on in a script; [`NotRecognised`] says why there is nothing."""
+    return {entry.title: entry.find for entry in HOOKS.values() if entry.recognise is not None}
 
 
 def explain(script: HostScript) -> str:
     """A line for each option, and one for each fault."""
-    width = max(map(len, RECOGNISED))
+    width = max(map(len, recognisers()))
     lines = [script.path]
-    for option, recognise in RECOGNISED.items():
+    for option, recognise in recognisers().items():
         try:
             found = recognise(script)
         except NotRecognised as reason:

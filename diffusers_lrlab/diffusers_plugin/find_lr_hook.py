@@ -7,58 +7,29 @@ there is nothing to restore. What the script would write meanwhile goes to a tem
 """
 
 import argparse
-import functools
 import math
 import shutil
 import tempfile
-from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
 
-from ..core.errors import LabError, warn
+from ..core.errors import LabError
 from . import optimizer_hook
 from .held_out_loss import HeldOutLoss
+from .host import Hook, Host, RangeTest
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
 from .loss_code import find_loss_code
 
-# Options for the training: they decide no loss of the first updates.
-_IDLE = (
-    *("fix_lr_clock", "strict_lr_audit", "log_timesteps", "timestep_grad_every", "ema", "ema_swap"),
-    *("exact_resume", "validation_steps"),  # a test looks at each update
-)
 # Of timesteps and noise, for the rows held back: with a few, the rate that is named depends on which they are.
 _NUM_DRAWS = 64
 _UNSTABLE = 32  # updates in a row without a finite fp16 gradient: the loss scale has fallen from 65536 to nothing
 
 
-class RangeTest(Protocol):
-    """What decides on rates: [`finder.script_test`]."""
-
-    @property
-    def most_updates(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def is_read_next(self) -> bool: ...
-    def begin(self, optimizer: Optimizer) -> None: ...
-    def start(self, loss: float) -> None: ...
-    def add(self, loss: float | None) -> bool: ...
-    def fail(self) -> None: ...
-
-
 class RangeTestDone(BaseException):
     """Leaves the script; not an `Exception`, which a script may catch."""
-
-
-def options_of_test(options: argparse.Namespace) -> argparse.Namespace:
-    """The options without those for the training, which are named in a message."""
-    idle = [name for name in _IDLE if getattr(options, name, None)]
-    if idle:
-        warn(f"--find_lr does not train: {', '.join(f'--{name}' for name in idle)} has no effect on the test.")
-    return argparse.Namespace(**vars(options) | dict.fromkeys(idle))
 
 
 def recognise(script: HostScript) -> str:
@@ -69,6 +40,11 @@ def recognise(script: HostScript) -> str:
     if not script.mentions("output_dir"):
         raise NotRecognised("it has no --output_dir for the result")
     return f"losses are read at accelerator.backward ({called_in(script.calls('backward'))})"
+
+
+def make(host: Host) -> Hook:
+    assert host.range_test is not None
+    return FindLrHook(host.script, host.run, host.range_test, host.options.validation_fraction)
 
 
 def _refuse_held_out_rows(reason: NotRecognised) -> NoReturn:
@@ -83,7 +59,7 @@ class FindLrHook:
     Gives the optimizer the rates of a test, and the test the losses of the script.
 
     Args:
-        test ([`RangeTest`]): What decides on rates.
+        test ([`host.RangeTest`]): What decides on rates.
         validation_fraction (`float`, *optional*): Of the rows, to hold back: the losses are theirs, before the first update
             and after every fourth.
     """
@@ -109,17 +85,17 @@ class FindLrHook:
     def install(self) -> None:
         from accelerate import Accelerator
 
+        patches = self.run.patches
         if self.held_out is not None:
             self.held_out.install()
         self.run.on_parsed.append(self._change_arguments)
         self.run.on_prepared.append(self._begin)
         self.run.on_update.append(self._after_update)
-        accelerator_class = cast(Any, Accelerator)
-        accelerator_class.backward = self._backward_hook(Accelerator.backward)
+        patches.wrap(Accelerator, "backward", self._read_loss)
         # No tracker, so that no run of one is begun, and no checkpoint.
         for name in ("init_trackers", "log", "save_state", "save_model"):
-            setattr(accelerator_class, name, _nothing)
-        accelerator_class.get_tracker = _Silent()
+            patches.replace(Accelerator, name, _nothing)
+        patches.replace(Accelerator, "get_tracker", _Silent())
 
     @property
     def probe(self) -> str | None:
@@ -179,17 +155,13 @@ class FindLrHook:
         for group, ratio in zip(optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = self.test.lr * ratio
 
-    def _backward_hook(self, backward: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(backward)
-        def read(accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
-            if self.script.caller(self.script.calls("backward")) is not None:
-                self._losses.append(loss.detach())
-                if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:
-                    self.test.fail()
-                    raise RangeTestDone
-            backward(accelerator, loss, **kwargs)
-
-        return read
+    def _read_loss(self, backward: Any, accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
+        if self.script.caller(self.script.calls("backward")) is not None:
+            self._losses.append(loss.detach())
+            if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:
+                self.test.fail()
+                raise RangeTestDone
+        backward(accelerator, loss, **kwargs)
 
     def _after_update(self) -> None:
         if not self._losses or not self._ratios:
@@ -213,6 +185,10 @@ class FindLrHook:
 
             self.run.accelerator.wait_for_everyone()
             PartialState().destroy_process_group()
+
+    def report(self) -> str:
+        """Empty: the test says what it found."""
+        return ""
 
     def remove(self) -> None:
         """Removes what the script wrote."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import functools
 import math
 import sys
 import traceback
@@ -53,11 +52,7 @@ class HeldOutLoss:
         self.num_seen = 0  # losses
 
     def install(self) -> None:
-        data_loader: Any = torch.utils.data.DataLoader
-        make = data_loader.__init__
-
-        @functools.wraps(make)
-        def make_without_held_out_rows(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        def make_without_held_out_rows(make: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
             if self.is_active and self.script.caller(self.code.loader_calls) is not None:
                 try:
                     dataset = self.rows.hold_back(make, dataset, *args, **kwargs)
@@ -66,7 +61,7 @@ class HeldOutLoss:
                     self.refuse(reason)
             make(loader, dataset, *args, **kwargs)
 
-        data_loader.__init__ = make_without_held_out_rows
+        self.run.patches.wrap(torch.utils.data.DataLoader, "__init__", make_without_held_out_rows)
         self.run.on_prepared.append(self._check_models)
 
     def _check_models(self) -> None:

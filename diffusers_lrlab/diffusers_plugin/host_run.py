@@ -1,18 +1,19 @@
 """A script that is not ours, while it runs: what it was asked for and has prepared, and the moments that hooks wait for."""
 
 import argparse
-import functools
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from ..core.errors import LabError
 from .host_script import NotRecognised
+from .patches import Patches
 
 
 class HostRun:
@@ -21,6 +22,7 @@ class HostRun:
 
     Args:
         strict (`bool`): Whether it is an error if a hook does not recognise what it is for.
+        patches (`Patches`, *optional*): What hooks replace, until it is closed.
 
     Attributes:
         arguments: Those of the script, as they were parsed.
@@ -37,8 +39,9 @@ class HostRun:
         on_end: Called before `accelerator.end_training`, in all processes.
     """
 
-    def __init__(self, strict: bool = False):
+    def __init__(self, strict: bool = False, patches: Patches | None = None):
         self.strict = strict
+        self.patches = Patches() if patches is None else patches
         self.arguments: dict[str, Any] = {}
         self.accelerator: Any = None
         self.models: list[torch.nn.Module] = []
@@ -57,20 +60,15 @@ class HostRun:
         from accelerate import Accelerator
         from accelerate.optimizer import AcceleratedOptimizer
 
-        parse = argparse.ArgumentParser.parse_known_args
-        prepare, end_training, step = Accelerator.prepare, Accelerator.end_training, AcceleratedOptimizer.step
-
-        @functools.wraps(parse)
-        def parse_and_remember(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            namespace, rest = parse(parser, *args, **kwargs)
+        def parse_and_remember(parse: Any, *args: Any, **kwargs: Any) -> Any:
+            namespace, rest = parse(*args, **kwargs)
             # A copy: scripts write the length that they compute into their namespace.
             self.arguments = dict(vars(namespace))
             for call in self.on_parsed:
                 call(namespace)
             return namespace, rest
 
-        @functools.wraps(prepare)
-        def prepare_and_remember(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        def prepare_and_remember(prepare: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
             self.accelerator = accelerator
             prepared = prepare(accelerator, *args, **kwargs)
             self._remember(args, prepared if len(args) > 1 else [prepared])
@@ -78,8 +76,7 @@ class HostRun:
                 call()
             return prepared
 
-        @functools.wraps(step)
-        def step_and_notify(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def step_and_notify(step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self._remember_first_step()
             updates = self.num_updates
             step(optimizer, *args, **kwargs)
@@ -88,16 +85,15 @@ class HostRun:
                 for call in self.on_step:
                     call()
 
-        @functools.wraps(end_training)
-        def notify_and_end(accelerator: Any) -> None:
+        def notify_and_end(end_training: Any, accelerator: Any) -> None:
             for call in self.on_end:
                 call()
             end_training(accelerator)
 
-        cast(Any, argparse.ArgumentParser).parse_known_args = parse_and_remember
-        cast(Any, Accelerator).prepare = prepare_and_remember
-        cast(Any, Accelerator).end_training = notify_and_end
-        cast(Any, AcceleratedOptimizer).step = step_and_notify
+        self.patches.wrap(argparse.ArgumentParser, "parse_known_args", parse_and_remember)
+        self.patches.wrap(Accelerator, "prepare", prepare_and_remember)
+        self.patches.wrap(Accelerator, "end_training", notify_and_end)
+        self.patches.wrap(AcceleratedOptimizer, "step", step_and_notify)
 
     def _remember(self, given: Any, prepared: Any) -> None:
         known = [model for model in given if isinstance(model, torch.nn.Module) and model not in self.models]
@@ -122,6 +118,39 @@ class HostRun:
         if not self.num_updates and not self.num_skipped:
             count = _variable_of_script("global_step")  # of this name in all of diffusers' scripts
             self._first_step = count if isinstance(count, int) else None  # a tensor would go on counting by itself
+
+    # --- how long it is, and how often it steps a schedule -------------------------------------------------------------
+
+    def count_updates(self) -> int | None:
+        """The optimizer updates of the whole run, from the script's arguments and its prepared data."""
+        if self.arguments.get("max_train_steps"):
+            return int(self.arguments["max_train_steps"])
+        epochs = self.arguments.get("num_train_epochs") or self.arguments.get("num_epochs")
+        # One that was prepared by itself is known when the script takes batches from it.
+        loader = self.training_loader
+        if loader is None and self.accelerator is not None:
+            loader = self.accelerator.gradient_state.active_dataloader
+        if not epochs or not hasattr(loader, "__len__"):
+            return None
+        return int(epochs) * math.ceil(len(loader) / self.accelerator.gradient_accumulation_steps)
+
+    def steps_per_update(self, wrapper: Any) -> int:
+        """How often accelerate steps a schedule in an update, by itself; `wrapper` is its own, of that schedule."""
+        if not wrapper.step_with_optimizer:
+            return int(self.accelerator.gradient_accumulation_steps)
+        return 1 if wrapper.split_batches else int(self.accelerator.num_processes)
+
+    def steps_by_script(self, num_steps: int) -> int:
+        """
+        How often the script steps a schedule in an update, told at the first one, before which it did so `num_steps` times:
+        if all micro-batches but the last have stepped it, then each does.
+        """
+        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
+        if accumulated == 1:  # or by hand
+            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
+        if hasattr(self.training_loader, "__len__"):
+            accumulated = min(accumulated, len(self.training_loader))  # an update ends with the epoch
+        return accumulated if 0 < accumulated - 1 <= num_steps else 1
 
     @property
     def lab_folder(self) -> Path:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from ..core.extras import require_extra
 from ..core.words import counted
 from . import timesteps_hook
 from .announced import problem_with
-from .clock import HostClock
+from .clock import HostClock, clock_of
+from .host import Host, StatefulHook
 from .host_script import LOSS, HostScript, NotRecognised, called_in
 from .timesteps_hook import TimestepHook
 
@@ -40,6 +38,11 @@ def recognise(script: HostScript) -> str:
     return f"the mean loss of a micro-batch is seen ({lines}); levels' means follow from many of them by least squares"
 
 
+def make(host: Host) -> StatefulHook:
+    timesteps = cast(TimestepHook, host.hooks["timesteps"])
+    return LogHook(host.script, clock_of(host), timesteps, host.options.timestep_grad_every)
+
+
 class LogHook:
     """
     Sums up the losses of a script by noise level, and writes `lrlab/timesteps.parquet` and `.png` into its output folder.
@@ -50,7 +53,6 @@ class LogHook:
     """
 
     def __init__(self, script: HostScript, clock: HostClock, timesteps: TimestepHook, grad_every: int | None = None):
-        require_extra("train", "--log_timesteps", ("matplotlib", "pyarrow"))
         recognise(script)
         self.script, self.clock, self.run, self.timesteps = script, clock, clock.run, timesteps
         self.is_per_image = bool(script.calls(LOSS))
@@ -68,9 +70,9 @@ class LogHook:
 
         self.timesteps.on_draw.append(self._at_draw)
         if self.is_per_image:
-            torch.nn.functional.mse_loss = self._loss_hook(torch.nn.functional.mse_loss)
+            self.run.patches.wrap(torch.nn.functional, "mse_loss", self._log_loss)
         else:
-            cast(Any, Accelerator).backward = self._backward_hook(Accelerator.backward)
+            self.run.patches.wrap(Accelerator, "backward", self._log_backward)
         self.run.on_end.append(self._write)
 
     def _at_draw(self, update: int) -> None:
@@ -155,39 +157,31 @@ class LogHook:
         hook = self.timesteps
         return self.is_active and self._sums is not None and hook.timesteps is not None and hook.num_seen > self.num_seen
 
-    def _loss_hook(self, mse_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(mse_loss)
-        def logged(prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if self.script.caller(self.script.calls(LOSS)) is not None and self._is_first_of_draw():
-                timesteps = cast(torch.Tensor, self.timesteps.timesteps)
-                self.num_seen = self.timesteps.num_seen
-                if len(prediction) != len(timesteps):
-                    self._refuse(
-                        f"a loss is of {counted(len(prediction), 'image')}, where {counted(len(timesteps), 'timestep')} "
-                        "were drawn"
-                    )
-                else:
-                    with torch.no_grad():
-                        errors = (prediction.detach() - target.detach()).float().square().flatten(1).mean(1)
-                        cast(Any, self._sums).add(timesteps, errors)
-                    if self._gradients_left:
-                        errors = (prediction - target).float().square().flatten(1).mean(1)
-                        self._measure(timesteps, errors)
-            return mse_loss(prediction, target, *args, **kwargs)
-
-        return logged
-
-    def _backward_hook(self, backward: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(backward)
-        def logged(accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
-            if self.script.caller(self.script.calls("backward")) is not None and self._is_first_of_draw():
-                self.num_seen = self.timesteps.num_seen
-                cast(Any, self._sums).add(cast(torch.Tensor, self.timesteps.timesteps)[None], loss.reshape(1))
+    def _log_loss(self, mse_loss: Any, prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.script.caller(self.script.calls(LOSS)) is not None and self._is_first_of_draw():
+            timesteps = cast(torch.Tensor, self.timesteps.timesteps)
+            self.num_seen = self.timesteps.num_seen
+            if len(prediction) != len(timesteps):
+                self._refuse(
+                    f"a loss is of {counted(len(prediction), 'image')}, where {counted(len(timesteps), 'timestep')} "
+                    "were drawn"
+                )
+            else:
+                with torch.no_grad():
+                    errors = (prediction.detach() - target.detach()).float().square().flatten(1).mean(1)
+                    cast(Any, self._sums).add(timesteps, errors)
                 if self._gradients_left:
-                    self._measure(cast(torch.Tensor, self.timesteps.timesteps), loss[None])
-            backward(accelerator, loss, **kwargs)
+                    errors = (prediction - target).float().square().flatten(1).mean(1)
+                    self._measure(timesteps, errors)
+        return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
 
-        return logged
+    def _log_backward(self, backward: Any, accelerator: Any, loss: torch.Tensor, **kwargs: Any) -> None:
+        if self.script.caller(self.script.calls("backward")) is not None and self._is_first_of_draw():
+            self.num_seen = self.timesteps.num_seen
+            cast(Any, self._sums).add(cast(torch.Tensor, self.timesteps.timesteps)[None], loss.reshape(1))
+            if self._gradients_left:
+                self._measure(cast(torch.Tensor, self.timesteps.timesteps), loss[None])
+        backward(accelerator, loss, **kwargs)
 
     def _measure(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
         """Gradients of these losses, if they are of one image each, and the parameters are whole."""

@@ -1,14 +1,17 @@
 """The optimizer of a script that is not ours: another one in its place, and learning rates of its own for some parameters.
 
-It is replaced where the script makes it, before a schedule or accelerate sees it: `Optimizer.__new__` is asked for every
-optimizer, of whatever package, and answers calls from the script's own file.
+It is replaced where the script makes it, before a schedule or accelerate sees it: the `__init__` of every optimizer, of
+whatever package, answers calls from the script's own file. Not `Optimizer.__new__`, which Python could not put back: a class
+that once had a `__new__` refuses the arguments of its `__init__` without one.
 """
 
 import ast
+import functools
 import inspect
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -16,6 +19,7 @@ from ..core.errors import LabError
 from ..core.spec import format_spec, merge_spec
 from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS, check_installed, get_optimizer
+from .host import Hook, Host
 from .host_run import HostRun
 from .host_script import HostScript, NotRecognised, called_in
 from .lr_groups import LR_FACTOR, as_groups, parameter_names, parse_lr_groups, split_groups
@@ -38,6 +42,10 @@ def recognise(script: HostScript) -> str:
     if len(made) > 1:
         raise NotRecognised(f"it makes {len(made)} optimizers, {' and '.join(made)} ({called_in(calls)})")
     return f"the optimizer is replaced where it is made ({called_in(calls)})"
+
+
+def make(host: Host) -> Hook:
+    return OptimizerHook(host.script, host.run, host.options.optimizer, host.options.lr_groups)
 
 
 class OptimizerHook:
@@ -72,22 +80,38 @@ class OptimizerHook:
     def install(self) -> None:
         from accelerate.optimizer import AcceleratedOptimizer
 
-        load_state_dict = AcceleratedOptimizer.load_state_dict
-
-        def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-            frame = sys._getframe(1)
-            if frame.f_code.co_filename != self.script.path or not args and not kwargs:
-                return object.__new__(cls)
-            return _as_made_by(cls, self._make(cls, args, kwargs, frame))
-
-        def check_and_load(wrapper: AcceleratedOptimizer, state: dict[str, Any]) -> None:
+        def check_and_load(load_state_dict: Any, wrapper: AcceleratedOptimizer, state: dict[str, Any]) -> None:
             if wrapper.optimizer is self.optimizer:
                 self._check_saved(state["param_groups"])
             load_state_dict(wrapper, state)
 
-        cast(Any, Optimizer).__new__ = new
-        cast(Any, AcceleratedOptimizer).load_state_dict = check_and_load
+        def follow_new(cls: type[Optimizer], **kwargs: Any) -> None:  # of packages that the script imports
+            super(Optimizer, cls).__init_subclass__(**kwargs)
+            self._follow(cls)
+
+        for cls in _with_subclasses(Optimizer):
+            self._follow(cls)
+        self.run.patches.replace(Optimizer, "__init_subclass__", classmethod(follow_new))
+        self.run.patches.wrap(AcceleratedOptimizer, "load_state_dict", check_and_load)
         self.run.on_prepared.append(self._check_prepared)
+
+    def _follow(self, cls: type[Optimizer]) -> None:
+        if "__init__" in vars(cls):
+            self.run.patches.replace(cls, "__init__", self._replacing(vars(cls)["__init__"]))
+
+    def _replacing(self, init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def replace(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            frame, cls = sys._getframe(1), type(optimizer)
+            # A class of the script's own calls the __init__ of its base from there, too.
+            if frame.f_code.co_filename != self.script.path or cls.__init__ is not replace:
+                init(optimizer, *args, **kwargs)
+                return
+            made = self._make(cls, args, kwargs, frame)
+            optimizer.__class__, optimizer.__dict__ = type(made), made.__dict__
+            self.optimizer = optimizer
+
+        return replace
 
     def _make(self, cls: type, args: Any, kwargs: Any, frame: FrameType) -> Optimizer:
         if self.optimizer is not None:
@@ -190,13 +214,5 @@ def _shown(groups: list[tuple[Any, float]]) -> str:
     return ", ".join(f"{name} x {factor:g}" for name, factor in groups)
 
 
-def _as_made_by(cls: type, optimizer: Optimizer) -> Optimizer:
-    """What `cls.__new__` may return: where it is a `cls`, Python calls its `__init__` once more, which does nothing here."""
-    made = type(optimizer)
-    if issubclass(made, cls):
-
-        def put_back(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-            self.__class__ = made
-
-        cast(Any, optimizer).__class__ = type(made.__name__, (made,), {"__init__": put_back})
-    return optimizer
+def _with_subclasses(cls: type[Optimizer]) -> set[type[Optimizer]]:
+    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))

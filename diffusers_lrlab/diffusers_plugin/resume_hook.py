@@ -5,14 +5,16 @@ import json
 import os
 import pickle
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import atomic_folder, remove_leftovers_of_the_dead, write_text
 from ..core.words import counted
 from .announced import problem_with
-from .clock import HostClock
+from .clock import HostClock, clock_of
+from .host import Hook, Host, StatefulHook
 from .host_script import HostScript, NotRecognised, called_in
 from .trained_models import TrainedModels
 from .watched_loader import WatchedLoader
@@ -40,6 +42,10 @@ def recognise(script: HostScript) -> str:
     return f"checkpoints of accelerator.save_state ({called_in(saves)}) are completed{own}{cached}"
 
 
+def make(host: Host) -> Hook:
+    return ResumeHook(host.script, clock_of(host), host.hooks)
+
+
 class ResumeHook:
     """
     Adds `lrlab_resume.json` to the checkpoints of a script, and goes on from it.
@@ -47,14 +53,14 @@ class ResumeHook:
     Most scripts write checkpoints in their first process alone. So the others keep what they have at each update in the
     store of the process group, where the first one finds it.
 
-    Attributes:
-        hooks: Others of ours; those with `state_dict` and `load_state_dict` are saved, too.
+    Args:
+        hooks: All of the run, by name, also those that are made later; the states of [`StatefulHook`]s are saved, too.
     """
 
-    def __init__(self, script: HostScript, clock: HostClock, hooks: list[Any]):
+    def __init__(self, script: HostScript, clock: HostClock, hooks: Mapping[str, Hook]):
         recognise(script)
         self.script, self.clock, self.run = script, clock, clock.run
-        self.hooks = [hook for hook in hooks if hasattr(hook, "load_state_dict")]
+        self._hooks = hooks
         self.loader: WatchedLoader | None = None
         self.is_active = True
         self.num_updates = 0  # those that a scaler of gradients left out are counted, as scripts do
@@ -68,10 +74,8 @@ class ResumeHook:
 
         self.run.on_prepared.append(self._watch_loader)
         self.run.on_step.append(self._count_update)
-        save_state, load_state = Accelerator.save_state, Accelerator.load_state
 
-        @functools.wraps(save_state)
-        def save_whole(accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def save_whole(save_state: Any, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
             save = functools.partial(save_state, accelerator)
             if not self.is_active or self.loader is None:
                 return save(output_dir, *args, **kwargs)
@@ -81,15 +85,14 @@ class ResumeHook:
                     return save(folder, *args, **kwargs) and output_dir
             return self._save(save, output_dir, *args, **kwargs)
 
-        @functools.wraps(load_state)
-        def load_all(accelerator: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def load_all(load_state: Any, accelerator: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
             loaded = load_state(accelerator, input_dir, *args, **kwargs)
             if self.is_active:
                 self._load(Path(input_dir or ""))
             return loaded
 
-        cast(Any, Accelerator).save_state = save_whole
-        cast(Any, Accelerator).load_state = load_all
+        self.run.patches.wrap(Accelerator, "save_state", save_whole)
+        self.run.patches.wrap(Accelerator, "load_state", load_all)
 
     def _watch_loader(self) -> None:
         loader, accelerator = self.run.training_loader, self.run.accelerator
@@ -114,11 +117,14 @@ class ResumeHook:
 
     # --- saved --------------------------------------------------------------------------------------------------------
 
+    def _stateful(self) -> dict[str, StatefulHook]:
+        return {name: hook for name, hook in self._hooks.items() if isinstance(hook, StatefulHook)}
+
     def _state(self) -> dict[str, Any]:
         """Of this process."""
         assert self.loader is not None
         accumulated = self.run.accelerator.step
-        hooks = {type(hook).__name__: hook.state_dict(self._is_at_end()) for hook in self.hooks}
+        hooks = {name: hook.state_dict(self._is_at_end()) for name, hook in self._stateful().items()}
         return {"micro_batches": accumulated, "loader": self.loader.state(), "hooks": hooks}
 
     def _count_update(self) -> None:
@@ -222,8 +228,7 @@ class ResumeHook:
         self.loader.resumed = mine["loader"]
         for watched, step in zip(self.clock.outside_checkpoints(), saved.get("schedules", []), strict=False):
             watched.move_to(step)
-        for hook in self.hooks:
-            name = type(hook).__name__
+        for name, hook in self._stateful().items():
             if name in mine["hooks"]:  # what is the same in all processes is with the first
                 hook.load_state_dict(saved["processes"][0]["hooks"][name] | mine["hooks"][name])
         if self._is_at_end():

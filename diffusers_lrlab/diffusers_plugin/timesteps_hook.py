@@ -19,7 +19,8 @@ from ..core.words import counted, times
 from ..timesteps.noise_levels import NoiseLevels, noise_levels
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler, contradiction
-from .clock import HostClock
+from .clock import HostClock, clock_of
+from .host import Host, StatefulHook
 from .host_script import DENSITY, HostScript, NotRecognised, called_in, find_scheduler
 
 
@@ -40,6 +41,10 @@ def check_one_loss(script: HostScript) -> None:
 
 # Stratified draws of small batches are spread over as many updates as give this many draws.
 _STRATA = 64
+
+
+def make(host: Host) -> StatefulHook:
+    return TimestepHook(host.script, clock_of(host), host.options.timestep_sampler, host.asked)
 
 
 class TimestepHook:
@@ -78,38 +83,30 @@ class TimestepHook:
         if self.form == "density":
             from diffusers import training_utils
 
-            setattr(training_utils, DENSITY, self._density_hook(getattr(training_utils, DENSITY)))
+            self.run.patches.wrap(training_utils, DENSITY, self._draw_density)
         else:
-            torch.randint = self._index_hook(torch.randint)
+            self.run.patches.wrap(torch, "randint", self._draw_index)
 
-    def _index_hook(self, randint: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(randint)
-        def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
-            # First the script's own, from its generator: its other numbers stay the same.
-            drawn = randint(*args, **kwargs)
-            frame = self.script.caller(self.script.index_draws)
-            if frame is None or not self._begun(frame, functools.partial(_is_of_indices, num=args[1])):
-                return drawn
-            self.timesteps = self._drawn_by_sampler(drawn)
-            self._notify()
-            return self.timesteps
+    def _draw_index(self, randint: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        # First the script's own, from its generator: its other numbers stay the same.
+        drawn = randint(*args, **kwargs)
+        frame = self.script.caller(self.script.index_draws)
+        if frame is None or not self._begun(frame, functools.partial(_is_of_indices, num=args[1])):
+            return drawn
+        self.timesteps = self._drawn_by_sampler(drawn)
+        self._notify()
+        return self.timesteps
 
-        return draw
-
-    def _density_hook(self, density: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(density)
-        def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
-            drawn = density(*args, **kwargs)
-            frame = self.script.caller(self.script.density_draws)
-            if frame is None or not self._begun(frame, _is_flow):
-                return drawn
-            num = self.scheduler.config.num_train_timesteps
-            own = self._turned((drawn * num).long().clamp(max=num - 1))
-            self.timesteps = self._drawn_by_sampler(own)
-            self._notify()
-            return drawn if self.timesteps is own else ((self._turned(self.timesteps) + 0.5) / num).to(drawn.dtype)
-
-        return draw
+    def _draw_density(self, density: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        drawn = density(*args, **kwargs)
+        frame = self.script.caller(self.script.density_draws)
+        if frame is None or not self._begun(frame, _is_flow):
+            return drawn
+        num = self.scheduler.config.num_train_timesteps
+        own = self._turned((drawn * num).long().clamp(max=num - 1))
+        self.timesteps = self._drawn_by_sampler(own)
+        self._notify()
+        return drawn if self.timesteps is own else ((self._turned(self.timesteps) + 0.5) / num).to(drawn.dtype)
 
     def _notify(self) -> None:
         for call in self.on_draw:

@@ -1,16 +1,20 @@
 """A script's updates: the norm of the gradient before it was clipped, and the rates of optimizers that find them."""
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from .clock import HostClock
+from .clock import HostClock, clock_of
+from .host import Hook, Host
 
 _NUM_ROWS = 100
+
+
+def make(host: Host) -> Hook:
+    return UpdateLog(clock_of(host))
 
 
 class UpdateLog:
@@ -26,17 +30,14 @@ class UpdateLog:
         self._norms: list[torch.Tensor] = []  # of the updates since the last row
         self._updates: list[int] = []
         self._groups: list[dict[str, Any]] = []  # what effective rates are made of, at the last update
-        self._num_updates = self._num_closed = 0
+        self.num_seen = self._num_closed = 0  # updates
         self._has_warned = False
         self._last_mean, self._largest, self._sum, self._count = math.nan, (-math.inf, 0), 0.0, 0
 
     def install(self) -> None:
         from accelerate import Accelerator
 
-        clip = Accelerator.clip_grad_norm_
-
-        @functools.wraps(clip)
-        def clip_and_remember(accelerator: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        def clip_and_remember(clip: Any, accelerator: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(parameters, Iterator):
                 parameters = list(parameters)
                 if not parameters:
@@ -47,7 +48,7 @@ class UpdateLog:
             self._norm = whole.detach() if isinstance(whole, torch.Tensor) else None
             return norm
 
-        cast(Any, Accelerator).clip_grad_norm_ = clip_and_remember
+        self.run.patches.wrap(Accelerator, "clip_grad_norm_", clip_and_remember)
         self.run.on_update.append(self._after_update)
         self.run.on_end.append(self._close_row)
 
@@ -61,10 +62,10 @@ class UpdateLog:
 
     @property
     def _update(self) -> int:
-        return self.clock.update if self.clock.counts else self._num_updates
+        return self.clock.update if self.clock.counts else self.num_seen
 
     def _after_update(self) -> None:
-        self._num_updates += 1
+        self.num_seen += 1
         # As they are now: the schedule's next step changes the rate. A `d` on the device is not read here.
         groups = self.run.optimizer.param_groups if self.run.optimizer is not None else []
         self._groups = [{name: group[name] for name in ("lr", "d", "scheduled_lr") if name in group} for group in groups]
@@ -72,13 +73,13 @@ class UpdateLog:
             self._norms.append(self._norm)
             self._updates.append(self._update)
             self._norm = None
-        if self._num_updates % math.ceil((self.clock.count_updates() or 1000) / _NUM_ROWS) == 0:
+        if self.num_seen % math.ceil((self.clock.count_updates() or 1000) / _NUM_ROWS) == 0:
             self._close_row()
 
     def _close_row(self) -> None:
-        if self._num_closed == self._num_updates:
+        if self._num_closed == self.num_seen:
             return
-        self._num_closed = self._num_updates
+        self._num_closed = self.num_seen
         values = dict(self._effective_lrs())
         if self._norms:
             norms = torch.stack(self._norms).tolist()  # the only time that the device is waited for

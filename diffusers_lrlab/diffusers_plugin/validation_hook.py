@@ -4,20 +4,17 @@ import contextlib
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ..core.errors import LabError
 from ..core.files import write_text
-from ..core.ranges import COUNT, Range
 from ..core.words import counted, times
 from .announced import problem_with
-from .clock import HostClock
+from .clock import HostClock, clock_of
 from .ema_hook import EMAHook
 from .held_out_loss import HeldOutLoss
+from .host import Host, StatefulHook
 from .host_script import HostScript, NotRecognised, called_in
 from .loss_code import find_loss_code
-
-_FRACTION = Range("(0, 0.2]")
 
 
 def recognise(script: HostScript) -> str:
@@ -29,14 +26,9 @@ def recognise(script: HostScript) -> str:
     return f"{found} (line {code.first_line}){repeats}{cached}"
 
 
-def check_options(fraction: float | None, steps: int | None, tests_rates: bool = False) -> None:
-    """Before the script starts: both are given, and can be. A test of learning rates needs no steps: it looks each time."""
-    if (fraction is None) != (steps is None) and not (tests_rates and steps is None):
-        given, missing = ("fraction", "steps") if steps is None else ("steps", "fraction")
-        others = f"--validation_{missing}" + (" or --find_lr" if steps is None else "")
-        raise LabError(f"--validation_{given} has no effect without {others}. Add that, or leave it out.")
-    _FRACTION.check("--validation_fraction", fraction, "it is the share of the rows that is held out, such as 0.05")
-    COUNT.check("--validation_steps", steps, "it is the number of updates from one validation to the next")
+def make(host: Host) -> StatefulHook:
+    ema = cast(EMAHook | None, host.hooks.get("ema"))
+    return ValidationHook(host.script, clock_of(host), host.options.validation_fraction, host.options.validation_steps, ema)
 
 
 class ValidationHook:

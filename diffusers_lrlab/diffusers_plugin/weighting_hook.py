@@ -1,8 +1,7 @@
 """A loss weighting of the registry in a script that is not ours, where it reduces `F.mse_loss` or asks for SD3's weights."""
 
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,7 +12,8 @@ from ..timesteps.loss_weights import LossWeighting
 from ..timesteps.noise_levels import NoiseLevels
 from ..timesteps.registries import LOSS_WEIGHTINGS
 from . import timesteps_hook
-from .clock import HostClock
+from .clock import HostClock, clock_of
+from .host import Hook, Host
 from .host_script import LOSS, WEIGHTING, HostScript, NotRecognised, called_in
 from .timesteps_hook import TimestepHook
 
@@ -32,6 +32,14 @@ def recognise(script: HostScript) -> str:
     without = [flag for flag in ("snr_gamma", "with_prior_preservation") if script.mentions(flag)]
     but = f", without {' and '.join('--' + flag for flag in without)}" if without else ""
     return f"F.{LOSS} reduces the losses ({called_in(script.calls(LOSS))}){but}"
+
+
+def make(host: Host) -> Hook | None:
+    """Also without a weighting, where a sampler is made up for by weights."""
+    timesteps = cast(TimestepHook, host.hooks["timesteps"])
+    if not host.options.loss_weighting and not timesteps.is_unbiased:
+        return None
+    return WeightingHook(host.script, clock_of(host), timesteps, host.options.loss_weighting)
 
 
 class WeightingHook:
@@ -55,9 +63,9 @@ class WeightingHook:
         if self.by_sigma:
             from diffusers import training_utils
 
-            setattr(training_utils, WEIGHTING, self._sigma_hook(getattr(training_utils, WEIGHTING)))
+            self.run.patches.wrap(training_utils, WEIGHTING, self._weigh_sigmas)
         else:
-            torch.nn.functional.mse_loss = self._loss_hook(torch.nn.functional.mse_loss)
+            self.run.patches.wrap(torch.nn.functional, "mse_loss", self._weighted_loss)
 
     def check_arguments(self) -> None:
         """Before the first loss: whether the script weighs by itself, or its batches hold something else too."""
@@ -98,40 +106,32 @@ class WeightingHook:
             table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
         return table.float()
 
-    def _loss_hook(self, mse_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(mse_loss)
-        def weighted(prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            reduction = kwargs.get("reduction", "mean")
-            timesteps = self.timesteps.timesteps
-            if self.script.caller(self.script.calls(LOSS)) is None or timesteps is None:
-                return mse_loss(prediction, target, *args, **kwargs)
-            understood = not args and set(kwargs) <= {"reduction"} and reduction in ("mean", "none")
-            if not understood or len(prediction) != len(timesteps):
-                raise LabError(
-                    f"--loss_weighting does not understand this loss: {counted(len(prediction), 'image')} for "
-                    f"{counted(len(timesteps), 'timestep')}, reduction {reduction!r}. Leave it out."
-                )
-            if reduction == "none" and self.timesteps.prediction_type == "sample":
-                raise LabError(
-                    "The script predicts images and weighs their losses by itself, and two weights would be multiplied. "
-                    "Leave out --loss_weighting."
-                )
-            weights = self._weights().to(prediction.device)
-            weights = weights.view(-1, *[1] * (prediction.ndim - 1))
-            losses = mse_loss(prediction, target, reduction="none") * weights
-            return losses if reduction == "none" else losses.mean()
+    def _weighted_loss(self, mse_loss: Any, prediction: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        reduction = kwargs.get("reduction", "mean")
+        timesteps = self.timesteps.timesteps
+        if self.script.caller(self.script.calls(LOSS)) is None or timesteps is None:
+            return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
+        understood = not args and set(kwargs) <= {"reduction"} and reduction in ("mean", "none")
+        if not understood or len(prediction) != len(timesteps):
+            raise LabError(
+                f"--loss_weighting does not understand this loss: {counted(len(prediction), 'image')} for "
+                f"{counted(len(timesteps), 'timestep')}, reduction {reduction!r}. Leave it out."
+            )
+        if reduction == "none" and self.timesteps.prediction_type == "sample":
+            raise LabError(
+                "The script predicts images and weighs their losses by itself, and two weights would be multiplied. "
+                "Leave out --loss_weighting."
+            )
+        weights = self._weights().to(prediction.device)
+        weights = weights.view(-1, *[1] * (prediction.ndim - 1))
+        losses: torch.Tensor = mse_loss(prediction, target, reduction="none") * weights
+        return losses if reduction == "none" else losses.mean()
 
-        return weighted
-
-    def _sigma_hook(self, weigh: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(weigh)
-        def weighted(weighting_scheme: str, sigmas: Any = None) -> torch.Tensor:
-            own = weigh(weighting_scheme, sigmas)
-            if self.script.caller(self.script.calls(WEIGHTING)) is None or self.timesteps.timesteps is None:
-                return own
-            return own * self._weights().to(own).view(-1, *[1] * (own.ndim - 1))
-
-        return weighted
+    def _weigh_sigmas(self, weigh: Callable[..., torch.Tensor], weighting_scheme: str, sigmas: Any = None) -> torch.Tensor:
+        own = weigh(weighting_scheme, sigmas)
+        if self.script.caller(self.script.calls(WEIGHTING)) is None or self.timesteps.timesteps is None:
+            return own
+        return own * self._weights().to(own).view(-1, *[1] * (own.ndim - 1))
 
     def report(self) -> str:
         seen = f"{counted(self.num_seen, 'loss')}" if self.num_seen else "no loss"

@@ -1,6 +1,5 @@
 """Expected and applied learning rates of scripts that pass their schedule to accelerate, and of those that step it alone."""
 
-import argparse
 import itertools
 import json
 from types import SimpleNamespace
@@ -9,44 +8,28 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState, GradientState
 from diffusers import optimization
 from test_launch import changed_host_script, launch
 
 import diffusers_lrlab
 from diffusers_lrlab import LabError, lr_curve
-from diffusers_lrlab.diffusers_plugin import schedules
 from diffusers_lrlab.diffusers_plugin.clock import HostClock
 from diffusers_lrlab.diffusers_plugin.host_run import HostRun
+from diffusers_lrlab.diffusers_plugin.patches import Patches
 from diffusers_lrlab.schedules.registries import SCHEDULERS
-from diffusers_lrlab.schedules.scheduler import CurveLR
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of the first micro-batches
 LR, UPDATES, WARMUP = 1e-3, 6, 2
-HOOKED = [
-    (Accelerator, ("prepare", "prepare_scheduler", "end_training")),
-    (AcceleratedScheduler, ("step", "load_state_dict")),
-    (AcceleratedOptimizer, ("step",)),
-    (torch.optim.lr_scheduler.LRScheduler, ("step",)),
-    (CurveLR, ("__init__",)),
-    (argparse.ArgumentParser, ("parse_known_args",)),
-    (schedules, ("schedule_function",)),
-]
 
 
 @pytest.fixture
-def hooked(monkeypatch):
+def hooked():
     """Makes a clock whose hooks are taken away after the test."""
-    for owner, names in HOOKED:
-        for name in names:
-            monkeypatch.setattr(owner, name, getattr(owner, name))
-    monkeypatch.setattr(optimization, "TYPE_TO_SCHEDULER_FUNCTION", dict(optimization.TYPE_TO_SCHEDULER_FUNCTION))
-    said = []
+    patches, said = Patches(), []
 
     def make(fix=False, strict=False, num_updates=UPDATES, **arguments):
-        run = HostRun()
+        run = HostRun(patches=patches)
         run.warn = said.append
         run.arguments = {"max_train_steps": num_updates, "lr_warmup_steps": WARMUP, **arguments}
         clock = HostClock(run, fix, strict)
@@ -54,7 +37,8 @@ def hooked(monkeypatch):
         clock.install()
         return SimpleNamespace(clock=clock, said=said, run=run)
 
-    yield make
+    with patches:
+        yield make
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 

@@ -15,11 +15,12 @@ from tables import cases
 from test_launch import launch
 
 from diffusers_lrlab import LabError
+from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.announced import problem_with
 from diffusers_lrlab.diffusers_plugin.ema_hook import EMAHook, recognise
-from diffusers_lrlab.diffusers_plugin.hooks import Hooks
 from diffusers_lrlab.diffusers_plugin.host_run import HostRun
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.launch import make_parser
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ema_script.py"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -348,8 +349,6 @@ def test_what_is_recognised_is_told():
 
 
 def test_a_swap_without_an_average_is_an_error():
-    options = SimpleNamespace(ema=None, ema_swap="final", strict=False, script=str(SCRIPT))
-    options.__dict__.update(timestep_sampler=None, loss_weighting=None, log_timesteps=False, timestep_grad_every=None)
-    options.__dict__.update(validation_fraction=None, validation_steps=None)
+    options = make_parser().parse_args(["--ema_swap=final", str(SCRIPT)])
     with pytest.raises(LabError, match="--ema_swap final has no effect without --ema"):
-        Hooks(options)
+        hook_options.check(options)

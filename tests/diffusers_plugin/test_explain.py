@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_lrlab.diffusers_plugin.explain import RECOGNISED, explain, faults
+from diffusers_lrlab.diffusers_plugin.explain import explain, faults, recognisers
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -128,12 +128,12 @@ def test_scripts_of_both_forms_are_recognised(name):
     text = explain(HostScript(str(SCRIPTS / f"{name}_script.py")))
     not_here = [line.split()[0] for line in text.splitlines() if "not here" in line]
     assert not_here == ["--ema", "--exact_resume"]  # they save no weights, and write no checkpoints
-    assert all(f"  {option} " in text for option in RECOGNISED)
+    assert all(f"  {option} " in text for option in recognisers())
 
 
 def test_a_script_that_does_none_of_it(tmp_path):
     text = explain(script_of(tmp_path, "print('hello')"))
-    assert text.count("not here: it ") == len(RECOGNISED)
+    assert text.count("not here: it ") == len(recognisers())
     assert "does nothing that is known to be wrong" in text
 
 

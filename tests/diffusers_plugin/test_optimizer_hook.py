@@ -1,6 +1,5 @@
 """Other optimizers and groups of learning rates in scripts that are not ours, against the same ones made by hand."""
 
-import argparse
 import json
 import re
 import sys
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
 from test_launch import launch
 
 from diffusers_lrlab import get_optimizer
@@ -22,6 +20,7 @@ from diffusers_lrlab.diffusers_plugin.host_run import HostRun
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 from diffusers_lrlab.diffusers_plugin.lr_groups import parse_lr_groups
 from diffusers_lrlab.diffusers_plugin.optimizer_hook import OptimizerHook, recognise
+from diffusers_lrlab.diffusers_plugin.patches import Patches
 from diffusers_lrlab.diffusers_plugin.update_log import UpdateLog, effective_lr
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_models_script.py"
@@ -70,24 +69,17 @@ OPTIONAL = pytest.mark.skipif(
 
 
 @pytest.fixture
-def run_hooked(tmp_path, monkeypatch):
+def run_hooked(tmp_path):
     """Runs a text as a script whose optimizer is replaced; its variables, the hook, and what was said."""
 
     def run(spec=None, lr_groups=None, text=TEXT):
         path, said = tmp_path / "script.py", []
         path.write_text(text)
-        host = SimpleNamespace(warn=said.append, on_prepared=[], optimizer=None)
-        hook, variables = OptimizerHook(HostScript(str(path)), host, spec, lr_groups), {}
-        from accelerate.optimizer import AcceleratedOptimizer
-
-        # Both are put back after the test.
-        monkeypatch.setattr(AcceleratedOptimizer, "load_state_dict", AcceleratedOptimizer.load_state_dict)
-        hook.install()
-        try:
+        with Patches() as patches:
+            host = SimpleNamespace(warn=said.append, on_prepared=[], optimizer=None, patches=patches)
+            hook, variables = OptimizerHook(HostScript(str(path)), host, spec, lr_groups), {}
+            hook.install()
             exec(compile(text, str(path), "exec"), variables)
-        finally:
-            # Python cannot take back a __new__: one that does what there was before.
-            torch.optim.Optimizer.__new__ = lambda cls, *args, **kwargs: object.__new__(cls)
         return variables, hook, said
 
     return run
@@ -281,19 +273,18 @@ def test_norms_are_read_once_a_row():
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_a_script_that_clips_nothing_is_told_once(monkeypatch, capsys, used):
+def test_a_script_that_clips_nothing_is_told_once(capsys, used):
     """An iterator that its optimizer has read to the end; one that nobody has read yet is clipped as without the hook."""
-    monkeypatch.setattr(Accelerator, "clip_grad_norm_", Accelerator.clip_grad_norm_)  # put back after the test
-    clock = HostClock(HostRun(), fix=False, strict=False)
-    log = UpdateLog(clock)
-    log.install()
-    accelerator, parameter = Accelerator(cpu=True), torch.nn.Parameter(torch.ones(4))
-    for _ in range(2):
-        parameter.grad = torch.ones(4)
-        parameters = iter([] if used else [parameter])
-        accelerator.clip_grad_norm_(parameters, 1.0)
-        assert parameter.grad[0] == (1.0 if used else pytest.approx(0.5))
-        assert log._norm == (None if used else 2.0)
+    with Patches() as patches:
+        log = UpdateLog(HostClock(HostRun(patches=patches), fix=False, strict=False))
+        log.install()
+        accelerator, parameter = Accelerator(cpu=True), torch.nn.Parameter(torch.ones(4))
+        for _ in range(2):
+            parameter.grad = torch.ones(4)
+            parameters = iter([] if used else [parameter])
+            accelerator.clip_grad_norm_(parameters, 1.0)
+            assert parameter.grad[0] == (1.0 if used else pytest.approx(0.5))
+            assert log._norm == (None if used else 2.0)
     assert capsys.readouterr().err.count("No gradient is clipped") == used
 
 
@@ -303,17 +294,14 @@ def test_a_script_that_clips_nothing_is_told_once(monkeypatch, capsys, used):
 )
 def test_steps_of_the_tracker_are_those_of_the_script(monkeypatch, count, first, steps):
     """It counts updates that a gradient scaler left out, and after a resume those before it, if its count can be seen."""
-    patched = {Accelerator: ["prepare", "end_training", "clip_grad_norm_", "log"], AcceleratedOptimizer: ["step"]}
-    for kind, names in (patched | {argparse.ArgumentParser: ["parse_known_args"]}).items():
-        for name in names:  # put back after the test
-            monkeypatch.setattr(kind, name, getattr(kind, name))
     logged, script = [], ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", script)
-    Accelerator.log = lambda accelerator, values, step: logged.append((*values, int(step)))
-    clock = HostClock(HostRun(), fix=False, strict=False, num_updates=4)
-    clock.run.install()
-    UpdateLog(clock).install()
-    exec(SKIPPING.replace("global_step", count).replace("main(5)", f"main({first})"), vars(script))
+    with Patches() as patches:
+        patches.replace(Accelerator, "log", lambda accelerator, values, step: logged.append((*values, int(step))))
+        clock = HostClock(HostRun(patches=patches), fix=False, strict=False, num_updates=4)
+        clock.run.install()
+        UpdateLog(clock).install()
+        exec(SKIPPING.replace("global_step", count).replace("main(5)", f"main({first})"), vars(script))
     own = [step for name, step in logged if name == "own"]
     assert [*own, *(step for name, step in logged if name == "grad_norm")] == [6, 7, 8, 9, *steps]
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from diffusers import DDPMScheduler
 from test_launch import launch
 
+from diffusers_lrlab import launch as launcher
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import SPLIT_SEED, split_rows, stream_seed
-from diffusers_lrlab.diffusers_plugin.find_lr_hook import options_of_test
+from diffusers_lrlab.diffusers_plugin import hook_options
 from diffusers_lrlab.diffusers_plugin.held_out_rows import HeldOutRows
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 from diffusers_lrlab.diffusers_plugin.loss_code import find_loss_code
-from diffusers_lrlab.diffusers_plugin.validation_hook import check_options
 
 SCRIPTS = {name: Path(__file__).parents[1] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow", "resume")}
 LOOP = """
@@ -111,6 +111,11 @@ def test_loops_that_are_refused(tmp_path, how, reason):
         code_of(tmp_path, **how)
 
 
+def options_of(**given):
+    """Those of the launcher."""
+    return argparse.Namespace(**vars(launcher.make_parser().parse_args(["script.py"])) | given)
+
+
 @pytest.mark.parametrize(
     ("fraction", "steps", "message"),
     [
@@ -122,7 +127,7 @@ def test_loops_that_are_refused(tmp_path, how, reason):
 )
 def test_options_that_are_refused(fraction, steps, message):
     with pytest.raises(LabError, match=message):
-        check_options(fraction, steps)
+        hook_options.check(options_of(validation_fraction=fraction, validation_steps=steps))
 
 
 WHOLE = """
@@ -221,10 +226,10 @@ def test_rows_of_images_that_are_there_once():
 
 
 def test_a_range_test_looks_at_each_update(capsys):
-    check_options(0.1, None, tests_rates=True)
+    hook_options.check(options_of(validation_fraction=0.1, find_lr=True))
     with pytest.raises(LabError, match=r"0.5: must be"):
-        check_options(0.5, None, tests_rates=True)
-    left = options_of_test(argparse.Namespace(validation_fraction=0.1, validation_steps=2))
+        hook_options.check(options_of(validation_fraction=0.5, find_lr=True))
+    left = hook_options.options_of_test(options_of(validation_fraction=0.1, validation_steps=2, find_lr=True))
     assert (left.validation_fraction, left.validation_steps) == (0.1, None)
     assert "does not train: --validation_steps has no effect on the test" in capsys.readouterr().err
 

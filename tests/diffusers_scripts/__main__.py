@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.diffusers_plugin.explain import RECOGNISED, faults
+from diffusers_lrlab.diffusers_plugin.explain import faults, recognisers
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 
 from .cases import CASES
@@ -28,12 +28,12 @@ def table(examples: Path) -> list[str]:
     scripts = [HostScript(str(path)) for path in scripts_of(examples)]
     run = {case.script for case in CASES.values()}  # with all options
     reasons: dict[str, str] = {}
-    counts = dict.fromkeys(RECOGNISED, 0)
+    counts = dict.fromkeys(recognisers(), 0)
     rows = []
     for script in scripts:
         name = str(Path(script.path).relative_to(examples.resolve()))
         cells = [f"`{name}`"]
-        for option, recognise in RECOGNISED.items():
+        for option, recognise in recognisers().items():
             try:
                 recognise(script)
             except NotRecognised as reason:
@@ -43,7 +43,7 @@ def table(examples: Path) -> list[str]:
                 counts[option] += 1
                 cells.append("run" if name in run else "yes")
         rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in faults(script)}))} |")
-    head = ["script", *(f"`{option}`" for option in RECOGNISED), "what it does wrong by itself"]
+    head = ["script", *(f"`{option}`" for option in recognisers()), "what it does wrong by itself"]
     return [
         f"| {' | '.join(head)} |",
         "|---" * len(head) + "|",

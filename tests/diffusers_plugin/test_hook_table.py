@@ -1,0 +1,200 @@
+"""A hook of the launcher is one file and one row: here it is made up, and all of the launcher knows it."""
+
+import importlib
+import json
+from pathlib import Path
+
+import printed
+import pytest
+import torch
+from launched_here import launch_here
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.ranges import Range
+from diffusers_lrlab.diffusers_plugin import hook_options
+from diffusers_lrlab.diffusers_plugin.explain import explain
+from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption
+from diffusers_lrlab.diffusers_plugin.hooks import Hooks
+from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.patches import Patches
+from diffusers_lrlab.launch import make_parser
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+ASKED = "--count_updates cannot be used in this script: "
+
+
+class CountingHook:
+    """Counts updates, and numbers that are drawn by `torch.rand`."""
+
+    def __init__(self, run, first):
+        self.run, self.num_seen, self.num_drawn = run, first, 0
+
+    def install(self):
+        self.run.on_update.append(self.count)
+        self.run.patches.wrap(torch, "rand", self.draw)
+
+    def count(self):
+        self.num_seen += 1
+
+    def draw(self, rand, *args, **kwargs):
+        self.num_drawn += 1
+        return rand(*args, **kwargs)
+
+    def state_dict(self, is_at_end):
+        return {"num_seen": self.num_seen}
+
+    def load_state_dict(self, state):
+        self.num_seen = state["num_seen"]
+
+    def report(self):
+        return f"--count_updates: {self.num_seen} updates, and numbers drawn: {self.num_drawn > 0}."
+
+
+def recognise(script):
+    if not script.calls("backward"):
+        raise NotRecognised("it calls no backward")
+    return "its updates are counted"
+
+
+def make(host):
+    recognise(host.script)
+    return CountingHook(host.run, host.options.count_from or 0)
+
+
+def row(acts=False, **more):
+    option = HookOption(name="count_updates", kind=bool, help="Count the updates.", acts_in_range_test=acts)
+    setting = HookOption(
+        name="count_from", kind=int, metavar="N", range=Range("[1, 9]", whole=True), help="Begin with this number."
+    )
+    return HookEntry(recognise=recognise, make=make, options=(option,), settings=(setting,), **more)
+
+
+@pytest.fixture
+def register(monkeypatch):
+    return lambda **more: monkeypatch.setitem(HOOKS, "counting", row(**more))
+
+
+def options_of(*words, script="ddpm"):
+    return make_parser().parse_args([*words, str(SCRIPTS / f"{script}_script.py")])
+
+
+def made(options, range_test=None):
+    with Patches() as patches:
+        return Hooks(options, range_test, patches).made
+
+
+def test_its_option_is_in_help_and_explained(register, tmp_path):
+    register()
+    assert "--count_from N" in make_parser().format_help()
+    assert "Count the updates." in make_parser().format_help()
+    assert "--count_updates " in (told := explain(HostScript(str(SCRIPTS / "ddpm_script.py"))))
+    assert "its updates are counted" in told
+    (tmp_path / "script.py").write_text("print()")
+    assert "not here: it calls no backward\n" in explain(HostScript(str(tmp_path / "script.py")))
+
+
+def test_it_is_on_the_page(register):
+    page = (printed.ROOT / "docs/reference/launcher.md").read_text(encoding="utf-8")
+    register()
+    with printed.docs_modules():
+        filled = importlib.import_module("generated").fill(page)
+    new = {*filled.splitlines()} - {*page.splitlines()}
+    assert new == {"| `--count_updates` | Count the updates. | – |", "| `--count_from N` | Begin with this number. | – |"}
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "message"),
+    [
+        (["--count_from=2"], {}, "--count_from 2 has no effect without --count_updates. Add it, or leave it out."),
+        (
+            ["--count_updates", "--count_from=10"],
+            {},
+            "--count_from 10: must be a whole number in .1, 9., got 10. Hint: Begin with this",
+        ),
+        (
+            ["--count_updates"],
+            {"packages": ("no_such_package",)},
+            "--count_updates needs no_such_package, not installed here",
+        ),
+        (["--strict"], {}, "--strict has no effect without one of .*, --find_lr, --count_updates. Leave it out"),
+    ],
+)
+def test_what_has_no_effect_is_refused(register, words, more, message):
+    register(**more)
+    with pytest.raises(LabError, match=message):
+        hook_options.check(options_of(*words))
+
+
+def test_it_is_used_and_put_back(register, tmp_path, capsys):
+    register()
+    rand = torch.rand
+    options = ("--count_updates", "--count_from=1", "--strict")
+    assert launch_here(SCRIPTS / "ddpm_script.py", f"--output_dir={tmp_path}", options=options) == 0
+    assert "diffusers_lrlab: --count_updates: 7 updates, and numbers drawn: True.\n" in capsys.readouterr().err
+    assert torch.rand is rand
+
+
+def test_it_is_not_made_where_what_it_needs_is_not_recognised(register, capsys):
+    """In a script that draws no timesteps."""
+    register(needs=("timesteps",))
+    assert {"timesteps", "counting"} <= made(options_of("--count_updates")).keys()
+    assert made(options_of("--count_updates", script="ema")).keys() == {"clock", "updates"}
+    assert f"{ASKED}it calls neither torch.randint" in capsys.readouterr().err.replace("diffusers_lrlab: ", "")
+    with pytest.raises(LabError, match=r"\(--strict\)"):
+        made(options_of("--count_updates", "--strict", script="ema"))
+
+
+def test_what_needs_each_other_is_used_together_or_not_at_all(register):
+    register(needs=("ema",))
+    options = options_of("--timestep_sampler=clts", "--count_updates", "--ema=constant", "--log_timesteps")
+    of_timesteps = ["timesteps", "weighting", "log"]
+    assert hook_options.asked_groups(options) == [["clock"], ["updates"], of_timesteps, ["ema", "counting"]]
+    register(needs=("log", "ema"))
+    assert hook_options.asked_groups(options) == [["clock"], ["updates"], [*of_timesteps, "ema", "counting"]]
+
+
+def test_a_sampler_that_needs_weights_is_left_alone_without_them(tmp_path, capsys):
+    """Two losses of a timestep, as of a preference, cannot be weighted."""
+    spec = "--timestep_sampler=logit_normal:unbiased=true"
+    assert {"timesteps", "weighting"} <= made(options_of(spec)).keys()
+    assert "weighting" not in made(options_of("--timestep_sampler=logit_normal"))
+    draw = "torch.randint(0, scheduler.config.num_train_timesteps, (size,)).repeat(2)"
+    (tmp_path / "script.py").write_text(f"timesteps = {draw}\nF.mse_loss(a, b)\n")
+    assert made(make_parser().parse_args([spec, str(tmp_path / "script.py")])).keys() == {"clock", "updates"}
+    assert "--timestep_sampler cannot be used in this script: it uses each timestep" in capsys.readouterr().err
+
+
+def test_its_state_is_in_checkpoints(register, tmp_path, capsys):
+    register()
+    script, options = SCRIPTS / "resume_script.py", ("--exact_resume", "--count_updates")
+    arguments = (f"--output_dir={tmp_path}", "--max_train_steps=3")
+    assert launch_here(script, *arguments, options=options) == 0
+    saved = json.loads((tmp_path / "checkpoint-3" / "lrlab_resume.json").read_text())
+    assert saved["processes"][0]["hooks"]["counting"] == {"num_seen": 3}
+    arguments = (f"--output_dir={tmp_path}", "--max_train_steps=5", "--resume_from_checkpoint=latest")
+    assert launch_here(script, *arguments, options=options) == 0
+    assert "--count_updates: 5 updates" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("acts", [False, True])
+def test_it_is_idle_in_a_range_test_unless_it_acts_there(register, capsys, acts):
+    from diffusers_lrlab.finder.script_test import ScriptTest
+
+    register(acts=acts)
+    hooks = made(options_of("--find_lr", "--count_updates", "--count_from=2"), ScriptTest())
+    assert ("counting" in hooks) == acts
+    assert "find_lr" in hooks
+    named = "--count_from" if acts else "--count_updates, --count_from"
+    assert f"--find_lr does not train: {named} has no effect on the test." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_row(name):
+    """Its functions are there, needs are earlier rows, and options that ask for others are known."""
+    entry, earlier = HOOKS[name], [*HOOKS][: [*HOOKS].index(name)]
+    for function in filter(None, (entry.make, entry.recognise)):
+        module, _, attribute = function.partition(":")
+        assert callable(getattr(importlib.import_module(f"diffusers_lrlab.diffusers_plugin.{module}"), attribute))
+    assert {*entry.needs} <= {*earlier}
+    assert {*entry.also_for} <= {option.name for _, option in hook_options.all_options()}
+    assert bool(entry.options) == (entry.recognise is not None)

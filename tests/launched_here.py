@@ -1,0 +1,34 @@
+"""Scripts under the launcher in the process of a test, where what they leave behind can be seen."""
+
+import contextlib
+import os
+import sys
+from unittest import mock
+
+from diffusers_lrlab import launch
+
+
+@contextlib.contextmanager
+def as_it_was():
+    """Puts back what the launcher leaves to the script until the process ends, and accelerate's states."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    main, own = sys.modules["__main__"], {"argv": [*sys.argv], "path": [*sys.path]}
+    with mock.patch.multiple(sys, **own), mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+
+
+def launch_here(script, *arguments, options=()):
+    """The exit status of the launcher, which runs a script in this process."""
+    with as_it_was():
+        sys.argv = ["launch", *map(str, options), str(script), *map(str, arguments)]
+        try:
+            launch.main()
+        except SystemExit as end:
+            return end.code
+        return 0
