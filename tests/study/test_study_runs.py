@@ -325,10 +325,9 @@ def test_controls_are_compared_besides(home, tmp_path):
     assert first["p_adjusted"] == pytest.approx(min(1, 2 * first["p"]))
     assert second["p_adjusted"] == pytest.approx(max(first["p_adjusted"], second["p"]))
     assert [row["control"] for row in summary["controls"]["speedup"]] == ["cosine", "cosine"]
-    for metric, sentences in summary["findings"].items():
-        own = [sentence for sentence in sentences if sentence not in plain["findings"][metric]]
-        assert len(own) == 2
-        assert all("linear" in sentence and "cosine" in sentence for sentence in own)
+    for metric, verdicts in summary["findings"].items():
+        own = [verdict for verdict in verdicts if verdict not in plain["findings"][metric]]
+        assert [(verdict["arm"], verdict["reference"]) for verdict in own] == [("linear", "cosine")] * 2
 
 
 def test_seeds_make_much_the_same_of_one_noise(stacked):
