@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ...core.words import counted
+from ...core.words import counted, duration
 from ...evaluation.metrics import metric_label
 from ..analysis.verdicts import SPEEDUP, Verdict
 from ..runs.results import RunResult
@@ -47,9 +47,9 @@ class ReportContents:
         made = counted(runs["finished"] + runs.get("diverged", 0), "run")
         return (
             f"{counted(len(study['arms']), 'arm')} on {counted(len(self.datasets), 'data set')} with "
-            f"{counted(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs "
-            f"at one time on different cores count each). Every arm is compared with {study['baseline']}{also}, seed by "
-            "seed, and words such as “better” stand only where the adjusted test says so."
+            f"{counted(len(study['seeds']), 'seed')} each: {made}{diverged}, {duration(3600 * study['hours'])} of computing "
+            f"(runs at one time on different cores count each). Every arm is compared with {study['baseline']}{also}, "
+            "seed by seed, and words such as “better” stand only where the adjusted test says so."
         )
 
     def nothing_significant(self, metric: str) -> str:
@@ -137,7 +137,3 @@ def _executor(result: RunResult) -> str:
         return executor["name"]
     products = "/".join(executor["products"].values())
     return f"{executor['name']}, up to {executor['members']} side by side, products {products}"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.3g} minutes"
