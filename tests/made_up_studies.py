@@ -1,5 +1,6 @@
 """Results of studies that nobody ran, and their summaries."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,7 +65,7 @@ def summary_of(results, arms, baseline, **study):
             row["diverged"] = sum((run.arm, run.dataset) == place and run.status == "diverged" for run in results)
             row["floor"] = 0.02 if metric == "kl" else None
         rows += of_metric
-        told[metric] = findings(of_metric, metric, baseline)
+        told[metric] = list(map(asdict, findings(of_metric, metric, baseline)))
         ranked[metric] = ranks(values, metric)
     described = {
         "name": "made-up", "title": "A made-up study", "baseline": baseline, "datasets": datasets, "metrics": metrics,

@@ -1,4 +1,4 @@
-"""Counts in sentences."""
+"""Counts and times in sentences."""
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
@@ -28,3 +28,12 @@ def agreeing(number: int, singular: str, plural: str) -> str:
 def times(number: int) -> str:
     """How often something happens: "once", "2 times"."""
     return "once" if number == 1 else f"{number} times"
+
+
+def duration(seconds: float) -> str:
+    """To three digits, in the unit that suits it: "43.2 s", "29.3 min", "2.5 h"."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
+        if seconds < most:
+            return f"{seconds / size:.3g} {unit}"
+    hours = seconds / 3600
+    return f"{hours:.3g} h" if hours < 999.5 else f"{hours:,.0f} h"

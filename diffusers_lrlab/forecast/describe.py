@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core.errors import Diverged
-from ..core.words import counted
+from ..core.words import counted, duration
 from ..finder.range_test import FinderConfig
 from ..optimizers.entries import optimizer_state_bytes
 from ..preflight.run import run_checks
@@ -90,28 +90,28 @@ def _time_lines(plan: Plan, seconds: TimeForecast, device: str) -> list[str]:
     num = torch.get_num_threads()
     threads = f" on {counted(num, 'thread')}" if device == "cpu" else ""
     things, rate = plan.kind.name, plan.layout.global_batch / seconds.update
-    rest = ", ".join(f"{part} {_duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
-    low, high = (_duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
+    rest = ", ".join(f"{part} {duration(getattr(seconds, part))}" for part in ("validation", "sampling", "evaluation"))
+    low, high = (duration(seconds.total - seconds.training + training) for training in (seconds.low, seconds.high))
     lines = [
-        f"{'time':>13}  {_duration(seconds.total)} ({low} to {high}): training {_duration(seconds.training)}, {rest}",
+        f"{'time':>13}  {duration(seconds.total)} ({low} to {high}): training {duration(seconds.training)}, {rest}",
         f"{'':>13}  {1e3 * seconds.update:.3g} ms an update, {rate:,.0f} {things} a second, as measured now{threads}",
     ]
     if seconds.compiling:
-        lines.append(f"{'':>13}  {_duration(seconds.compiling)} of it to compile the model, once at each start")
+        lines.append(f"{'':>13}  {duration(seconds.compiling)} of it to compile the model, once at each start")
     if seconds.slowest:
-        most = ", ".join(f"{name} {_duration(took)}" for name, took in seconds.slowest)
+        most = ", ".join(f"{name} {duration(took)}" for name, took in seconds.slowest)
         lines.append(f"{'':>13}  of the evaluation: {most}")
     parts = "validation, sampling and evaluation from small parts of each"
     if seconds.guessed:
         parts += f"; no time for {' and '.join(seconds.guessed)}, which the updates tell roughly"
-    lines.append(f"{'':>13}  measured for {_duration(seconds.measured)}, {parts}")
+    lines.append(f"{'':>13}  measured for {duration(seconds.measured)}, {parts}")
     if seconds.unknown:
         lines.append(f"{'':>13}  not counted, as there was no time or no part to measure: {', '.join(seconds.unknown)}")
     if plan.config.auto_learning_rate:
         settings = FinderConfig()
         tests = settings.repeats * settings.num_updates
         lines.append(
-            f"{'':>13}  {_duration(tests * seconds.update)} before it, of some {counted(tests, 'update')}, to "
+            f"{'':>13}  {duration(tests * seconds.update)} before it, of some {counted(tests, 'update')}, to "
             f"find the learning rate"
         )
     return lines
@@ -171,9 +171,3 @@ def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budge
 
 def _size(size: float) -> str:
     return f"{size / _MIB:,.1f} MiB" if size < 1024 * _MIB else f"{size / _MIB / 1024:,.2f} GiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

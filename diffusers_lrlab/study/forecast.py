@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.words import counted
+from ..core.words import counted, duration
 from ..data.batches import iterate_batches
 from ..forecast.memory import forecast_memory
 from ..optimizers.entries import optimizer_state_bytes
@@ -109,7 +109,7 @@ class _Cost:
         return _Cost(*seconds, max(self.memory, other.memory))
 
     def __str__(self) -> str:
-        times = f"about {_duration(self.training)} of training and {_duration(self.evaluation)} of evaluation"
+        times = f"about {duration(self.training)} of training and {duration(self.evaluation)} of evaluation"
         return f"{times}, {math.ceil(self.memory / 2**20)} MiB of memory"
 
 
@@ -203,9 +203,3 @@ def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
             probed[key] = _Cost(seconds * plan.num_updates, validation * _num_validations(plan) + measurement, memory)
         total += probed[key]
     return total
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import diffusers_lrlab
-from diffusers_lrlab.core.words import agreeing, counted, times
+from diffusers_lrlab.core.words import agreeing, counted, duration, times
 
 PACKAGE = Path(diffusers_lrlab.__file__).parent
 NOUNS = """arms bands batches bytes channels characters checkpoints copies cores dimensions epochs files hours images levels
@@ -88,3 +88,11 @@ def test_no_template_has_a_plural_beside_its_gap():
                 gaps = re.finditer(r"\{\w*\}", node.value) if str(path.relative_to(PACKAGE)) not in OTHERS else ()
                 found += [f"{path}:{node.lineno}" for gap in gaps if COUNTED.match(node.value, gap.end())]
     assert not found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (43.21, "43.2 s"), (120, "2 min"), (1758, "29.3 min"), (7200, "2 h"), (9000, "2.5 h"), (1e7, "2,778 h")],
+)
+def test_times_have_the_unit_that_suits_them(seconds, text):
+    assert duration(seconds) == text

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import time
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +23,9 @@ from tables import cases
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis import paper
 from diffusers_lrlab.study.analysis.falling import STILL_FALLING, has_end, still_falling
-from diffusers_lrlab.study.analysis.findings import findings
+from diffusers_lrlab.study.analysis.findings import findings, speedup_findings
 from diffusers_lrlab.study.analysis.statistics import compare
+from diffusers_lrlab.study.analysis.verdicts import Verdict, word_of
 from diffusers_lrlab.study.report import front, plots, sample_grid, tables
 from diffusers_lrlab.study.report.report import write_report
 from diffusers_lrlab.study.report.report_contents import ReportContents
@@ -76,6 +78,11 @@ class Tables(HTMLParser):
     def handle_data(self, text):
         if self._in_cell:
             self._rows[-1][-1] += text
+
+
+def verdict(word, sentence, arm="b", reference="a", p=0.5):
+    """A made-up verdict, as a summary has it."""
+    return asdict(Verdict(arm, reference, "dino", "kl", None, None, None, p, word, sentence))
 
 
 def page_of(tmp_path, results, summary):
@@ -197,37 +204,36 @@ def test_the_summary_is_in_all_three_forms(tmp_path):
         ("kl", -0.1, 0.05, "cannot tell"),
         ("coverage", 0.1, 0.01, "better"),
         ("coverage", -0.1, 0.01, "worse"),
-        ("kl", 0.0, None, "–"),
+        ("kl", 0.0, None, None),
     ],
 )
 def test_verdicts_are_those_of_the_adjusted_test(metric, diff, p, expected):
     row = {"arm": "b", "metric": metric, "mean": 1.0, "diff": diff, "p": 1e-9, "p_adjusted": p, "diverged": 0}
-    assert tables.verdict(row, "a") == expected
-    assert tables.verdict(row, "b") == "baseline"
+    assert word_of(row) == expected
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_verdicts_and_findings_agree(tmp_path):
     results, summary = made_up_study(arms=("a", "b", "c"), seeds=3)
     shown = Tables(page_of(tmp_path, results, summary)).found
-    for metric, sentences in summary["findings"].items():
+    for metric, verdicts in summary["findings"].items():
+        words = {(found["dataset"], found["arm"]): found["word"] for found in verdicts}
         for dataset, arm, said, *_ in shown[tables.metric_label(metric)][1:]:
-            if arm != "a":
-                told = any(text.startswith(f"{arm} is {said} than a on {dataset} in ") for text in sentences)
-                assert told == (said != "cannot tell")
+            assert said == words.get((dataset, arm), "baseline")
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_path):
     results, summary = made_up_study(arms=("a", "b"), datasets=("dino",))
-    summary["findings"] = {"kl": ["x does not differ significantly.", "b is better than a on dino: so."]}
+    alike = verdict("cannot tell", "b is better than a does not differ significantly from a on dino.")
+    summary["findings"] = {"kl": [alike, verdict("better", "b is better than a on dino: so.")]}
     page = page_of(tmp_path, results, summary)
     assert [row[1:] for row in Tables(page).found["All findings in figures"][1:]] == [
         ["a difference", "b is better than a on dino: so."],
-        ["no difference", "x does not differ significantly."],
+        ["no difference", "b is better than a does not differ significantly from a on dino."],
     ]
-    assert page.index("<details>", page.index('id="findings"')) < page.index("b is better than a on dino")
-    summary["findings"]["kl"] = ["x does not differ significantly."]
+    assert page.index("<details>", page.index('id="findings"')) < page.index("b is better than a on dino: so.")
+    summary["findings"]["kl"] = [alike]
     assert "No difference to a passed the adjusted test." in page_of(tmp_path, results, summary)
 
 
@@ -252,11 +258,17 @@ def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_p
             {"dino": "faster", "moons": "never as good"},
             "b is faster than a on dino; b never got as good as a ends on moons.",
         ),
-        ({"dino": "–", "moons": "lower"}, "b is lower than a on moons; no test of b beside a was possible on dino."),
+        ({"dino": None, "moons": "lower"}, "b is lower than a on moons; no test of b beside a was possible on dino."),
     ],
 )
 def test_an_answer_is_a_sentence(verdicts, expected):
     assert front.Answer("b", "a", verdicts).sentence == expected
+
+
+def test_an_answer_begins_with_a_capital_whatever_the_arm_is_called():
+    assert front.Answer("the", "a", {"dino": "cannot tell"}).sentence == (
+        "The test shows no difference between the and a on dino."
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -264,6 +276,7 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings(tmp_path):
     results, summary = made_up_study(("a", "b"), ("dino", "moons"), seeds=3)
     summary["study"]["arms"]["b"]["lr_scheduler"] = "cosine"
     summary["speedups"] = SPEEDUPS
+    summary["findings"]["speedup"] = list(map(asdict, speedup_findings(SPEEDUPS, "a")))
     page = page_of(tmp_path, results, summary)
     markdown = (tmp_path / "report" / "report.md").read_text()
     for text, image in ((page[: page.index("<nav")], "<img"), (markdown[: markdown.index("| data set")], "![")):
@@ -543,9 +556,8 @@ def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
 )
 def test_what_stands_where_nothing_was_told(tmp_path, seeds, said):
     results, summary = made_up_study(("a", "b"), ("dino",), seeds=seeds)
-    for row in summary["rows"]:
-        row["p_adjusted"] = None if row["p_adjusted"] is None else 1.0
-    summary["findings"] = {metric: [] for metric in summary["findings"]}
+    for found in itertools.chain(*summary["findings"].values()):
+        found |= {"p": None, "word": None} if found["p"] is None else {"p": 1.0, "word": "cannot tell"}
     assert said in page_of(tmp_path, results, summary)
 
 
@@ -604,7 +616,8 @@ def test_what_a_study_has_besides(tmp_path):
     tuning = made_up_run("a", "dino", 100)
     tuning.stage = "tune"
     summary |= {"speedups": SPEEDUPS, "tuning": TUNING, "consistency": CONSISTENCY}
-    summary["findings"]["speedup"] = ["b never reached the final quality of a on dino, in 5 runs."]
+    never = "b never reached the final quality of a on dino, in 5 runs."
+    summary["findings"]["speedup"] = [verdict("never as good", never, p=None)]
     page = page_of(tmp_path, [*results, tuning], summary)
     shown = Tables(page).found
     assert shown["Speed-ups"][1:] == [
@@ -627,9 +640,7 @@ def test_what_a_study_has_besides(tmp_path):
     assert courses([*results, tuning], FAMILIES[0])["a", "dino"].num_runs == 5
     for text in ("lrlab study run made-up --out there", "python 3.12.1, torch 2.13.0", "A processor", "stacked (11 runs)"):
         assert text in page
-    assert ["Speed-ups", "a difference", "b never reached the final quality of a on dino, in 5 runs."] in shown[
-        "All findings in figures"
-    ]
+    assert ["Speed-ups", "a difference", never] in shown["All findings in figures"]
     assert "/somewhere" not in page
     assert "train_batch_size" in page
 
@@ -643,7 +654,7 @@ def test_speedups_that_are_not_told(tmp_path, p, said):
     results, summary = made_up_study(("a", "b"), ("dino",))
     rows = [{**row, "p_adjusted": p if row["arm"] == "b" else None} for row in SPEEDUPS]
     summary |= {"speedups": rows}
-    summary["findings"]["speedup"] = ["b is not significantly faster or slower than a."]
+    summary["findings"]["speedup"] = list(map(asdict, speedup_findings(rows, "a")))
     write_report(tmp_path, results, summary)
     _, found, section = (tmp_path / "report" / "report.md").read_text().partition("## What the tests say: Speed-ups")
     assert found
@@ -660,7 +671,7 @@ def test_arms_beside_their_controls(tmp_path):
     own = {**rows[1], "control": "b"}
     assert own["p_adjusted"] < 0.05
     summary["controls"] = {"kl": [own], "speedup": [{**SPEEDUPS[1], "arm": "c", "control": "b"}]}
-    summary["findings"]["kl"] += findings(rows, "kl", "b")
+    summary["findings"]["kl"] += map(asdict, findings(rows, "kl", "b"))
     shown = Tables(page_of(tmp_path, results, summary)).found
     label = "KL(data ‖ samples) by 5th neighbours, bits"
     p = probability(own["p_adjusted"])
@@ -673,7 +684,8 @@ def test_arms_beside_their_controls(tmp_path):
     assert "c is worse than b on dino." in told
     assert "c is worse than b on dino in kl" in text
     assert "Every arm is compared with a, and some with controls of their own, seed by seed" in text
-    summary["findings"] = {"kl": ["c does not differ significantly from b on dino."]}
+    alike = "c does not differ significantly from b on dino."
+    summary["findings"] = {"kl": [verdict("cannot tell", alike, arm="c", reference="b")]}
     page_of(tmp_path, results, summary)
     assert "No difference to a, or to a control, passed the adjusted test." in (tmp_path / "report/report.md").read_text()
 

@@ -330,7 +330,7 @@ def test_studies_without_an_effect_find_something_in_five_of_a_hundred_at_most(m
     reps = 400
     studies = [compare(simulated(seed), "arm0", "kl", num_resamples=0) for seed in range(reps)]
     found = sum(any(row["p"] is not None and row["p_adjusted"] < 0.05 for row in rows) for rows in studies)
-    told = sum(any("better" in text or "worse" in text for text in findings(rows, "kl", "arm0")) for rows in studies)
+    told = sum(any(verdict.is_difference for verdict in findings(rows, "kl", "arm0")) for rows in studies)
     assert found == told
     assert stats.binomtest(found, reps, 0.05, "greater").pvalue > 1e-3
     assert found / reps > 0.01
@@ -478,9 +478,14 @@ def test_words_and_rows_agree(values, metric, effect):
     values = {**values, "one": {**values["one"], "far": by_seed(effect, effect + 0.1, effect + 0.3)}}
     values["base"] = {**values["base"], "far": by_seed(10, 10, 10.1)}
     rows = [row for row in compare(values, "base", metric, num_resamples=0) if row["arm"] != "base"]
-    for row, text in zip(rows, findings(compare(values, "base", metric, 0), metric, "base"), strict=True):
+    for row, verdict in zip(rows, findings(compare(values, "base", metric, 0), metric, "base"), strict=True):
+        text = verdict.sentence
         significant = row["p"] is not None and row["p_adjusted"] < 0.05
         good = significant and (row["diff"] > 0) == (metric == "coverage")
+        assert verdict.is_difference == significant
+        assert (verdict.word == "better") == good
+        assert (verdict.arm, verdict.dataset) == (row["arm"], row["dataset"])
+        assert (verdict.difference, verdict.low, verdict.p) == (row["diff"], row["diff_low"], row["p_adjusted"])
         assert (" is better than " in text) == good
         assert (" is worse than " in text) == (significant and not good)
         assert re.search("does not differ|only one seed|cannot be compared|have the same", text) is None or not significant
@@ -497,8 +502,8 @@ def sentence(figures, baseline, metric="kl", **counts):
     """The sentence about "cosine" beside "constant" on dino; `counts` of runs that diverged by arm."""
     values = {"cosine": {"dino": by_seed(*figures)}, "constant": {"dino": by_seed(*baseline)}}
     rows = [{**row, "diverged": counts.get(row["arm"], 0)} for row in compare(values, "constant", metric)]
-    (text,) = findings(rows, metric, "constant")
-    return text
+    (verdict,) = findings(rows, metric, "constant")
+    return verdict.sentence
 
 
 @cases(
@@ -573,13 +578,14 @@ def test_sentences_are_about_one_metric_and_may_call_it_by_another_name():
     values = {"cosine": {"dino": by_seed(*FIGURES)}, "constant": {"dino": by_seed(*BASELINE)}}
     rows = compare(values, "constant", "kl") + compare(values, "constant", "coverage")
     assert len(findings(rows, "kl", "constant")) == len(findings(rows, "coverage", "constant")) == 1
-    assert "dino in KL divergence: 0.34" in findings(rows, "kl", "constant", label="KL divergence")[0]
+    assert "dino in KL divergence: 0.34" in findings(rows, "kl", "constant", label="KL divergence")[0].sentence
 
 
 def test_sharpness_is_no_merit():
     values = {"a": {"dino": {0: 1.0, 1: 1.1, 2: 1.2}}, "b": {"dino": {0: 2.0, 1: 2.1, 2: 2.2001}}}
-    (sentence,) = findings(compare(values, "b", "sharpness"), "sharpness", "b")
-    assert sentence.startswith("a is lower than b on dino in sharpness: ")
+    (verdict,) = findings(compare(values, "b", "sharpness"), "sharpness", "b")
+    assert verdict.word == "lower"
+    assert verdict.sentence.startswith("a is lower than b on dino in sharpness: ")
 
 
 @cases(
@@ -599,7 +605,8 @@ def test_what_so_many_seeds_could_see(needed, hint):
     row = {"arm": "a", "dataset": "dino", "metric": "kl", "n": 5, "pairs": 5, "mean": 1.0, "diff": 0.1, "diff_low": -0.1}
     row |= {"diff_high": 0.3, "p": 0.3, "p_adjusted": 0.6, "seeds_needed": needed}
     baseline = {**row, "arm": "b"}
-    (sentence,) = findings([row, baseline], "kl", "b")
+    (verdict,) = findings([row, baseline], "kl", "b")
+    sentence = verdict.sentence
     assert sentence.endswith(f"(difference +0.1, 95 % interval -0.1 to +0.3, adjusted p = 0.6, 5 seeds){hint}.")
 
 
@@ -799,7 +806,7 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
         return {"dino": {seed: falling(slope * rng.uniform(0.97, 1.03)) for seed in range(5)}}
 
     curves = {"both": runs(2), "rate": runs(2), "momentum": runs(1)}
-    rows, sentences = against_controls(
+    rows, verdicts = against_controls(
         [("both", "rate"), ("both", "momentum")],
         lambda arm, control: speedups({control: curves[control], arm: curves[arm]}, control, common=True),
         functools.partial(speedup_findings, common=True),
@@ -810,6 +817,8 @@ def test_a_control_that_explains_all_of_it_is_told_from_one_that_explains_nothin
     assert faster["ci_low"] < 2 < faster["ci_high"]
     assert faster["p_adjusted"] == pytest.approx(2 * faster["p"])
     assert faster["p_adjusted"] < 0.001 < 0.05 < alike["p_adjusted"]
+    sentences = [verdict.sentence for verdict in verdicts]
+    assert [verdict.word for verdict in verdicts] == ["cannot tell", "faster"]
     assert sentences[0].startswith("both is not significantly faster or slower than rate to the quality that both reach on")
     assert sentences[1].startswith("both is faster than momentum to the quality that both reach on dino")
 
@@ -865,17 +874,17 @@ def test_an_arm_that_was_fast_until_it_diverged_is_not_called_fast(evaluated):
                 curves={"quality": quality if evaluated or not diverged else {}}, record={"train": {"num_updates": 1000}},
             )
         )  # fmt: skip
-    rows, of_controls, sentences = _compare_speed(spec, results)
+    rows, of_controls, verdicts = _compare_speed(spec, results)
     for row in (row_of(rows, "hot"), row_of(of_controls, "hot")):
         assert (row["n"], row["censored"], row["ends_worse"], row["diverged"], row["ci_low"]) == (5, 4, 4, 4, None)
     told = "4 of 5 runs of hot never got there, 4 of them because they diverged."
-    assert len([sentence for sentence in sentences if sentence.endswith(told)]) == 2
-    assert not any(sentence.startswith("hot is faster") for sentence in sentences)
+    assert len([verdict for verdict in verdicts if verdict.sentence.endswith(told)]) == 2
+    assert not any(verdict.arm == "hot" and verdict.word == "faster" for verdict in verdicts)
     for result in results:
         result.status = "diverged" if result.arm == "control" and result.seed < 2 else result.status
-    _, of_controls, sentences = _compare_speed(spec, results)
+    _, of_controls, verdicts = _compare_speed(spec, results)
     assert row_of(of_controls, "hot")["n"] == 3
-    assert sentences[-1].endswith("2 of 5 runs of control diverged.")
+    assert verdicts[-1].sentence.endswith("2 of 5 runs of control diverged.")
 
 
 def test_an_arm_that_comes_first_and_ends_worse_is_told_so():
@@ -887,7 +896,8 @@ def test_an_arm_that_comes_first_and_ends_worse_is_told_so():
     row = row_of(rows, "early")
     assert (row["n"], row["censored"], row["ends_worse"]) == (5, 0, 5)
     assert row["speedup"] == pytest.approx(2, rel=0.01)
-    (sentence,) = speedup_findings(rows, "late", common=True)
+    (verdict,) = speedup_findings(rows, "late", common=True)
+    sentence = verdict.sentence
     assert sentence.startswith("early is faster than late to the quality that both reach on dino")
     assert sentence.endswith("It ends worse with 5 of them.")
     assert row_of(speedups({"early": {"dino": early}, "late": {"dino": late}}, "late"), "early")["censored"] == 5
@@ -1108,12 +1118,12 @@ def test_an_upper_bound_below_one_is_tested_as_it_is():
 def test_sentences_about_speed(figures, text):
     keys = ("n", "censored", "speedup", "ci_low", "ci_high", "p_adjusted")
     rows = [{"arm": "a", "dataset": "dino", **dict(zip(keys, figures, strict=True))}, {"arm": "b", "dataset": "dino"}]
-    assert speedup_findings(rows, "b") == [text]
+    assert [verdict.sentence for verdict in speedup_findings(rows, "b")] == [text]
 
 
 def test_sentences_about_speed_come_from_rows():
     rng = np.random.default_rng(0)
     rows = speedups(noisy_curves(rng, {"fast": 2.0, "base": 1.0, "slow": 0.5}, 5, 1e-3), "base")
     fast, slow = speedup_findings(rows, "base")
-    assert fast.startswith("fast is faster than base")
-    assert slow == "slow never reached the final quality of base on dino, in 5 runs."
+    assert (fast.word, slow.word) == ("faster", "never as good")
+    assert slow.sentence == "slow never reached the final quality of base on dino, in 5 runs."

@@ -1,41 +1,44 @@
-"""Sentences about arms, which say no more than the adjusted tests do."""
+"""Verdicts on arms, with sentences that say no more than the adjusted tests do."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from ...core.words import counted
-from ...evaluation.metrics import word_for
 from .statistics import LEVEL
-
-Row = Mapping[str, Any]
-SPEEDUP = "speedup"  # the key of sentences about it, beside the names of metrics
+from .verdicts import CANNOT_TELL, NEVER, SPEEDUP, Row, Verdict, speed_word_of, word_of
 
 
-def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None = None) -> list[str]:
+def findings(rows: Iterable[Row], metric: str, baseline: str, label: str | None = None) -> list[Verdict]:
     """
-    One sentence, or two, for each arm on each data set.
+    The verdict on each arm on each data set.
 
     "Better" and "worse" ("higher" and "lower" where that is no merit) appear exactly where the adjusted p is below 0.05, in
     the metric's own direction. `rows` are those of `compare`, perhaps with the key "diverged"; other metrics are passed
     over. `label` is what to call the metric, if not by its name.
     """
     pairs = _beside(baseline, (row for row in rows if row["metric"] == metric))
-    return [
-        _sentence(row, reference, baseline, label or metric) + _diverged(row) + _diverged(reference)
-        for row, reference in pairs
-    ]
+    found = []
+    for row, reference in pairs:
+        sentence = _sentence(row, reference, baseline, label or metric) + _diverged(row) + _diverged(reference)
+        figures = row["diff"], row["diff_low"], row["diff_high"], row["p_adjusted"]
+        found.append(Verdict(row["arm"], baseline, row["dataset"], metric, *figures, word_of(row), sentence))
+    return found
 
 
-def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality", common: bool = False) -> list[str]:
+def speedup_findings(rows: Iterable[Row], baseline: str, quality: str = "quality", common: bool = False) -> list[Verdict]:
     """
-    One sentence, or two, for each arm on each data set, from the rows of `speedups`.
+    The verdict on each arm on each data set, from the rows of `speedups`.
 
     "Faster" and "slower" appear exactly where the adjusted p is below 0.05. Where no run of an arm reached the target,
     that is all that is said. `common` is that of `speedups`.
     """
     target = f"the {quality} that both reach" if common else f"its final {quality}"
     pairs = _beside(baseline, rows)
-    return [_speedup_sentence(row, baseline, quality, target) + _diverged(reference) for row, reference in pairs]
+    found = []
+    for row, reference in pairs:
+        sentence = _speedup_sentence(row, baseline, quality, target) + _diverged(reference)
+        figures = row["speedup"], row["ci_low"], row["ci_high"], row["p_adjusted"]
+        found.append(Verdict(row["arm"], baseline, row["dataset"], SPEEDUP, *figures, speed_word_of(row), sentence))
+    return found
 
 
 def _beside(baseline: str, rows: Iterable[Row]) -> list[tuple[Row, Row]]:
@@ -61,7 +64,8 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
     if row["diff_low"] is not None:
         interval = f"95 % interval {signed(row['diff_low'])} to {signed(row['diff_high'])}"
     figures = f"{signed(diff)}, {interval}, adjusted {p_value(row['p_adjusted'])}"
-    if row["p_adjusted"] >= LEVEL:
+    word = word_of(row)
+    if word == CANNOT_TELL:
         seeds = counted(pairs, "seed")
         return (
             f"{arm} does not differ significantly from {baseline} on {dataset} (difference {figures}, {seeds}){_hint(row)}."
@@ -69,7 +73,7 @@ def _sentence(row: Row, reference: Row, baseline: str, label: str) -> str:
     # Means over all seeds and differences over shared ones may disagree: then the words say which is which.
     shared = "" if pairs == row["n"] == reference["n"] else " over shared seeds"
     return (
-        f"{arm} is {word_for(diff, row['metric'])} than {baseline} on {dataset} in {label}: {number(row['mean'])} instead "
+        f"{arm} is {word} than {baseline} on {dataset} in {label}: {number(row['mean'])} instead "
         f"of {number(reference['mean'])} (difference{shared} {figures}, {counted(pairs, 'seed')})."
     )
 
@@ -89,7 +93,8 @@ def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str
     arm, dataset, n, censored = row["arm"], row["dataset"], row["n"], row["censored"]
     if not n:
         return f"{arm} and {baseline} have no runs on {dataset} that could be compared by the updates they need."
-    if censored == n:
+    word = speed_word_of(row)
+    if word == NEVER:
         return f"{arm} never reached the final {quality} of {baseline} on {dataset}, in {counted(n, 'run')}."
     figures = f"{'at most ' if censored else ''}{number(row['speedup'])} times as fast"
     if row["p_adjusted"] is None:
@@ -98,10 +103,10 @@ def _speedup_sentence(row: Row, baseline: str, quality: str, target: str) -> str
         figures += f", 95 % interval {number(row['ci_low'])} to {number(row['ci_high'])}"
     figures += f", adjusted {p_value(row['p_adjusted'])}, {counted(n, 'seed')}"
     text = f"than {baseline} to {target} on {dataset} ({figures})."
-    if row["p_adjusted"] >= LEVEL:
+    if word == CANNOT_TELL:
         text = f"{arm} is not significantly faster or slower {text}"
     else:
-        text = f"{arm} is {'slower' if row['speedup'] < 1 else 'faster'} {text}"
+        text = f"{arm} is {word} {text}"
         if row["speedup"] >= 1 and row.get("ends_worse"):
             text += f" It ends worse with {row['ends_worse']} of them."
     if not censored:

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,13 @@ from ..runs.progress import StudyProgress
 from ..runs.results import RunResult, StudyFolder, finite
 from ..spec.spec import RunSpec, StudySpec, controlled
 from .consistency import consistency
-from .findings import SPEEDUP, findings, speedup_findings
+from .findings import findings, speedup_findings
 from .paper import nearest_arms
 from .ranks import ranks
 from .speedups import speedups
 from .statistics import add_holm, compare
 from .tuning import tuning_rows
+from .verdicts import SPEEDUP, Verdict
 
 Rows = list[dict[str, Any]]
 Values = dict[str, dict[str, dict[int, float]]]
@@ -55,7 +57,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Everything that report and card say, as data; `tuning` are runs that chose learning rates, `notes` of `notes_on`."""
     rows: Rows = []
-    sentences, ranked, controls = {}, {}, {}
+    verdicts, ranked, controls = {}, {}, {}
     asked = notes["metrics"]
     metrics = list(spec.metrics) or [name for name in asked if any(name in result.results for result in results)]
     for metric in progress.steps(metrics, "statistics"):
@@ -63,14 +65,15 @@ def summarise(
         of_metric = _compare(results, metric, values, spec.baseline)
         rows += of_metric
         beside = partial(_beside_control, results, metric, values)
-        controls[metric], of_controls = against_controls(controlled(spec.arms), beside, partial(_sentences, metric))
-        sentences[metric] = _sentences(metric, of_metric, spec.baseline) + of_controls
+        controls[metric], of_controls = against_controls(controlled(spec.arms), beside, partial(_verdicts, metric))
+        verdicts[metric] = _verdicts(metric, of_metric, spec.baseline) + of_controls
         if better_of(metric) != "neither":
             ranked[metric] = ranks(values, metric)
     about = _study(spec, metrics, results, tuning, command) | {"meta": notes["meta"]}
-    summary: dict[str, Any] = {"study": about, "rows": rows, "ranks": ranked, "findings": sentences}
+    summary: dict[str, Any] = {"study": about, "rows": rows, "ranks": ranked}
     if spec.speedup_metric:
-        summary["speedups"], controls[SPEEDUP], sentences[SPEEDUP] = _compare_speed(spec, results)
+        summary["speedups"], controls[SPEEDUP], verdicts[SPEEDUP] = _compare_speed(spec, results)
+    summary["findings"] = {metric: [asdict(verdict) for verdict in found] for metric, found in verdicts.items()}
     if controlled(spec.arms):
         summary["controls"] = controls
     if spec.tune:
@@ -82,7 +85,7 @@ def summarise(
     return finite(summary)
 
 
-def _sentences(metric: str, rows: Rows, reference: str) -> list[str]:
+def _verdicts(metric: str, rows: Rows, reference: str) -> list[Verdict]:
     return findings(rows, metric, reference, metric_label(metric))
 
 
@@ -108,10 +111,10 @@ def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
     return rows
 
 
-def _compare_speed(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Rows, list[str]]:
-    """Rows of arms over the baseline, of arms over their controls, and sentences about both."""
+def _compare_speed(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Rows, list[Verdict]]:
+    """Rows of arms over the baseline, of arms over their controls, and verdicts on both."""
     label = metric_label(spec.speedup_metric or "")
-    sentences_of = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
+    verdicts_on = partial(speedup_findings, quality=f"{label[0].lower()}{label[1:]}")
 
     def compare_to(reference: str, arms: Iterable[str], common: bool = False) -> Rows:
         return _with_diverged(speedups(_quality(spec, results, arms, reference), reference, common), results)
@@ -120,8 +123,8 @@ def _compare_speed(spec: StudySpec, results: list[RunResult]) -> tuple[Rows, Row
         return compare_to(control, (control, arm), common=True)
 
     rows = compare_to(spec.baseline, spec.arms)
-    of_controls, sentences = against_controls(controlled(spec.arms), beside, partial(sentences_of, common=True))
-    return rows, of_controls, sentences_of(rows, spec.baseline) + sentences
+    of_controls, verdicts = against_controls(controlled(spec.arms), beside, partial(verdicts_on, common=True))
+    return rows, of_controls, verdicts_on(rows, spec.baseline) + verdicts
 
 
 def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], reference: str) -> dict[str, Any]:
@@ -143,13 +146,13 @@ def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], ref
 
 
 def against_controls(
-    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], describe: Callable[[Rows, str], list[str]]
-) -> tuple[Rows, list[str]]:
+    pairs: Iterable[tuple[str, str]], compare: Callable[[str, str], Rows], judge: Callable[[Rows, str], list[Verdict]]
+) -> tuple[Rows, list[Verdict]]:
     """
-    One measure of arms, each beside its control instead of the baseline: rows, with the key "control", and sentences.
+    One measure of arms, each beside its control instead of the baseline: rows, with the key "control", and verdicts.
 
-    `compare` makes the rows of an arm and its control, with the control as the baseline; `describe` makes sentences of the
-    rows of a pair and its control. The family of Holm's correction is all of these comparisons; that of the comparisons
+    `compare` makes the rows of an arm and its control, with the control as the baseline; `judge` makes verdicts of
+    the rows of a pair and its control. The family of Holm's correction is all of these comparisons; that of the comparisons
     with the baseline is another, so that asking for controls changes nothing there.
     """
     found = [(control, compare(arm, control)) for arm, control in pairs]
@@ -160,7 +163,7 @@ def against_controls(
             row["control"] = control
         rows += of_arm
     add_holm(rows)
-    return rows, [sentence for control, of_pair in found for sentence in describe(of_pair, control)]
+    return rows, [verdict for control, of_pair in found for verdict in judge(of_pair, control)]
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from ...evaluation.metrics import metric_label
-from ..analysis.findings import SPEEDUP
+from ..analysis.verdicts import SPEEDUP, word_of
 from ..runs.results import RunResult
 from .table_formats import NONE, Table, interval, number, probability
-from .tables import claims, verdict
+from .tables import strong
 
 _NEAREST = 3
 
@@ -72,9 +72,9 @@ def control_tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def _control_table(rows: list[dict[str, Any]]) -> Table:
-    cells = []
-    for row in rows:
-        names = [row["dataset"], row["arm"], row["control"], metric_label(row["metric"]), verdict(row, None)]
+    cells, words = [], [word_of(row) for row in rows]
+    for row, word in zip(rows, words, strict=True):
+        names = [row["dataset"], row["arm"], row["control"], metric_label(row["metric"]), word or NONE]
         figures = [number(row["diff"]), interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"])]
         cells.append([*names, f"{row['pairs']}", *figures])
     columns = ["data set", "arm", "control", "in", "beside the control", "seeds", "difference", "its 95 % interval"]
@@ -82,7 +82,7 @@ def _control_table(rows: list[dict[str, Any]]) -> Table:
         "Differences of an arm to its control, paired by seed; p is adjusted by Holm over all of these comparisons of a "
         "metric."
     )
-    return Table("controls", "Beside controls", [*columns, "adjusted p"], cells, note, labels=5, strong=claims(cells, 4))
+    return Table("controls", "Beside controls", [*columns, "adjusted p"], cells, note, labels=5, strong=strong(words, 4))
 
 
 def tuning_table(rows: list[dict[str, Any]]) -> Table:

@@ -8,19 +8,15 @@ from typing import Any, NamedTuple
 from ...core.words import counted
 from ...evaluation.metrics import better_of
 from ..analysis.falling import has_end, still_falling
-from ..analysis.findings import SPEEDUP
-from ..analysis.statistics import LEVEL
+from ..analysis.verdicts import CANNOT_TELL, DIFFERENCES, DIVERGED, NEVER, Verdict
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES
 from .report_data import FAMILIES, compared, curve_of
 from .table_formats import NONE, Table
-from .tables import rows_of, verdict
 
 MOST_SENTENCES = 10
 FEW_SEEDS = 5  # a paired test of fewer sees little but large differences
 _MOST_NAMES = 4
-_NEVER = "never as good"
-_CLAIMS = ("better", "worse", "higher", "lower", "faster", "slower")
 
 
 class Answer(NamedTuple):
@@ -28,35 +24,37 @@ class Answer(NamedTuple):
 
     arm: str
     reference: str
-    verdicts: Mapping[str, str]
+    words: Mapping[str, str | None]
 
     @property
-    def claims(self) -> list[str]:
-        """The differences that a test shows, such as "better"."""
-        return sorted({word for word in self.verdicts.values() if word in _CLAIMS}, key=_CLAIMS.index)
+    def differences(self) -> list[str]:
+        """Those that a test shows, such as "better"."""
+        return [word for word in DIFFERENCES if word in self.words.values()]
 
     @property
     def sentence(self) -> str:
-        places: dict[str, list[str]] = {}
-        for dataset, word in self.verdicts.items():
+        places: dict[str | None, list[str]] = {}
+        for dataset, word in self.words.items():
             places.setdefault(word, []).append(dataset)
         parts = []
-        if self.claims:
-            than = [f" than {self.reference}", *[""] * len(self.claims)]
-            said = [f"{word}{than[place]} {self._on(places[word])}" for place, word in enumerate(self.claims)]
+        if self.differences:
+            than = [f" than {self.reference}", *[""] * len(self.differences)]
+            said = [f"{word}{than[place]} {self._on(places[word])}" for place, word in enumerate(self.differences)]
             parts = [f"{self.arm} is {', and '.join(said)}"]
         rest = {
-            "cannot tell": f"the test shows no difference between {self.arm} and {self.reference}",
-            _NEVER: f"{self.arm} never got as good as {self.reference} ends",
-            "diverged": f"every run of {self.arm} diverged",
-            NONE: f"no test of {self.arm} beside {self.reference} was possible",
+            CANNOT_TELL: f"the test shows no difference between {self.arm} and {self.reference}",
+            NEVER: f"{self.arm} never got as good as {self.reference} ends",
+            DIVERGED: f"every run of {self.arm} diverged",
+            None: f"no test of {self.arm} beside {self.reference} was possible",
         }
-        parts += [f"{said} {self._on(places[word])}" for word, said in rest.items() if word in places]
-        text = "; ".join(parts) + "."
-        return text if text.startswith(self.arm) else text[0].upper() + text[1:]
+        for word, said in rest.items():
+            if word in places:
+                begins = said if parts or word == NEVER else said[0].upper() + said[1:]  # names stay as they are
+                parts.append(f"{begins} {self._on(places[word])}")
+        return "; ".join(parts) + "."
 
     def _on(self, datasets: list[str]) -> str:
-        count = len(self.verdicts)
+        count = len(self.words)
         if len(datasets) == count > 1:
             return f"on all {counted(count, 'data set')}" if count > 2 else "on both data sets"
         if len(datasets) > _MOST_NAMES:
@@ -73,32 +71,17 @@ def _short(names: Sequence[str], thing: str) -> str:
     return _named(names) if len(names) <= _MOST_NAMES else counted(len(names), thing)
 
 
-def answers(summary: dict[str, Any], metric: str) -> list[Answer]:
-    """Of a metric: every arm beside the baseline, then beside its controls; of speed-ups likewise."""
-    baseline, speed = summary["study"]["baseline"], metric == SPEEDUP
-    rows = summary.get("speedups") or [] if speed else rows_of(summary, metric)
-    pairs = [(row, baseline) for row in rows if row["arm"] != baseline]
-    pairs += [(row, row["control"]) for row in (summary.get("controls") or {}).get(metric) or []]
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for row, reference in pairs:
-        word = _speed_verdict(row) if speed else verdict(row, None)
-        found.setdefault((row["arm"], reference), {})[row["dataset"]] = word
-    return [Answer(*names, verdicts) for names, verdicts in found.items()]
-
-
-def _speed_verdict(row: dict[str, Any]) -> str:
-    if row["n"] and row["censored"] == row["n"]:
-        return _NEVER
-    if row["p_adjusted"] is None:
-        return NONE
-    if row["p_adjusted"] >= LEVEL:
-        return "cannot tell"
-    return "slower" if row["speedup"] < 1 else "faster"
+def answers(verdicts: Iterable[Verdict]) -> list[Answer]:
+    """Of the verdicts by one metric: every arm beside the baseline, then beside its controls."""
+    found: dict[tuple[str, str], dict[str, str | None]] = {}
+    for verdict in verdicts:
+        found.setdefault((verdict.arm, verdict.reference), {})[verdict.dataset] = verdict.word
+    return [Answer(*names, words) for names, words in found.items()]
 
 
 def answer_table(some: Iterable[Answer], datasets: list[str]) -> Table:
     """Answers that are too many for sentences."""
-    rows = [[answer.arm, answer.reference, *(answer.verdicts.get(name, NONE) for name in datasets)] for answer in some]
+    rows = [[answer.arm, answer.reference, *(answer.words.get(name) or NONE for name in datasets)] for answer in some]
     return Table("answers", "What the tests say of each arm", ["arm", "beside", *datasets], rows, labels=2 + len(datasets))
 
 

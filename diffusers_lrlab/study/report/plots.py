@@ -18,8 +18,8 @@ from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_
 from ...core.ranges import Range
 from ...core.words import counted
 from ...evaluation.metrics import better_of
+from ..analysis.verdicts import DIVERGED, word_of
 from .report_data import Course, Family, Look, Place, shortened, shown_arms, shown_datasets, spans_decades
-from .tables import verdict
 
 _MOST_ROWS_OF_DIFFERENCES = 40
 _NARROWEST_PANEL = 2.2  # inches
@@ -144,10 +144,10 @@ def plot_differences(
 
 
 def _difference(axes: Axes, height: float, row: dict[str, Any]) -> None:
-    said = verdict(row, None)
-    color, diff = _VERDICT_COLORS.get(said, GREY), row["diff"]
+    word = word_of(row)
+    color, diff = _VERDICT_COLORS.get(word or "", GREY), row["diff"]
     if diff is None:
-        axes.text(0, height, f" {'diverged' if said == 'diverged' else 'no test'}", va="center", fontsize=7, color=DARK)
+        axes.text(0, height, f" {word if word == DIVERGED else 'no test'}", va="center", fontsize=7, color=DARK)
         return
     if row["diff_low"] is not None:
         axes.plot([row["diff_low"], row["diff_high"]], [height] * 2, color=color, linewidth=2)

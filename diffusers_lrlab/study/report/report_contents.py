@@ -4,16 +4,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ...core.words import counted
+from ...core.words import counted, duration
 from ...evaluation.metrics import metric_label
-from ..analysis.findings import SPEEDUP
+from ..analysis.verdicts import SPEEDUP, Verdict
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES, controlled
 from . import extra_tables, front, tables
 from .report_data import FAMILIES, compared, courses, final_values, looks
 from .table_formats import Table, probability
-
-_VERDICTS = ("better", "worse", "faster", "slower", "higher", "lower")
 
 
 class ReportContents:
@@ -35,7 +33,8 @@ class ReportContents:
         self.paper = tables.paper_table(summary, results) if self.study.get("paper") == "table" else None
         self.others = extra_tables.other_tables(results, summary)
         asked = [*self.metrics[:1], *([SPEEDUP] if summary.get("speedups") else [])]
-        self.answers = {metric: front.answers(summary, metric) for metric in asked}
+        self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
+        self.answers = {metric: front.answers(self.verdicts.get(metric, ())) for metric in asked}
         self.warnings = front.warnings(results, summary)
 
     def all_tables(self) -> list[Table]:
@@ -48,25 +47,14 @@ class ReportContents:
         made = counted(runs["finished"] + runs.get("diverged", 0), "run")
         return (
             f"{counted(len(study['arms']), 'arm')} on {counted(len(self.datasets), 'data set')} with "
-            f"{counted(len(study['seeds']), 'seed')} each: {made}{diverged}, {_duration(study['hours'])} of computing (runs "
-            f"at one time on different cores count each). Every arm is compared with {study['baseline']}{also}, seed by "
-            "seed, and words such as “better” stand only where the adjusted test says so."
+            f"{counted(len(study['seeds']), 'seed')} each: {made}{diverged}, {duration(3600 * study['hours'])} of computing "
+            f"(runs at one time on different cores count each). Every arm is compared with {study['baseline']}{also}, "
+            "seed by seed, and words such as “better” stand only where the adjusted test says so."
         )
-
-    def findings(self, metric: str) -> tuple[list[str], list[str]]:
-        """Sentences that a test supports, and the rest."""
-        pairs = [*((arm, self.study["baseline"]) for arm in self.study["arms"]), *self.controlled]
-        starts = tuple(f"{arm} is {word} than {other}" for arm, other in pairs for word in _VERDICTS)
-        starts += tuple(f"{arm} never reached" for arm in self.study["arms"])
-        sentences = self.summary["findings"].get(metric, [])
-        significant = [sentence for sentence in sentences if sentence.startswith(starts)]
-        return significant, [sentence for sentence in sentences if not sentence.startswith(starts)]
 
     def nothing_significant(self, metric: str) -> str:
         """The text for a metric without significant differences."""
-        rows = self.summary["speedups"] if metric == SPEEDUP else tables.rows_of(self.summary, metric)
-        rows = [*rows, *self.summary.get("controls", {}).get(metric, ())]
-        if all(row["p_adjusted"] is None for row in rows):
+        if all(verdict.p is None for verdict in self.verdicts.get(metric, ())):
             return "No test was possible: it needs two arms with two seeds in common."
         controls = ", or to a control," if self.controlled else ""
         return f"No difference to {self.study['baseline']}{controls} passed the adjusted test."
@@ -78,12 +66,6 @@ class ReportContents:
         p = probability(ranks["p"])
         few = ", rough for so few data sets" if len(ranks["datasets"]) < 10 else ""
         return f"Friedman's test that all arms are alike: p {p if p.startswith('<') else f'= {p}'}{few}."
-
-    def findings_by_label(self) -> list[tuple[str, str, list[str], list[str]]]:
-        """Name, label and sentences of every metric that has some; those without rows, such as speed-ups, last."""
-        sentences = self.summary["findings"]
-        names = [name for name in dict.fromkeys([*self.metrics, *sentences]) if sentences.get(name)]
-        return [(name, self.labels.get(name) or metric_label(name), *self.findings(name)) for name in names]
 
     def facts(self) -> list[tuple[str, str]]:
         executors = Counter(_executor(result) for result in self.results)
@@ -123,15 +105,15 @@ class ReportContents:
             speed = "How many updates an arm takes to be as good as the arm beside it ends: fewer are better."
             how = speed if metric == SPEEDUP else front.meaning(metric, self.study["baseline"])
             sentences = [answer.sentence for answer in answers[: front.MOST_SENTENCES]]
-            if not any(self.findings(metric)[0]):
+            if not any(verdict.is_difference for verdict in self.verdicts.get(metric, ())):
                 sentences.insert(0, self.nothing_significant(metric))
             table = front.answer_table(answers, self.datasets) if len(answers) > front.MOST_SENTENCES else None
             found.append((self.labels[metric], how, sentences, table))
         others = [
             f"{self.labels[metric]}: {answer.sentence}"
             for metric in self.metrics[1:]
-            for answer in front.answers(self.summary, metric)
-            if answer.claims
+            for answer in front.answers(self.verdicts.get(metric, ()))
+            if answer.differences
         ]
         how = "Where a test shows a difference; the rest is among all findings, below."
         if others:
@@ -139,11 +121,12 @@ class ReportContents:
         return found
 
     def findings_table(self) -> Table | None:
-        """Every sentence with its figures; what a test supports comes first."""
+        """Every sentence with its figures: differences first, and speed-ups after all metrics."""
         rows = []
-        for _, label, significant, others in self.findings_by_label():
-            rows += [[label, "a difference", sentence] for sentence in significant]
-            rows += [[label, "no difference", sentence] for sentence in others]
+        for metric in dict.fromkeys([*self.metrics, *self.verdicts]):
+            label = self.labels.get(metric) or metric_label(metric)
+            for verdict in sorted(self.verdicts.get(metric, ()), key=lambda verdict: not verdict.is_difference):
+                rows.append([label, "a difference" if verdict.is_difference else "no difference", verdict.sentence])
         columns = ["measured by", "the test shows", "in figures"]
         return Table("findings", "All findings in figures", columns, rows, labels=3) if rows else None
 
@@ -154,7 +137,3 @@ def _executor(result: RunResult) -> str:
         return executor["name"]
     products = "/".join(executor["products"].values())
     return f"{executor['name']}, up to {executor['members']} side by side, products {products}"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.3g} minutes"

@@ -5,33 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from ...evaluation.metrics import better_of, metric_label, word_for
+from ...evaluation.metrics import better_of, metric_label
 from ..analysis.paper import ARM_LABELS, DATASETS, OURS, QUANTITIES, Quantity, reported
 from ..analysis.statistics import LEVEL, PERCENTS
+from ..analysis.verdicts import CANNOT_TELL, word_of
 from ..runs.results import RunResult
 from .report_data import compared
 from .table_formats import NONE, Table, interval, number, plus_minus, probability, without_empty
 
 _PERCENTS = tuple(map(str, PERCENTS))
+_BASELINE = "baseline"
 
 
-def verdict(row: dict[str, Any], baseline: str | None) -> str:
-    """The verdict on an arm on a data set: only what the adjusted test supports."""
-    if row["arm"] == baseline:
-        return "baseline"
-    if row["mean"] is None and row.get("diverged"):
-        return "diverged"
-    if row["p_adjusted"] is None or row["diff"] is None:
-        return NONE
-    if row["p_adjusted"] >= LEVEL:
-        return "cannot tell"
-    return word_for(row["diff"], row["metric"])
-
-
-def claims(rows: list[list[str]], column: int) -> frozenset[tuple[int, int]]:
-    """Where the verdicts in this column are that there is a difference."""
-    no_claims = ("baseline", "cannot tell", NONE)
-    return frozenset((place, column) for place, row in enumerate(rows) if row[column] not in no_claims)
+def strong(words: list[str | None], column: int) -> frozenset[tuple[int, int]]:
+    """The cells in this column, which has these words, that tell of a difference."""
+    return frozenset((place, column) for place, word in enumerate(words) if word not in (_BASELINE, CANNOT_TELL, None))
 
 
 def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
@@ -43,13 +31,14 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[dict[str, Any]]:
 
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
     baseline = summary["study"]["baseline"]
-    rows = []
-    for row in rows_of(summary, metric):
+    found, rows = rows_of(summary, metric), []
+    words = [_BASELINE if row["arm"] == baseline else word_of(row) for row in found]
+    for row, word in zip(found, words, strict=True):
         runs = f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else "")
         needed = [row["seeds_needed"][percent] for percent in _PERCENTS]
         seeds = " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
         rows.append([
-            *(row["dataset"], row["arm"], verdict(row, baseline), runs, plus_minus(row["mean"], row["std"])),
+            *(row["dataset"], row["arm"], word or NONE, runs, plus_minus(row["mean"], row["std"])),
             *(interval(row["ci_low"], row["ci_high"]), interval(row["boot_low"], row["boot_high"]), number(row["diff"])),
             *(interval(row["diff_low"], row["diff_high"]), probability(row["p_adjusted"]), number(row["effect_size"])),
             *(seeds, number(row["floor"])),
@@ -64,7 +53,7 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
         f"metric, and a difference is called one below {LEVEL:g}. Effect size: mean of the paired differences over their "
         "standard deviation, with Hedges' correction for few seeds."
     )
-    table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=claims(rows, 2))
+    table = Table(f"summary_{metric}", metric_label(metric), columns, rows, note, labels=3, strong=strong(words, 2))
     return without_empty(table)
 
 
