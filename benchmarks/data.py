@@ -24,6 +24,7 @@ import scipy.stats
 import torch
 from PIL import Image
 
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.decoded import decoded_images
 from diffusers_lrlab.data.images import ImageTransform, decode
@@ -70,7 +71,7 @@ class SlowPoints(PointTransform):
 
 def stream_of(source, buffer=1000, transform=PointTransform):
     train = ShardedStream(source, "x", 0, 0, seed=0, buffer=buffer)
-    return TrainingData("stream", train, torch.empty(0), "x", "stream", transform(2, "x"))
+    return TrainingData("stream", train, Batch(torch.empty(0)), "x", "stream", transform(2, "x"))
 
 
 def photograph(width, height, number):
@@ -137,7 +138,7 @@ def slow_source(options):
     def source():
         for _ in range(options.updates):
             time.sleep(0.02)
-            yield torch.zeros(1)
+            yield Batch(torch.zeros(1))
 
     for name, batches in (("one after the other", source()), ("read ahead", prefetched(source()))):
         started = time.perf_counter()
@@ -172,7 +173,7 @@ def early_rows():
     for epoch in (0, 1):
         stream.set_epoch(epoch)
         before = {row["shard"] for row, _ in zip(stream, range(600), strict=False)}
-        now = torch.cat(list(iterate_batches(stream_of(CountingShards(16, 500), 200), BatchLayout(50), 0, range(12))))
+        now = Batch.join(list(iterate_batches(stream_of(CountingShards(16, 500), 200), BatchLayout(50), 0, range(12)))).data
         now = {int(shard) for shard in now[:, 0]}
         print(f"| shards in 600 rows of epoch {epoch}, `skip().shuffle()` of datasets | {len(before)} of 16 |")
         print(f"| shards in 600 rows of epoch {epoch} | {len(now)} of 16 |")
@@ -229,7 +230,7 @@ def bytes_of_ranks(options, folder):
     def bytes_of(rank, ranks):
         read.clear()
         train = ShardedStream(source, "x", 0, 0, seed=0, buffer=1000)
-        data = TrainingData("points", train, torch.empty(0), "x", "points", PointTransform(dimension, "x"))
+        data = TrainingData("points", train, Batch(torch.empty(0)), "x", "points", PointTransform(dimension, "x"))
         for _ in iterate_batches(data, BatchLayout(64 // ranks, 1, ranks, rank), 0, range(groups * rows // 64)):
             pass
         return read["bytes"]

@@ -131,6 +131,7 @@ def make_trainer(folder, model, batch, precision="no", tf32=False, channels_last
     from accelerate.state import AcceleratorState
 
     from diffusers_lrlab import TrainingConfig
+    from diffusers_lrlab.data.batch import Batch
     from diffusers_lrlab.data.images import ImageTransform
     from diffusers_lrlab.data.loading import TrainingData
     from diffusers_lrlab.training.plan import make_plan
@@ -148,7 +149,8 @@ def make_trainer(folder, model, batch, precision="no", tf32=False, channels_last
     config = resolve_config(TrainingConfig(dataset_name="digits", num_validation_images=0, **options))
     images = torch.rand(max(64, batch), 3, size, size) * 2 - 1
     transform = ImageTransform(size, 3, center_crop=True, random_flip=False, eight_bit=True, seed=0)
-    data = TrainingData("random", None, torch.empty(0, 3, size, size), "image", "random", transform, in_memory=images)
+    held_out = Batch(torch.empty(0, 3, size, size))
+    data = TrainingData("random", None, held_out, "image", "random", transform, in_memory=Batch(images))
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = make_accelerator(config)
     return Trainer(make_plan(config, data, dict(model)), data, accelerator, RunFolder(Path(folder)))
@@ -279,6 +281,7 @@ def loss_rows(options):
 def make_points(tiny, number, updates=10_000, first_updates=None):
     """Members of a stack on made-up points, SEEDS for each learning rate, as in a study; the first may be shorter."""
     from diffusers_lrlab import TrainingConfig
+    from diffusers_lrlab.data.batch import Batch
     from diffusers_lrlab.data.loading import TrainingData
     from diffusers_lrlab.data.points import PointTransform
     from diffusers_lrlab.study.stacked.member import Member
@@ -288,7 +291,7 @@ def make_points(tiny, number, updates=10_000, first_updates=None):
     model = {**POINTS, "hidden_size": 16, "embedding_size": 8} if tiny else POINTS
     small = {"dataset_name": "circle", "num_validation_images": 0, "log_timestep_bins": 0, "ddpm_num_steps": 100}
     config = resolve_config(TrainingConfig(output_dir="run", max_train_steps=updates, **small))
-    points = torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0))
+    points = Batch(torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0)))
     data = TrainingData("random", None, points[:0], "x", "random", PointTransform(2, "x"), in_memory=points)
     members = []
     for place in range(number):

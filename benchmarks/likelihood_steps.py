@@ -16,6 +16,7 @@ import torch
 from common import machine, make_parser, parse
 from diffusers import DDPMScheduler
 
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.likelihood import NUM_STEPS, _NoisePrediction, log_likelihood
 from diffusers_lrlab.objective.ddpm import DDPM
 
@@ -73,7 +74,7 @@ def trained(process, num_updates):
             torch.randint(process.num_train_timesteps, (256,)),
         )
         optimizer.zero_grad()
-        process.losses(model, points, torch.randn_like(points), timesteps).mean().backward()
+        process.losses(model, Batch(points), torch.randn_like(points), timesteps).mean().backward()
         optimizer.step()
     return model.eval()
 

@@ -201,7 +201,7 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
         times["alone"].append((middle - start) / size)
         times["together"].append((time.perf_counter() - middle) / size)
     same = all((drawn[run_id]["compared"] == samples["compared"]).all() for run_id, samples in alone.items())
-    real = groups[0][0][0].data.all_in_memory().numpy()
+    real = groups[0][0][0].data.all_in_memory().data.numpy()
     start = time.perf_counter()
     threads.map(lambda samples: knn_kl(real, samples["compared"]), list(alone.values())[: len(groups)])
     return times, same, (time.perf_counter() - start) / len(groups)
@@ -261,7 +261,7 @@ def measure_loops(study, folder, options):
     sizes = [int(size) for size in options.sizes.split(",")]
     total = (options.rounds + 2) * options.updates + 10
     trainer = make_point_trainer(folder / "local", total)
-    loops = {"plain loop": plain_updates(trainer.data.in_memory, total), "local": trainer.updates(show_progress=False)}
+    loops = {"plain loop": plain_updates(trainer.data.in_memory.data, total), "local": trainer.updates(show_progress=False)}
     torch.set_num_threads(options.threads)
     with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
         stacks = {f"stacked, R = {size}": make_stacks(study, size, total, threads) for size in sizes}

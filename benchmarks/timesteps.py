@@ -15,6 +15,7 @@ import torch
 from common import machine, make_parser, make_trainer, parse
 
 from diffusers_lrlab import get_timestep_sampler
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import RowOrder
 
 DRAWS = ("uniform", "stratified", "antithetic", "loss_second_moment", "clts_static:unbiased=true")
@@ -55,7 +56,7 @@ def cost_alone(trainer, batch, repeats=300):
 
 def variances(trainer, num_losses, num_gradients):
     """The variance of the batch's loss and the trace of the covariance of its gradient, for each way of drawing."""
-    pixels, batch = trainer.data.in_memory, trainer.config.train_batch_size
+    pixels, batch = trainer.data.in_memory.data, trainer.config.train_batch_size
     order, generator = RowOrder(len(pixels), 1), torch.Generator().manual_seed(0)
     model, parameters = trainer.bare_model.eval(), list(trainer.bare_model.parameters())
     found = {}
@@ -66,7 +67,7 @@ def variances(trainer, num_losses, num_gradients):
             images = pixels[order.rows(list(range(number * batch, (number + 1) * batch)))]
             timesteps = sampler.sample(batch, number, generator)
             noise = torch.randn(images.shape, generator=generator)
-            losses = trainer.process.losses(model, images, noise, timesteps)
+            losses = trainer.process.losses(model, Batch(images), noise, timesteps)
             weights = sampler.loss_weights(timesteps, number)
             return timesteps, losses, losses if weights is None else losses * weights
 

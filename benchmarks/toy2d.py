@@ -60,12 +60,13 @@ def matmul_limit(repeats):
 def breakdown(trainer, repeats):
     """Milliseconds of the parts of an update of ours, each alone."""
     model, objective = trainer.bare_model, trainer.objective
-    points = trainer.data.in_memory[:BATCH].clone()
+    batch = trainer.data.in_memory[:BATCH].map(torch.clone)
+    points = batch.data
     timesteps = objective.draw(0)
     (noise,) = objective.noise(0, points)
 
     def forward():
-        return trainer.process.losses(model, points, noise, timesteps).mean()
+        return trainer.process.losses(model, batch, noise, timesteps).mean()
 
     def forward_backward():
         forward().backward()
@@ -115,7 +116,7 @@ def main():
     num_updates = (options.rounds + 1) * options.updates
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_point_trainer(folder, num_updates + 1)
-        loops = {"plain": plain_updates(trainer.data.in_memory, num_updates), "ours": trainer.updates()}
+        loops = {"plain": plain_updates(trainer.data.in_memory.data, num_updates), "ours": trainer.updates()}
         times = {name: [] for name in loops}
         for turn in range(options.rounds + 1):
             for name in ("plain", "ours") if turn % 2 else ("ours", "plain"):

@@ -77,7 +77,7 @@ def bare_updates(trainer):
     model = UNet2DModel(**trainer.plan.model_config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.95, 0.999), fused=True)
     ema = EMAModel(model.parameters(), use_ema_warmup=True, power=0.75, foreach=True)
-    pixels, batch = trainer.data.in_memory, config.train_batch_size
+    pixels, batch = trainer.data.in_memory.data, config.train_batch_size
     while True:
         for rows in torch.randperm(len(pixels)).split(batch):
             images = pixels[rows]
@@ -119,7 +119,7 @@ def compare_precisions(rounds, batch):
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(folder, [f"--train_batch_size={batch}", "--max_train_steps=1", "--num_validation_images=0"])
         model = UNet2DModel(**trainer.plan.model_config).train()
-        images = trainer.data.in_memory[:batch]
+        images = trainer.data.in_memory.data[:batch]
     timesteps = torch.randint(0, 1000, (batch,))
     times = {"float32": [], "bf16": []}
     for turn in range(rounds + 2):

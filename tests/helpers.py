@@ -3,8 +3,10 @@
 import dataclasses
 
 import numpy as np
+import torch
 from PIL import Image
 
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.options import DataConfig
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds.select import kind_of
@@ -58,5 +60,15 @@ def load(folder=None, **options):
 
 
 def levels(images):
-    """The levels (0 to 255) of images in [-1, 1], read at their first pixel."""
-    return np.rint((images[:, 0, 0, 0].numpy() + 1) * 127.5).astype(int).tolist()
+    """The levels (0 to 255) of images in [-1, 1], a tensor or a batch, read at their first pixel."""
+    return np.rint((images.data[:, 0, 0, 0].numpy() + 1) * 127.5).astype(int).tolist()
+
+
+def stacked(batches):
+    """The data of batches of one size: `(num_batches, batch, ...)`."""
+    return torch.stack([batch.data for batch in batches])
+
+
+def joined(batches):
+    """The data of batches, one after the other."""
+    return Batch.join(list(batches)).data

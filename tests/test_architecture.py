@@ -18,6 +18,7 @@ from runs import read_metrics, read_record
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.core.streams import split_rows
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import open_dataset
@@ -69,7 +70,7 @@ class Vectors(DataKind):
         vectors = read_points(open_dataset(config), "vector")
         held_out, training = split_rows(len(vectors), config.num_validation_images)
         transform = PointTransform(vectors.shape[1], "vector")
-        return TrainingData("vectors", None, vectors[held_out], "vector", "v1", transform, vectors[training])
+        return TrainingData("vectors", None, Batch(vectors[held_out]), "vector", "v1", transform, Batch(vectors[training]))
 
     def describe_data(self, config, data):
         return f"vectors of {data.image_shape[0]}"

@@ -17,6 +17,7 @@ from ..core.environment import available_cores
 from ..core.errors import LabError
 from ..core.streams import stream_generator
 from ..core.worker_process import end_with_parent
+from .batch import Batch, Conditions
 from .images import normalise
 from .layout import BatchLayout
 from .loading import TrainingData
@@ -59,9 +60,10 @@ def iterate_batches(
     num_workers: int = 0,
     skip_corrupt: bool = False,
     compact: bool = False,
-) -> Generator[torch.Tensor, None, None]:
+) -> Generator[Batch, None, None]:
     """
-    The images of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)`.
+    The examples of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)`, with the
+    conditions of the rows that were read.
 
     Args:
         data ([`TrainingData`]): Images or points.
@@ -74,7 +76,8 @@ def iterate_batches(
         compact (`bool`): Leave 8-bit levels for [`to_device`] to normalise.
     """
     if not compact:
-        yield from map(normalise, iterate_batches(data, layout, seed, updates, num_workers, skip_corrupt, compact=True))
+        batches = iterate_batches(data, layout, seed, updates, num_workers, skip_corrupt, compact=True)
+        yield from map(Batch.normalised, batches)
         return
     if data.in_memory is not None:
         layout.check_fits(len(data.in_memory))
@@ -109,25 +112,19 @@ def num_workers(data: TrainingData, asked: int | None, num_seen: int) -> int:
     return max(0, min(_MOST_WORKERS, available_cores() // processes - 1))
 
 
-def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Images on `device`, normalised there, copied asynchronously."""
-    if device.type == "cuda" and not images.is_pinned():
-        images = images.pin_memory()  # only copies from pinned memory are asynchronous
-    return normalise(images.to(device, non_blocking=True))
-
-
-def _assemble(data: TrainingData, parts_of_updates: Iterable[Any], num_images: int) -> Iterator[torch.Tensor]:
-    """The images of each update in their order."""
+def _assemble(data: TrainingData, parts_of_updates: Iterable[Any], num_images: int) -> Iterator[Batch]:
+    """The examples of each update in their order."""
     places: list[int] = []
-    parts: list[torch.Tensor] = []
-    for its_places, images, problems in parts_of_updates:
-        if isinstance(images, LabError):
-            raise images
+    parts: list[Batch] = []
+    for its_places, part, problems in parts_of_updates:
+        if isinstance(part, LabError):
+            raise part
         _note(data, problems)
         places += its_places
-        parts.append(images)
+        parts.append(part)
         if len(places) == num_images:
-            batch = torch.cat(parts if len({part.dtype for part in parts}) == 1 else [normalise(part) for part in parts])
+            has_one_dtype = len({part.data.dtype for part in parts}) == 1
+            batch = Batch.join(parts if has_one_dtype else [part.normalised() for part in parts])
             yield batch if places == sorted(places) else batch[torch.tensor(places).argsort()]
             places, parts = [], []
 
@@ -138,12 +135,13 @@ def _note(data: TrainingData, problems: list[str]) -> None:
 
 
 def _iterate_memory(
-    data: TrainingData, images: torch.Tensor, layout: BatchLayout, order: RowOrder, updates: range
-) -> Iterator[torch.Tensor]:
+    data: TrainingData, examples: Batch, layout: BatchLayout, order: RowOrder, updates: range
+) -> Iterator[Batch]:
     places = np.array(layout.image_numbers(0))
     for update in updates:
         numbers = places + update * layout.global_batch
-        yield data.transform.augment_all(images[torch.from_numpy(order.rows(numbers))], numbers.tolist())
+        batch = examples[torch.from_numpy(order.rows(numbers))]
+        yield batch.with_data(data.transform.augment_all(batch.data, numbers.tolist()))
 
 
 # What a loader is asked for: places among this process's images of an update, what `find` takes, and the images' numbers.
@@ -199,10 +197,11 @@ class _Decoded(Dataset[Any]):
     def __init__(self, data: TrainingData, source: _Source, skip_corrupt: bool):
         self.source, self.skip_corrupt = source, skip_corrupt
         self.transform, self.read_compact = data.transform, data.read_compact
+        self.no_conditions = data.held_out[:0].conditions
 
-    def __getitem__(self, item: _Item) -> tuple[list[int], torch.Tensor | LabError, list[str]]:
+    def __getitem__(self, item: _Item) -> tuple[list[int], Batch | LabError, list[str]]:
         """
-        The images of an item with their places, and problems with those that were replaced by the next in their sequence.
+        The examples of an item with their places, and problems with those that were replaced by the next in their sequence.
 
         An error is returned, since it would arrive from a worker as a traceback.
         """
@@ -210,20 +209,22 @@ class _Decoded(Dataset[Any]):
         problems: list[str] = []
         try:
             found = zip(self.source.find(keys), numbers, strict=True)
-            images = [self._read(cells, place, number, problems) for (cells, place), number in found]
+            examples = [self._read(cells, place, number, problems) for (cells, place), number in found]
         except LabError as error:
             return places, error, problems
-        if not images:
-            return places, torch.empty(0, *self.transform.shape, dtype=torch.uint8), problems
-        if len({image.dtype for image in images}) > 1:
-            images = [normalise(image) for image in images]
-        return places, torch.stack(images), problems
+        if not examples:
+            return places, Batch(torch.empty(0, *self.transform.shape, dtype=torch.uint8), self.no_conditions), problems
+        if len({image.dtype for image, _ in examples}) > 1:
+            examples = [(normalise(image), conditions) for image, conditions in examples]
+        return places, Batch.stack(examples), problems
 
-    def _read(self, cells: Any, place: int, image_number: int, problems: list[str]) -> torch.Tensor:
+    def _read(self, cells: Any, place: int, image_number: int, problems: list[str]) -> tuple[torch.Tensor, Conditions]:
+        """An image with the conditions of its row, which is not that of `place` if that one is corrupt."""
         last = place + (len(cells) - 1 if self.skip_corrupt else 0)
         while True:
             try:
-                return self.transform.augment(self.read_compact(cells[place % len(cells)]), image_number)
+                image, conditions = self.read_compact(cells[place % len(cells)])
+                return self.transform.augment(image, image_number), conditions
             except LabError as error:
                 if place == last:
                     raise

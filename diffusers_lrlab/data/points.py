@@ -1,6 +1,6 @@
 """Points: the embedded toy datasets, and datasets with a column of equally many numbers in every row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 
 from ..core.errors import LabError
 from ..core.streams import split_rows
+from .batch import Batch
+from .conditions import find_conditions, fingerprint_with, read_conditions
 from .layout import BatchLayout
 from .loading import TrainingData, stream_data
 from .options import DataConfig
@@ -56,10 +58,14 @@ class PointTransform:
         return tensor
 
 
-def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
-    """Loads the points of a resolved configuration and holds out some."""
+def load_point_data(
+    config: DataConfig, seed: int, layout: BatchLayout, conditions: Mapping[str, str] | None = None
+) -> TrainingData:
+    """Loads the points of a resolved configuration and holds out some; `conditions` are those of [`load_image_data`]."""
     name, column = config.dataset_name or config.train_data_dir or "", config.point_column or ""
     if name in TOY_DATASETS:
+        if conditions:
+            raise LabError(f"conditions {conditions!r}: must be empty, since the toy set {name!r} has points alone.")
         return _toy_data(name, config)
     dataset = open_dataset(config)
     features, listing = columns_of(dataset)
@@ -67,21 +73,27 @@ def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
         raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
     if not is_numeric_list(features[column]):
         raise LabError(f"The column {column!r} does not hold points (lists of as many numbers). Columns: {listing}.")
-    dataset = dataset.select_columns([column])
+    columns = find_conditions(dataset, conditions)
+    values = {} if config.streaming else read_conditions(dataset, columns)
+    names = dict.fromkeys([column, *(each.name for each in columns.values() if config.streaming)])
+    dataset = dataset.select_columns(list(names))
     if config.streaming:
         first = next(iter(dataset), None)
         if first is None:
             raise LabError(f"The stream {name!r} has no points to train on.")
         if not first[column]:
             raise LabError(f"Row 0 of the column {column!r} is {first[column]!r} and no point. Correct or remove it.")
-        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name)
+        return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name, columns)
     points = read_points(dataset, column)
     held_out, training = split_rows(len(points), config.num_validation_images or 0)
     train, transform = dataset.select(training), PointTransform(points.shape[1], column)
-    data = TrainingData(name, train, points[held_out], column, dataset._fingerprint, transform)
+    whole = Batch(points, values)
+    fingerprint = fingerprint_with(dataset._fingerprint, values)
+    data = TrainingData(name, train, whole[held_out], column, fingerprint, transform)
+    data.conditions = {keyword: some[training] for keyword, some in values.items()}
     layout.check_fits(len(training))
     if points.nbytes <= config.in_memory_limit_mb * 2**20:
-        data.in_memory = points[training]
+        data.in_memory = whole[training]
     return data
 
 
@@ -90,7 +102,7 @@ def _toy_data(name: str, config: DataConfig) -> TrainingData:
     if config.num_validation_images:
         # An independent draw, so that the number of training points does not depend on what is held out.
         held_out = torch.from_numpy(toy_points(name, config.num_validation_images, TOY_SEED, split="test"))
-    return TrainingData(name, None, held_out, "x", f"toy2d-{name}", PointTransform(2, "x"), points)
+    return TrainingData(name, None, Batch(held_out), "x", f"toy2d-{name}", PointTransform(2, "x"), Batch(points))
 
 
 def read_points(dataset: Any, column: str) -> torch.Tensor:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from .batch import Batch
+
 _AHEAD = 2  # batches
 _LOOK = 0.1  # seconds between looks at whether anybody still wants them
 _LEAVE = 5.0  # seconds after which a source that hangs is left alone, as the end of a run need not wait for it
 
 
-def prefetched(batches: Generator[torch.Tensor, None, None]) -> Iterator[torch.Tensor]:
+def prefetched(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
     """The same batches, read by a thread while others are trained on; in pinned memory where there is a GPU to copy to."""
     try:
         first = next(batches)  # by this thread, whose fork the workers are
@@ -33,7 +35,7 @@ def prefetched(batches: Generator[torch.Tensor, None, None]) -> Iterator[torch.T
         thread.join(_LEAVE)
 
 
-def _read(batches: Generator[torch.Tensor, None, None], ready: Queue[Any], stopped: Event) -> None:
+def _read(batches: Generator[Batch, None, None], ready: Queue[Any], stopped: Event) -> None:
     """Puts batches into the queue, and `None` or an exception at the end."""
     last: BaseException | None = None
     pins = torch.cuda.is_available()

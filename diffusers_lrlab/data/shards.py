@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import LabError
+from .conditions import ConditionColumns, ConditionedCell, split, with_row
 from .retries import read_with_retries
 from .shard_rows import digest_of, find_rows
 from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
@@ -31,6 +32,8 @@ class _Cells:
 
     def fetch(self, cell: Any) -> Any:
         """An image that is a file elsewhere as its bytes, so that a failing network is none of a damaged image."""
+        if isinstance(cell, ConditionedCell):
+            return cell._replace(cell=self.fetch(cell.cell))
         if isinstance(cell, dict) and cell.get("bytes") is None and "://" in (cell.get("path") or ""):
             from datasets.utils.file_utils import xopen
 
@@ -42,19 +45,24 @@ class _Cells:
 class ParquetShards(_Cells):
     """Every row group is a shard."""
 
-    def __init__(self, name: str, files: Sequence[str], column: str, feature: Any):
-        self.name, self.column, self.feature = name, column, feature
+    def __init__(
+        self, name: str, files: Sequence[str], column: str, feature: Any, conditions: ConditionColumns | None = None
+    ):
+        self.name, self.column, self.feature, self.conditions = name, column, feature, conditions or {}
+        self._columns = list(dict.fromkeys([column, *(each.name for each in self.conditions.values())]))
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             self._files = dict(zip(files, pool.map(_read_footer, files), strict=True))
         for file, footer in self._files.items():
-            if column not in (names := footer.schema.to_arrow_schema().names):
+            names = footer.schema.to_arrow_schema().names
+            for missing in (each for each in self._columns if each not in names):
                 raise LabError(
-                    f"{file!r} has no column {column!r}, as other files of the data do. It has {', '.join(names)}."
+                    f"{file!r} has no column {missing!r}, as other files of the data do. It has {', '.join(names)}."
                 )
         self._places = [(file, group) for file, footer in self._files.items() for group in range(footer.num_row_groups)]
         rows = (self._files[file].row_group(group).num_rows for file, group in self._places)
         self.lengths = np.fromiter(rows, np.int64)
-        self.fingerprint = digest_of(_of_column(self._files[file].row_group(group), column) for file, group in self._places)
+        groups = [self._files[file].row_group(group) for file, group in self._places]
+        self.fingerprint = digest_of(_of_column(group, each) for group in groups for each in self._columns)
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
         import pyarrow.parquet as parquet
@@ -64,12 +72,19 @@ class ParquetShards(_Cells):
         number = 0
         with xopen(path, "rb") as file:
             opened = parquet.ParquetFile(file, metadata=self._files[path])
-            for batch in opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[self.column]):
+            for batch in opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=self._columns):
                 if number + len(batch) > row:
-                    cells = batch.column(0)
+                    cells = batch.column(self.column)
                     cells = self.feature.cast_storage(cells) if hasattr(self.feature, "cast_storage") else cells
-                    yield from enumerate(cells.to_pylist(), number)
+                    where = f"row group {group} of {path!r}"
+                    yield from enumerate(self._with_conditions(cells.to_pylist(), batch, where), number)
                 number += len(batch)
+
+    def _with_conditions(self, cells: list[Any], batch: Any, where: str) -> list[Any]:
+        if not self.conditions:
+            return cells
+        rows = batch.select(self._columns[1:]).to_pylist()
+        return [with_row(cell, row, self.conditions, where) for cell, row in zip(cells, rows, strict=True)]
 
 
 def _read_footer(path: str) -> Any:
@@ -102,64 +117,86 @@ def _of_column(group: Any, column: str) -> list[Any]:
 class TableShards(_Cells):
     """Slices of cells that can be had by their number."""
 
-    def __init__(self, name: str, rows: Sequence[dict[str, Any]], column: str, fingerprint: str):
+    def __init__(
+        self,
+        name: str,
+        rows: Sequence[dict[str, Any]],
+        column: str,
+        fingerprint: str,
+        conditions: ConditionColumns | None = None,
+    ):
         self.name, self.rows, self.column, self.fingerprint = name, rows, column, fingerprint
+        self.conditions = conditions or {}
         starts = np.arange(0, len(rows), _TABLE_ROWS)
         self.lengths = np.diff(starts, append=len(rows))
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
         start = shard * _TABLE_ROWS
-        return ((number, self.rows[start + number][self.column]) for number in range(row, self.lengths[shard]))
+        for number in range(row, self.lengths[shard]):
+            found = self.rows[start + number]
+            yield number, with_row(found[self.column], found, self.conditions, f"row {start + number}")
 
 
 class SequentialShards(_Cells):
     """The shards of a `datasets.IterableDataset`, such as CSV files: they are counted, and read from their start."""
 
-    def __init__(self, name: str, stream: Any, column: str, counts: Path):
-        self.name, self.stream, self.column = name, stream, column
+    def __init__(self, name: str, stream: Any, column: str, counts: Path, conditions: ConditionColumns | None = None):
+        self.name, self.stream, self.column, self.conditions = name, stream, column, conditions or {}
         found = find_rows(self._hashes, stream.num_shards, name, counts, len)
         self.lengths = np.array([count for _, count in found], np.int64)
         self.fingerprint = digest_of(digest for digest, _ in found)
 
     def _hashes(self, shard: int) -> Iterator[tuple[int, Any]]:
-        return ((number, digest_of([cell])) for number, cell in self.open(shard, 0))
+        for number, given in self.open(shard, 0):
+            cell, conditions = split(given)
+            yield number, digest_of([cell, *(values.item() for values in conditions.values())])
 
     def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
         rows = self.stream.shard(self.stream.num_shards, shard)
-        return ((number, each[self.column]) for number, each in enumerate(rows))
+        for number, each in enumerate(rows):
+            yield number, with_row(each[self.column], each, self.conditions, f"row {number} of shard {shard}")
 
 
-def open_shards(config: DataConfig, stream: Any, column: str, name: str) -> Source:
-    """The shards of the stream that a configuration names; `stream` has the column `column` alone, undecoded."""
+def open_shards(
+    config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns | None = None
+) -> Source:
+    """
+    The shards of the stream that a configuration names; `stream` has the column `column`, undecoded, and those of the
+    conditions alone.
+    """
     with load_errors_explained(config):
-        return _open_shards(config, stream, column, name)
+        return _open_shards(config, stream, column, name, conditions or {})
 
 
-def _open_shards(config: DataConfig, stream: Any, column: str, name: str) -> Source:
+def _open_shards(config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns) -> Source:
     import datasets as hf_datasets
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
     from datasets.packaged_modules.parquet.parquet import Parquet
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
+    names = [each.name for each in conditions.values()]
     if is_saved_dataset(config):
         saved = open_dataset(config, streaming=False)
-        rows = saved.select_columns([column])
+        rows = saved.select_columns(list(dict.fromkeys([column, *names])))
         if isinstance(stream.features[column], hf_datasets.Image):
             rows = rows.cast_column(column, hf_datasets.Image(decode=False))
-        return TableShards(name, rows, column, saved._fingerprint)
+        return TableShards(name, rows, column, saved._fingerprint, conditions)
     builder = open_builder(config)
     files = builder.config.data_files[config.dataset_split]
     if isinstance(builder, Parquet):
-        return ParquetShards(name, list(files), column, stream.features[column])
+        return ParquetShards(name, list(files), column, stream.features[column], conditions)
     if isinstance(builder, ImageFolder):  # a cell is a path
-        return TableShards(name, list(stream), column, digest_of(_names_and_versions(files)))
+        cells = list(stream)
+        values = ([row[each] for each in names] for row in cells if names)
+        return TableShards(name, cells, column, digest_of([*_names_and_versions(files), *values]), conditions)
     these = [list(files), repr(files.origin_metadata), list(_names_and_versions(files)), config.dataset_config_name, column]
+    these += [names] if names else []
     folder = Path(config.cache_dir or hf_datasets.config.HF_DATASETS_CACHE).expanduser() / "lrlab-shard-rows"
     kept = folder / f"{hf_datasets.fingerprint.Hasher.hash(these)}.jsonl"
     if isinstance(builder, WebDataset) and isinstance(stream.features[column], hf_datasets.Image):
         with suppress(NoPlainTar):  # `datasets` reads compressed ones, too
-            return TarShards(name, files, column, kept)
-    return SequentialShards(name, stream, column, kept)
+            return TarShards(name, files, column, kept, conditions)
+    return SequentialShards(name, stream, column, kept, conditions)
 
 
 def _names_and_versions(files: Any) -> Iterator[Any]:

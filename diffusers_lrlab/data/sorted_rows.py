@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from ..core.errors import LabError
+from .conditions import split
 from .options import DataConfig
 from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
 from .streams import Source
@@ -138,7 +139,7 @@ def _image_sizes(source: Source) -> Iterator[list[int | None]]:
 
 def _num_pixels(source: Source, cell: Any) -> int | None:
     try:
-        read = source.fetch(cell)
+        read, _ = split(source.fetch(cell))
         with Image.open(io.BytesIO(read["bytes"]) if read.get("bytes") else read["path"]) as image:
             return image.width * image.height
     except (OSError, EOFError, LabError, TypeError, KeyError, AttributeError, ValueError, Image.DecompressionBombError):

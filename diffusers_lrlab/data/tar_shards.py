@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
+from .conditions import ConditionColumns, ConditionedCell, with_row
 from .shard_rows import digest_of, find_rows
 
 _HEADER_BYTES = 2048  # fetched to find a header, and the one after it if the first is of a long name
@@ -17,12 +18,16 @@ class TarShards:
     """
     Tar files in WebDataset's format, whose images are found by the places of their headers.
 
-    Rows are the ones that `datasets` makes: neighbours of one key.
+    Rows are the ones that `datasets` makes: neighbours of one key. Conditions are members of the row, such as `.cls`, whose
+    numbers are read with the headers and kept with the places.
     """
 
-    def __init__(self, name: str, files: Sequence[str], column: str, places: Path):
-        self.name, self.files = name, list(files)
-        found = find_rows(lambda shard: _rows_of_tar(self.files[shard], column), len(files), name, places, list)
+    def __init__(
+        self, name: str, files: Sequence[str], column: str, places: Path, conditions: ConditionColumns | None = None
+    ):
+        self.name, self.files, self.conditions = name, list(files), conditions or {}
+        self._names = list(dict.fromkeys(each.name for each in self.conditions.values()))
+        found = find_rows(lambda shard: _rows_of_tar(self.files[shard], column, self._names), len(files), name, places, list)
         self._places = [places for _, places in found]
         self.lengths = np.array([len(places) for places in self._places], np.int64)
         self.fingerprint = digest_of(digest for digest, _ in found)
@@ -32,9 +37,14 @@ class TarShards:
 
         with xopen(self.files[shard], "rb") as file:
             for number in range(row, self.lengths[shard]):
-                yield number, (file, self._places[shard][number])
+                place = self._places[shard][number]
+                place, *values = place if self.conditions else (place,)
+                told = dict(zip(self._names, values, strict=True))
+                yield number, with_row((file, place), told, self.conditions, f"row {number} of {self.files[shard]!r}")
 
     def fetch(self, cell: Any) -> Any:
+        if isinstance(cell, ConditionedCell):
+            return cell._replace(cell=self.fetch(cell.cell))
         file, place = cell
         if place is None:
             return None
@@ -50,13 +60,22 @@ class NoPlainTar(LabError):
     """A file that is no tar file, or a compressed one."""
 
 
-def _rows_of_tar(path: str, column: str) -> Iterator[tuple[int | None, Any]]:
-    """Where the header of each row's image begins, and the image's name and size; `None` for a row without one."""
+def _rows_of_tar(path: str, column: str, names: Sequence[str] = ()) -> Iterator[tuple[Any, Any]]:
+    """
+    Where the header of each row's image begins, and the image's name and size; `None` for a row without one. With the names
+    of members that hold a number, lists of either with these numbers; `None` for one that is missing.
+    """
     from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
     from datasets.utils.file_utils import xopen
 
     row: tuple[int | None, Any] = (None, None)
+    numbers: dict[str, Any] = {}
     key_before = None
+
+    def found() -> tuple[Any, Any]:
+        values = [numbers.get(name) for name in names]
+        return ([row[0], *values], [row[1], *values]) if names else row
+
     try:
         with xopen(path, "rb") as file:
             _fetch_headers_alone(file)
@@ -68,13 +87,16 @@ def _rows_of_tar(path: str, column: str) -> Iterator[tuple[int | None, Any]]:
                         continue
                     if key != key_before:
                         if key_before is not None:
-                            yield row
-                        row, key_before = (None, None), key
+                            yield found()
+                        row, numbers, key_before = (None, None), {}, key
                     # Some versions of datasets name the column in lower case, others as it is.
                     if extension == column or extension.lower() == column and row[0] is None:
                         if row[0] is not None:
                             raise tarfile.ReadError(f"{member.name!r} is there twice")
                         row = (member.offset_data - tarfile.BLOCKSIZE, (member.name, member.size))
+                    for name in names:
+                        if extension == name or extension.lower() == name and name not in numbers:
+                            numbers[name] = _number_in(tar, member, path)
                 file.seek(tar.offset)  # where tarfile stopped: at zeros, at the file's end, or at what it cannot read
                 if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
                     raise tarfile.ReadError(f"no header at byte {tar.offset:,}")
@@ -82,7 +104,20 @@ def _rows_of_tar(path: str, column: str) -> Iterator[tuple[int | None, Any]]:
         problem = LabError if key_before is not None else NoPlainTar
         raise problem(f"The tar file {path!r} is damaged ({error}). Replace it.") from None
     if key_before is not None:
-        yield row
+        yield found()
+
+
+def _number_in(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Any:
+    """The number in a small file of text, as `datasets` decodes it."""
+    from datasets.packaged_modules.webdataset.webdataset import WebDataset
+
+    file = tar.extractfile(member)
+    assert file is not None  # since it is a regular one
+    content = file.read()
+    try:
+        return WebDataset.DECODERS[PurePath(member.name).suffix[1:].lower()](content)
+    except (KeyError, ValueError):
+        raise LabError(f"{member.name!r} in the tar file {path!r}: must be a number, got {content[:20]!r}.") from None
 
 
 def _fetch_headers_alone(file: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..core.streams import block_randn
+from ..data.batch import Batch
 from ..objective.process import NoiseProcess
 
 # Fixed for every run, as the validation loss's.
@@ -20,17 +21,17 @@ NUM_PROBES = _NUM_GROUPS * _GROUP_IMAGES
 class GradientProbes:
     """
     Gradients of the unweighted loss at fixed probes: a function of the model alone, that leaves it and its gradients as
-    they are. `starts` are the first timesteps of the bins, and T. Images are used in turn if they are fewer than
-    `NUM_PROBES`, and then there is no noise scale.
+    they are. `starts` are the first timesteps of the bins, and T. The images of `batch` are used in turn if they are fewer
+    than `NUM_PROBES`, and then there is no noise scale.
     """
 
-    def __init__(self, images: torch.Tensor, process: NoiseProcess, starts: np.ndarray, device: torch.device):
+    def __init__(self, batch: Batch, process: NoiseProcess, starts: np.ndarray, device: torch.device):
         self.process = process
         num = NUM_PROBES
-        self.images = images[torch.arange(num) % len(images)].to(device)
+        self.batch = batch[torch.arange(num) % len(batch)].to(device)
         # Groups that share images are not independent, and the estimate of their noise would be too small.
-        self.has_noise_scale = len(images) >= num
-        self.noise = block_randn(_SEED, "probe-noise", 0, range(num), tuple(images.shape[1:]), "cpu").to(device)
+        self.has_noise_scale = len(batch) >= num
+        self.noise = block_randn(_SEED, "probe-noise", 0, range(num), tuple(batch.data.shape[1:]), "cpu").to(device)
         # Evenly spread over the bin, in every group.
         spread = (torch.arange(num) * 2 + 1) / (2 * num)
         spread = spread.view(_GROUP_IMAGES, _NUM_GROUPS).T.flatten()
@@ -69,7 +70,7 @@ class GradientProbes:
         for start in range(0, len(timesteps), _GROUP_IMAGES):
             part = slice(start, start + _GROUP_IMAGES)
             with torch.enable_grad():
-                losses = self.process.losses(model, self.images[part], self.noise[part], timesteps[part])
+                losses = self.process.losses(model, self.batch[part], self.noise[part], timesteps[part])
                 # Not backward(), which would write into the gradients that training uses.
                 gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
             small += torch.stack(torch._foreach_norm(gradients)).square().sum() / _NUM_GROUPS

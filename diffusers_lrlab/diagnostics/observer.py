@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.batch import Batch
 from ..objective.objective import Objective
 from ..objective.process import NoiseProcess
 from .gradients import GradientProbes
@@ -18,9 +19,7 @@ class TimestepObserver:
     that training uses. Gradients are measured if there are probe images.
     """
 
-    def __init__(
-        self, num_bins: int, objective: Objective, process: NoiseProcess, probe_images: torch.Tensor | None, path: Path
-    ):
+    def __init__(self, num_bins: int, objective: Objective, process: NoiseProcess, probe_images: Batch | None, path: Path):
         self.sampler, self.rank, self.path = objective.sampler, objective.layout.rank, path
         self._gather, self._num_processes = objective.gather, objective.layout.num_processes
         self.log = TimestepLog(num_bins, self.sampler.num_train_timesteps)

@@ -30,13 +30,13 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
         return results
     num_real = run.data.num_images or MOST_REAL
     compared = [sizes_for(metric, num_real, len(samples))[0] for metric in chosen if metric.of == "samples"]
-    real = run.kind.as_samples(evaluation.some_real(max(compared))[: max(compared)])
+    real = run.kind.as_samples(evaluation.some_real(max(compared)).data[: max(compared)])
     results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
     # What held-out data score in the place of samples is the same for all runs on these data.
     items = "images" if run.kind.form == "images" else "points"
     known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
     if key not in known:
-        held_out = run.kind.as_samples(run.data.held_out[: len(samples)])
+        held_out = run.kind.as_samples(run.data.held_out.data[: len(samples)])
         known[key] = compare_samples(real, held_out, f"of held-out {items}", names, run.kind.form)
     return results | {f"{name}_of_held_out_{items}": value for name, value in known[key].items()}
 

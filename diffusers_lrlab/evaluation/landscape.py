@@ -15,7 +15,7 @@ _TOLERANCE = 1e-3
 def _mean_loss(run: Any, model: Any) -> torch.Tensor:
     """Of the first held-out points, with the timesteps and noise of validation."""
     validation, part = run.validation, slice(0, _POINTS)
-    parts = (validation.images[part], validation.noise[part], validation.timesteps[part])
+    parts = (validation.batch[part], validation.noise[part], validation.timesteps[part])
     return validation.process.losses(model, *parts).mean()
 
 

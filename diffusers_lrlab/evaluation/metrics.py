@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.batch import Batch
 from ..data.toy2d_entries import LOG_PROBS
 from . import distances, kl
 from .frechet import digit_features, frechet_distance
@@ -33,16 +34,16 @@ class Evaluation:
     @cached_property
     def real(self) -> torch.Tensor:
         """Training data in random order, so that any first part of them is a fair sample."""
-        return self.some_real(MOST_REAL)
+        return self.some_real(MOST_REAL).data
 
-    def some_real(self, num: int) -> torch.Tensor:
-        """The first ones of these, for which no others are decoded."""
+    def some_real(self, num: int) -> Batch:
+        """The first ones of these with their conditions, for which no others are decoded."""
         data = self.run.data
         return data.random_sample(len(data.in_memory) if data.in_memory is not None else num, MOST_REAL)
 
     @property
     def held_out(self) -> np.ndarray:
-        return self.run.data.held_out.numpy()
+        return self.run.data.held_out.data.numpy()
 
 
 # --- what validation logs ---------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ def _part_of_frechet(evaluation: Evaluation) -> float:
     """The classifier is what takes time."""
     if not _has_digit_features(evaluation):
         return 0.0
-    digit_features()(evaluation.run.data.held_out[:NEIGHBOUR])
+    digit_features()(evaluation.run.data.held_out.data[:NEIGHBOUR])
     return 1.0
 
 
@@ -104,7 +105,7 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
     # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
     samples = features(torch.from_numpy(evaluation.samples).permute(0, 3, 1, 2) * 2 - 1)
     if "digit features" not in data.known:
-        data.known["digit features"] = features(data.held_out), features(data.all_in_memory())
+        data.known["digit features"] = features(data.held_out.data), features(data.all_in_memory().data)
     held_out, training = data.known["digit features"]
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
@@ -148,7 +149,7 @@ def _part_of_training_set_loss(evaluation: Evaluation) -> float:
 def _training_set_loss(evaluation: Evaluation) -> float:
     """Of fixed draws of noise."""
     run = evaluation.run
-    model, data = run.bare_model, evaluation.real
+    model, data = run.bare_model, evaluation.some_real(MOST_REAL)
     with run.raw_weights():
         losses = [ValidationLoss(data, run.process, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)]
     return float(np.mean(losses))

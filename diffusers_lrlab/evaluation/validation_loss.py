@@ -7,6 +7,7 @@ import torch
 
 from ..core.random_states import random_states_kept
 from ..core.streams import block_randn, stream_generator
+from ..data.batch import Batch
 from ..objective.process import NoiseProcess
 
 # Fixed for every run, whatever its seed: validation losses of different runs are of the same images, timesteps, noise.
@@ -18,24 +19,24 @@ class ValidationLoss:
     A function of the model alone. It draws from streams of its own, so that it does not disturb training.
 
     Args:
-        images (`torch.Tensor`): Held-out images or points `(num_images, ...)`.
+        batch ([`Batch`]): Held-out images or points `(num_images, ...)`, with their conditions.
         process ([`NoiseProcess`]): Whose loss it is.
         batch_size (`int`): Images per forward pass.
         device (`torch.device`): That of the model.
         draw (`int`, *optional*): Which of many draws of timesteps and noise.
     """
 
-    def __init__(self, images: torch.Tensor, process: NoiseProcess, batch_size: int, device: torch.device, draw: int = 0):
-        self.images = images.to(device)
+    def __init__(self, batch: Batch, process: NoiseProcess, batch_size: int, device: torch.device, draw: int = 0):
+        self.batch = batch.to(device)
         self.process, self.batch_size = process, batch_size
-        num_images, num_timesteps = len(images), process.num_train_timesteps
+        num_images, num_timesteps = len(batch), process.num_train_timesteps
         # Evenly spread over all timesteps, in an order that has nothing to do with that of the images.
         spread = (torch.arange(num_images) * 2 + 1) * num_timesteps // (2 * num_images)
         counters = (draw,) if draw else ()
         generator = stream_generator(VALIDATION_SEED, "validation-timesteps", *counters)
         order = torch.randperm(num_images, generator=generator)
         self.timesteps = spread[order].to(device)
-        shape = tuple(images.shape[1:])
+        shape = tuple(batch.data.shape[1:])
         self.noise = block_randn(VALIDATION_SEED, "validation-noise", draw, range(num_images), shape, "cpu").to(device)
 
     @torch.no_grad()
@@ -45,7 +46,7 @@ class ValidationLoss:
         model.eval()
         one = slice(0, 1)
         with random_states_kept():
-            self.process.losses(model, self.images[one], self.noise[one], self.timesteps[one])
+            self.process.losses(model, self.batch[one], self.noise[one], self.timesteps[one])
         model.train(was_training)
 
     @torch.no_grad()
@@ -54,8 +55,8 @@ class ValidationLoss:
         was_training = model.training
         model.eval()
         losses = []
-        for start in range(0, len(self.images), self.batch_size):
+        for start in range(0, len(self.batch), self.batch_size):
             part = slice(start, start + self.batch_size)
-            losses.append(self.process.losses(model, self.images[part], self.noise[part], self.timesteps[part]))
+            losses.append(self.process.losses(model, self.batch[part], self.noise[part], self.timesteps[part]))
         model.train(was_training)
         return torch.cat(losses).double().cpu().numpy()

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm.auto import tqdm
 
 from ..core.environment import describe_environment, is_watched, launch_command
@@ -32,6 +31,7 @@ from .suggestions import RULES, combine
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from ..data.batch import Batch
     from ..data.loading import TrainingData
     from ..training.plan import Plan
     from ..training.trainer import Trainer
@@ -131,7 +131,7 @@ def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerato
 
 
 def find_lr_of(
-    trainer: Trainer, settings: FinderConfig | None = None, batches: Iterable[torch.Tensor] | None = None
+    trainer: Trainer, settings: FinderConfig | None = None, batches: Iterable[Batch] | None = None
 ) -> FinderResult:
     """
     Tests learning rates with a trainer at any update, and leaves it in the state it was in, to the bit.

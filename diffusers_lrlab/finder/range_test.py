@@ -15,6 +15,7 @@ from ..core.errors import LabError
 from ..core.options import THIS_START, check_ranges, check_types, option
 from ..core.streams import stream_seed
 from ..core.words import counted
+from ..data.batch import Batch
 from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
 from ..training.stepping import do_one_update
@@ -102,9 +103,7 @@ class FinderConfig:
         return done % every == 0 or done in (self.num_updates, len(self.lrs()))
 
 
-def range_test(
-    trainer: Trainer, settings: FinderConfig, repeat: int = 0, batches: Iterable[torch.Tensor] | None = None
-) -> Sweep:
+def range_test(trainer: Trainer, settings: FinderConfig, repeat: int = 0, batches: Iterable[Batch] | None = None) -> Sweep:
     """
     One test, from the state that a trainer is in; afterwards it is in this state again, to the bit, errors or not.
 
@@ -128,7 +127,7 @@ def range_test(
 
 
 def _sweep(
-    trainer: Trainer, objective: StillObjective, settings: FinderConfig, batches: Iterator[torch.Tensor], reader: Any
+    trainer: Trainer, objective: StillObjective, settings: FinderConfig, batches: Iterator[Batch], reader: Any
 ) -> Sweep:
     lrs = settings.lrs()
     readings = Readings(settings.num_updates, settings.stop_factor, reader.memory)
@@ -136,8 +135,8 @@ def _sweep(
         readings.start(lrs, *_same_everywhere(reader.read()))
     done = 0
     for update, lr in enumerate(lrs):
-        images = next(batches, None)
-        if images is None:
+        batch = next(batches, None)
+        if batch is None:
             if update >= settings.num_updates:  # the extension goes only as far as the data
                 break
             readings.ended = (
@@ -148,7 +147,7 @@ def _sweep(
             group["lr"] = float(lr)
         trainer.update = update
         with scaled_lr(trainer.optimizer, objective.lr_factor(update)):
-            if not do_one_update(trainer, images):
+            if not do_one_update(trainer, batch):
                 readings.ended = no_finite_gradient(lr)
                 break
         done = update + 1
@@ -171,12 +170,12 @@ class _Probe:
     def __init__(self, trainer: Trainer, size: int | None):
         data, layout = trainer.data, trainer.plan.layout
         size = size or _PROBE_BATCHES * layout.global_batch
-        images = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
-        batch = trainer.kind.evaluation_batch(layout)
+        probe = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
+        batch_size = trainer.kind.evaluation_batch(layout)
         self.trainer = trainer
-        self.loss = ValidationLoss(images, trainer.process, batch, trainer.accelerator.device)
+        self.loss = ValidationLoss(probe, trainer.process, batch_size, trainer.accelerator.device)
         timesteps = self.loss.timesteps.cpu().numpy()
-        self.num_bins = _NOISE_BINS if len(images) >= 2 * _NOISE_BINS else 1
+        self.num_bins = _NOISE_BINS if len(probe) >= 2 * _NOISE_BINS else 1
         place = timesteps * self.num_bins // trainer.process.num_train_timesteps
         self._members = [place == index for index in range(self.num_bins)]
 

@@ -54,7 +54,8 @@ def _seconds_of_comparison(trainer: Trainer, metric: Metric, num_samples: int, s
     num_data = len(data.in_memory) if data.in_memory is not None else data.num_images or len(data.held_out)
     held_out = min(len(data.held_out), num_samples)
     num_real, num_generated = sizes_for(metric, num_data, num_samples)
-    points = trainer.kind.as_samples(data.all_in_memory(num_generated) if data.in_memory is not None else data.held_out)
+    known = data.all_in_memory(num_generated) if data.in_memory is not None else data.held_out
+    points = trainer.kind.as_samples(known.data)
     if min(num_real, num_generated) <= NEIGHBOUR or len(points) <= 2 * NEIGHBOUR or metric.function is None:
         return 0.0
     if (metric.most_dimensions or points.shape[1]) < points.shape[1]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..data.batch import Batch
 from ..optimizers.entries import OPTIMIZERS, get_optimizer, optimizer_state_bytes
 from ..training.plan import Plan
 from ..training.resolve_timesteps import objective_spec
@@ -26,7 +27,7 @@ class MemoryForecast(NamedTuple):
     optimizer: int
     ema: int
     activations: int  # what the backward pass needs at that moment, inputs, and temporary results
-    held_out: int  # data and their noise
+    held_out: int  # data, conditions and noise
     copies: int = 0  # inputs and outputs of the largest convolution, which a CPU's library copies
     checkpoint: int = 0  # the copy that a thread writes during the updates, on the CPU
 
@@ -55,7 +56,8 @@ def forecast_memory(
     state = optimizer_bytes(plan, config.optimizer, config.optimizer_kwargs)
     weights = peak["PARAM"]
     passing = sum(peak[part] for part in _ACTIVATIONS)
-    held_out = 2 * 4 * plan.num_held_out * math.prod(plan.item_shape)
+    told = sum(values.element_size() * math.prod(values.shape[1:]) for values in plan.conditions.values())
+    held_out = plan.num_held_out * (2 * 4 * math.prod(plan.item_shape) + told)
     gradients = peak["GRAD"]
     if gradients + passing < weights:  # then the optimizer's step, with all gradients, has more
         gradients, passing = weights, 0
@@ -126,13 +128,15 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
         if config.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         timesteps = torch.zeros(shape[0], dtype=torch.int64)
+        told = {name: torch.zeros(shape[0], *own.shape[1:], dtype=own.dtype) for name, own in plan.conditions.items()}
+        batch = Batch(images, told)
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.mixed_precision or "no")
         tracker = Tracker()
-        tracker.track_external(model, images, noise, timesteps)
+        tracker.track_external(model, images, noise, timesteps, *told.values())
         with tracker:
             for _ in range(accumulation):
                 with torch.autocast(device, low, enabled=low is not None):
-                    losses = process.losses(model, images, noise, timesteps)
+                    losses = process.losses(model, batch, noise, timesteps)
                 losses.mean().backward()
                 del losses
     found = tracker.get_tracker_snapshot("peak").items()

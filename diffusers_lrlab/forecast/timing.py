@@ -128,7 +128,7 @@ def _warm(times: list[float]) -> list[float]:
 
 def _seconds_of_validation(trainer: Trainer, whole: ValidationLoss, item: float, budget: Budget) -> tuple[float, bool]:
     """Of one, and whether it is guessed by the seconds of training for an item."""
-    num, seconds = len(whole.images), budget.share(_FOR_VALIDATION)
+    num, seconds = len(whole.batch), budget.share(_FOR_VALIDATION)
     first = min(num, whole.batch_size)
     models = 1 if trainer.average is None else 2
     if 2 * first * models * FORWARD_SHARE * item > seconds:
@@ -136,7 +136,7 @@ def _seconds_of_validation(trainer: Trainer, whole: ValidationLoss, item: float,
 
     def validate(size: int) -> None:
         part = trainer.validation = copy.copy(whole)
-        part.images = whole.images[:size]
+        part.batch = whole.batch[:size]
         trainer.validation_losses()
 
     with budget.shown("validation"):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from ..data.batch import Batch
+
 OBJECTIVES = Registry("objective")
 """Entries are `"module:factory"` of a [`NoiseProcess`], so that nothing heavy is imported for the names alone."""
 
@@ -106,16 +108,17 @@ class NoiseProcess(ABC):
         """The loss of each prediction, means over pixels or coordinates: float32 of shape `(batch,)`."""
 
     def losses(
-        self, model: Any, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor, is_first: bool = False
+        self, model: Any, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor, is_first: bool = False
     ) -> torch.Tensor:
         """
-        [`prediction_losses`] of a model that is called as `model(noisy, timesteps).sample`.
+        [`prediction_losses`] of a model that is called as `model(noisy, timesteps, **batch.conditions).sample`.
 
         Raises a `LabError` for a prediction that is not of the shape of the data; with `is_first`, which reads off the
         device, also for one that is not finite though the data are, or that has no gradient.
         """
+        data = batch.data
         noisy = self.add_noise(data, noise, timesteps)
-        output = model(noisy, timesteps)
+        output = model(noisy, timesteps, **batch.conditions)
         if not hasattr(output, "sample"):
             raise LabError(
                 f"{_called(model)} must return an object with .sample, such as diffusers' UNet2DOutput, not "

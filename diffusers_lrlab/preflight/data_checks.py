@@ -71,7 +71,7 @@ def near_duplicates(subject: Subject) -> str | None:
 def _equal(subject: Subject) -> tuple[int, int]:
     """How many of the data occur more than once, and how many were looked at."""
     in_memory = subject.data.in_memory
-    data = subject.sample if in_memory is None else in_memory
+    data = subject.sample if in_memory is None else in_memory.data
     counts = data.unique(dim=0, return_counts=True)[1]
     return int(counts[counts > 1].sum()), len(data)
 
@@ -86,7 +86,7 @@ def _alike(subject: Subject, thumbnails: Callable[[torch.Tensor], torch.Tensor])
     else:
         nearest = torch.full((len(sample),), torch.inf)
         for start in range(0, data.num_images, _AT_ONCE):
-            others = thumbnails(data.transform.fixed(data.in_memory[start : start + _AT_ONCE]))
+            others = thumbnails(data.transform.fixed(data.in_memory.data[start : start + _AT_ONCE]))
             distances = torch.cdist(sample, others, compute_mode=_EXACT)
             own = torch.arange(start, start + len(others)) == subject.rows[:, None]
             nearest = torch.minimum(nearest, distances.masked_fill(own, torch.inf).amin(dim=1))

@@ -6,6 +6,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.words import agreeing, counted
+from ..data.batch import Batch
 from ..finder.snapshot import as_it_was
 from ..finder.still_objective import StillObjective
 from ..training.sharding import is_sharded
@@ -26,15 +27,15 @@ def dead_parameters(subject: Subject) -> str | None:
     frozen = sum(1 for _ in model.parameters()) - len(named)
     if not named:
         return "The model has no parameter that is trained."
-    images = subject.sample[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)
-    if not len(images):
+    batch = subject.batch[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)
+    if not len(batch):
         return None
     with as_it_was(trainer):
         model.train()
         dead: set[str] = set()
         for step in range(2):
             model.zero_grad()
-            loss = _probe_loss(subject, images, step)
+            loss = _probe_loss(subject, batch, step)
             loss.backward()
             if not torch.isfinite(loss) or not all(p.grad is None or p.grad.isfinite().all() for _, p in named):
                 return (
@@ -59,13 +60,13 @@ def dead_parameters(subject: Subject) -> str | None:
     )
 
 
-def _probe_loss(subject: Subject, images: torch.Tensor, step: int) -> torch.Tensor:
-    trainer, num_steps = subject.trainer, subject.config.ddpm_num_steps
+def _probe_loss(subject: Subject, batch: Batch, step: int) -> torch.Tensor:
+    trainer, num_steps, images = subject.trainer, subject.config.ddpm_num_steps, batch.data
     generator = torch.Generator(device=images.device).manual_seed(step)
     noise = torch.randn(images.shape, generator=generator, device=images.device)
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
     # In float32: without a loss scale, small gradients in half precision would underflow to zero.
-    return trainer.process.losses(trainer.bare_model, images, noise, timesteps).mean()
+    return trainer.process.losses(trainer.bare_model, batch, noise, timesteps).mean()
 
 
 class _OneBatch(StillObjective):
@@ -85,7 +86,7 @@ def overfit_one_batch(subject: Subject) -> str:
     processes call this.
     """
     trainer, plan = subject.trainer, subject.plan
-    images = next(trainer.batches(trainer.config.seed, range(1)))
+    batch = next(trainer.batches(trainer.config.seed, range(1)))
     losses = []
     with as_it_was(trainer):
         trainer.objective, trainer.observer = _OneBatch.now(trainer, 0, evenly=True), None
@@ -94,7 +95,7 @@ def overfit_one_batch(subject: Subject) -> str:
             group["lr"] = plan.learning_rate
         for update in range(_SANITY_UPDATES):
             trainer.update, trainer.sums = update, torch.zeros_like(trainer.sums)
-            if not do_one_update(trainer, images):
+            if not do_one_update(trainer, batch):
                 raise LabError(
                     f"The sanity run failed: no fp16 gradient was finite at update {update}. Train without "
                     "--mixed_precision fp16, or lower the learning rate."

@@ -9,6 +9,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.streams import stream_generator
+from ..data.batch import Batch, Conditions
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
@@ -22,16 +23,22 @@ class Subject:
     def __init__(self, trainer: Trainer):
         self.trainer, self.plan, self.data, self.config = trainer, trainer.plan, trainer.data, trainer.config
 
-    @cached_property
+    @property
     def sample(self) -> torch.Tensor:
+        """The data of [`batch`] alone."""
+        return self.batch.data
+
+    @cached_property
+    def batch(self) -> Batch:
         """Some of the training data as the model sees them: float32 `(num, ...)`; the first ones of a stream."""
         data = self.data
         if data.num_images is None:
             return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
         if data.in_memory is not None:
-            return data.transform.fixed(data.in_memory[self.rows])
-        read = [values for row in self.rows.tolist() if (values := self._read(row)) is not None]
-        return torch.stack(read) if read else torch.empty(0, *data.image_shape)
+            some = data.in_memory[self.rows]
+            return some.with_data(data.transform.fixed(some.data))
+        read = [example for row in self.rows.tolist() if (example := self._read(row)) is not None]
+        return Batch.stack(read) if read else Batch(torch.empty(0, *data.image_shape), data.held_out[:0].conditions)
 
     @cached_property
     def rows(self) -> torch.Tensor:
@@ -43,10 +50,10 @@ class Subject:
         evenly = torch.linspace(0, num - 1, min(_MOST // 8, num)).long()
         return torch.cat([evenly, evenly + 1]).clamp(max=num - 1).unique()
 
-    def _read(self, row: int) -> torch.Tensor | None:
-        """One image; `None` if it cannot be decoded, which training skips or reports."""
+    def _read(self, row: int) -> tuple[torch.Tensor, Conditions] | None:
+        """One image with its conditions; `None` if it cannot be decoded, which training skips or reports."""
         try:
-            return self.data.transform.fixed(self.data.transform.read(self.data.train[row][self.data.column]))
+            return self.data.read_fixed(self.data.cells[row])
         except LabError:
             return None
 

@@ -10,6 +10,7 @@ from accelerate.utils import set_seed
 
 from ..averaging.averages import EMA, averages_itself, own_average
 from ..core.streams import stream_seed
+from ..data.batch import Batch
 from ..data.batches import iterate_batches
 from ..data.loading import TrainingData
 from ..data.prefetch import prefetched
@@ -68,7 +69,7 @@ class BaseRun:
     def bare_model(self) -> Any:
         return self.model
 
-    def batches(self, seed: int, updates: range) -> Iterator[torch.Tensor]:
+    def batches(self, seed: int, updates: range) -> Iterator[Batch]:
         """The data of these updates, in the order that belongs to a seed: the share of this process."""
         plan, skip_corrupt = self.plan, self.config.skip_corrupt_images
         batches = iterate_batches(self.data, plan.layout, seed, updates, plan.num_workers, skip_corrupt, compact=True)

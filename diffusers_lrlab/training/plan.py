@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
+from ..data.batch import Conditions
 from ..data.batches import num_workers
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
@@ -48,6 +49,7 @@ class Plan:
     lr_factors: np.ndarray | None  # what the band of timesteps of each update makes of its learning rate
     data_warnings: tuple[str, ...]
     num_workers: int  # processes that read and decode the images
+    conditions: Conditions = field(default_factory=dict)  # of no images, `(0, ...)` each: what the model is told
 
     @property
     def learning_rate(self) -> float:
@@ -171,6 +173,7 @@ def make_plan(
         lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps),
         data_warnings=tuple(kind.data_warnings(data)),
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
+        conditions=data.held_out[:0].conditions,
     )
 
 

@@ -11,13 +11,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
+from ..data.batch import Batch
+
 _MOST_OVERFLOWS = 30  # in a row
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
-def do_one_update(trainer: Any, images: torch.Tensor) -> bool:
+def do_one_update(trainer: Any, batch: Batch) -> bool:
     """An update, repeated with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
-    return any(trainer.do_update(images) for _ in range(_MOST_OVERFLOWS))
+    return any(trainer.do_update(batch) for _ in range(_MOST_OVERFLOWS))
 
 
 class Stepper:

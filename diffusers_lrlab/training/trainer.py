@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
 from ..core.words import counted
-from ..data.batches import to_device
+from ..data.batch import Batch, to_device
 from ..data.loading import TrainingData
 from ..diagnostics.observer import TimestepObserver
 from ..objective.objective import Objective
@@ -81,24 +81,26 @@ class Trainer(LoggedRun):
         finally:
             self._whole, self.average = None, average
 
-    def to_device(self, images: torch.Tensor) -> torch.Tensor:
-        images = to_device(images, self.accelerator.device)
-        return images.contiguous(memory_format=torch.channels_last) if self.config.channels_last else images
+    def to_device(self, batch: Batch) -> Batch:
+        batch = to_device(batch, self.accelerator.device)
+        if not self.config.channels_last:
+            return batch
+        return batch.with_data(batch.data.contiguous(memory_format=torch.channels_last))
 
-    def do_update(self, images: torch.Tensor) -> bool:
-        """One optimizer update on this process's share of images; `False` if fp16 overflowed and it has to be repeated."""
+    def do_update(self, batch: Batch) -> bool:
+        """One optimizer update on this process's share of a batch; `False` if fp16 overflowed and it has to be repeated."""
         layout, device = self.plan.layout, self.accelerator.device
         timesteps = self.objective.draw(self.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
         weights = self.objective.weights(local, self.update)
-        images = self.to_device(images)
+        batch = self.to_device(batch)
         loss, unweighted = torch.zeros((), device=device), []
-        for step, noise in enumerate(self.objective.noise(self.update, images)):
+        for step, noise in enumerate(self.objective.noise(self.update, batch.data)):
             part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
             # Gradients are exchanged between processes after the last micro-batch only.
             with self.accelerator.accumulate(self.model) if layout.accumulation > 1 else nullcontext():
                 is_first = self.update == 0 and not self.step.skips_bad
-                losses = self.process.losses(self.model, images[part], noise, local[part], is_first)
+                losses = self.process.losses(self.model, batch[part], noise, local[part], is_first)
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
                 self.step(weighted)
@@ -146,10 +148,10 @@ class Trainer(LoggedRun):
         batches = self.batches(config.seed, range(self.update, self.plan.num_updates))
         self.set_training()
         started = time.perf_counter()
-        for images in batches:
+        for batch in batches:
             with scaled_lr(self.optimizer, self.lr_factor):
                 self.check_schedules()
-                is_done = do_one_update(self, images)
+                is_done = do_one_update(self, batch)
                 lr, momentum = self.current_lr, self.current_momentum
             if not is_done:
                 raise self.diverged()

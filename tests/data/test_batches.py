@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from helpers import config, image_folder, levels, load, load_data
+from helpers import config, image_folder, levels, load, load_data, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -14,6 +14,7 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream_generator, stream_seed, stream_uniform
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import RowOrder, iterate_batches
 from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.data.layout import BatchLayout
@@ -28,7 +29,7 @@ def in_memory(num_rows=NUM_ROWS):
     """Images that are known by their level, without a dataset."""
     pixels = (torch.arange(num_rows) / 127.5 - 1)[:, None, None, None].expand(-1, 1, 4, 4)
     transform = ImageTransform(4, 1, center_crop=True, random_flip=False, eight_bit=False, seed=0)
-    return TrainingData("levels", None, torch.empty(0), "image", "levels", transform, pixels)
+    return TrainingData("levels", None, Batch(torch.empty(0)), "image", "levels", transform, Batch(pixels))
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +152,9 @@ def test_lazy_reading_gives_the_images_of_memory(oblong_folder, options, workers
     memory, lazy = load(oblong_folder, **options), load(oblong_folder, in_memory_limit_mb=0, **options)
     assert memory.in_memory is not None
     assert lazy.in_memory is None
-    expected = torch.stack(list(iterate_batches(memory, layout, 0, range(6))))
+    expected = stacked(iterate_batches(memory, layout, 0, range(6)))
     assert expected.shape == (6, 8, 1, 4, 4)
-    assert torch.equal(expected, torch.stack(list(iterate_batches(lazy, layout, 0, range(6), workers))))
+    assert torch.equal(expected, stacked(iterate_batches(lazy, layout, 0, range(6), workers)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -161,7 +162,7 @@ def test_lazy_reading_resumes_too(oblong_folder, workers):
     data = load(oblong_folder, in_memory_limit_mb=0, random_flip=True)
     whole = list(iterate_batches(data, BatchLayout(5), 0, range(9)))
     resumed = list(iterate_batches(data, BatchLayout(5), 0, range(6, 9), workers))
-    assert torch.equal(torch.stack(whole[6:]), torch.stack(resumed))
+    assert torch.equal(stacked(whole[6:]), stacked(resumed))
 
 
 def test_an_image_is_augmented_anew_in_every_epoch(oblong_folder):
@@ -170,7 +171,7 @@ def test_an_image_is_augmented_anew_in_every_epoch(oblong_folder):
     orders = [
         RowOrder(NUM_ROWS, 0).rows(list(range(epoch * NUM_ROWS, (epoch + 1) * NUM_ROWS))).tolist() for epoch in range(4)
     ]
-    views = [images[order.index(0)] for images, order in zip(batches, orders, strict=True)]
+    views = [images.data[order.index(0)] for images, order in zip(batches, orders, strict=True)]
     assert len({tuple(view.flatten().tolist()) for view in views}) > 1
 
 

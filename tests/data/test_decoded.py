@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 from filelock import FileLock
-from helpers import image_folder, load
+from helpers import image_folder, load, stacked
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -22,7 +22,7 @@ CACHED = {**FAST, "cache_decoded": True}
 
 
 def batches(data, num_workers=0, **options):
-    return torch.stack(list(iterate_batches(data, BatchLayout(4, 2), 0, range(5), num_workers, **options)))
+    return stacked(iterate_batches(data, BatchLayout(4, 2), 0, range(5), num_workers, **options))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_kept_images_are_those_that_are_decoded(folder, capsys, monkeypatch):
     for data in (first, load(folder, seed=5, **CACHED)):
         assert data.num_images == 20
         assert data.decoded[3].dtype == torch.uint8
-        assert data.all_in_memory(7).shape == (7, 1, 4, 4)
+        assert data.all_in_memory(7).data.shape == (7, 1, 4, 4)
     assert torch.equal(batches(first), expected)
     assert torch.equal(batches(first, num_workers=1), expected)
     assert len(written(folder)) == 1

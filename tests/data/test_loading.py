@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from helpers import image_folder, levels, load, numbered_image
+from helpers import image_folder, joined, levels, load, numbered_image
 from PIL import Image
 from sklearn.datasets import load_digits
 from tables import cases
@@ -64,23 +64,23 @@ def digits():
 def test_digits_become_tensors_without_loss(digits):
     """Every image is in exactly one of the two parts, with the values of scikit-learn."""
     original = np.rint(load_digits().images * (255 / 16)).astype(int)
-    everything = torch.cat([digits.in_memory, digits.held_out])[:, 0]
+    everything = joined([digits.in_memory, digits.held_out])[:, 0]
     restored = np.rint((everything.numpy() + 1) * 127.5).astype(int)
     np.testing.assert_allclose(everything, restored / 127.5 - 1, atol=1e-6)
     assert sorted(restored.reshape(-1, 64).tolist()) == sorted(original.reshape(-1, 64).tolist())
 
 
 def test_digits_are_split_into_1541_and_256(digits):
-    assert digits.in_memory.shape == (1541, 1, 8, 8)
-    assert digits.held_out.shape == (256, 1, 8, 8)
+    assert digits.in_memory.data.shape == (1541, 1, 8, 8)
+    assert digits.held_out.data.shape == (256, 1, 8, 8)
     assert digits.num_images == len(digits.train) == 1541
     assert digits.fingerprint == "digits"
 
 
 def test_every_seed_holds_out_the_same_images(digits):
     other = load(seed=1, random_flip=True)
-    assert torch.equal(other.held_out, digits.held_out)
-    assert torch.equal(other.in_memory, digits.in_memory)
+    assert torch.equal(other.held_out.data, digits.held_out.data)
+    assert torch.equal(other.in_memory.data, digits.in_memory.data)
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -140,19 +140,19 @@ def test_a_folder_of_16_bit_images_keeps_its_precision(tmp_path, limit):
     values = np.arange(16, dtype=np.uint16).reshape(4, 4) + 30_000
     Image.fromarray(values).save(folder / "deep.png")
     (images,) = iterate_batches(load(folder, in_memory_limit_mb=limit), BatchLayout(1), 0, range(1))
-    np.testing.assert_array_equal(np.rint((images[0, 0].double().numpy() + 1) / 2 * 65535), values)
+    np.testing.assert_array_equal(np.rint((images.data[0, 0].double().numpy() + 1) / 2 * 65535), values)
     rounded = load(folder, in_memory_limit_mb=limit, preserve_input_precision=False)
     (images,) = iterate_batches(rounded, BatchLayout(1), 0, range(1))
-    assert images.unique().numel() == 1
+    assert images.data.unique().numel() == 1
 
 
 def test_oblong_images_stay_in_memory_whole_for_random_crops(tmp_path):
     folder = image_folder(tmp_path / "images", size=(6, 4))
-    assert load(folder).in_memory.shape == (20, 1, 4, 6)
-    assert load(folder, center_crop=True).in_memory.shape == (20, 1, 4, 4)
+    assert load(folder).in_memory.data.shape == (20, 1, 4, 6)
+    assert load(folder, center_crop=True).in_memory.data.shape == (20, 1, 4, 4)
     numbered_image(20, size=(7, 4)).save(folder / "even" / "020.png")
     assert load(folder).in_memory is None
-    assert load(folder, center_crop=True).in_memory.shape == (21, 1, 4, 4)
+    assert load(folder, center_crop=True).in_memory.data.shape == (21, 1, 4, 4)
 
 
 # --- what cannot be read ---------------------------------------------------------------------------------------------
@@ -242,14 +242,14 @@ def test_corrupt_images_are_replaced_when_read_lazily_and_reported_once(damaged,
     batches = list(iterate_batches(data, BatchLayout(10), 0, range(6), workers, skip_corrupt=True))
     assert_reported_once(data)
     for epoch in range(3):
-        seen = sorted(levels(torch.cat(batches[2 * epoch : 2 * epoch + 2])))
+        seen = sorted(levels(joined(batches[2 * epoch : 2 * epoch + 2])))
         # The next file takes the place of a corrupt one: that of 4 is 6, since both are in the folder "even".
         assert seen == sorted([*GOOD, 6, 9])
 
 
 def test_corrupt_images_of_a_stream_are_replaced_and_reported_once(damaged):
     data = load(damaged, skip_corrupt_images=True, streaming=True, max_train_steps=6)
-    seen = levels(torch.cat(list(iterate_batches(data, BatchLayout(10), 0, range(6), skip_corrupt=True))))
+    seen = levels(joined(iterate_batches(data, BatchLayout(10), 0, range(6), skip_corrupt=True)))
     assert_reported_once(data)
     assert set(seen) == set(GOOD)
     assert len(seen) == 60
@@ -292,7 +292,7 @@ def test_a_bad_cell_is_reported_once_in_all_epochs(tmp_path, bad_cell, problem, 
     datasets.Dataset.from_dict({"image": cells}, features=kind).to_parquet(folder / "train.parquet")
     data = load(folder, skip_corrupt_images=True, **options)
     batches = list(iterate_batches(data, BatchLayout(data.num_images or 2), 0, range(3), skip_corrupt=True))
-    assert set(levels(torch.cat(batches))) == {9}
+    assert set(levels(joined(batches))) == {9}
     assert len(data.skipped) == 1
     assert problem in data.skipped[0]
 
@@ -323,7 +323,7 @@ def test_a_local_folder_can_be_streamed_and_a_fifth_is_held_out_at_most(tmp_path
     assert data.num_images is None
     assert data.in_memory is None
     assert len(data.held_out) == 4
-    seen = levels(torch.cat(list(iterate_batches(data, BatchLayout(4), 0, range(4)))))
+    seen = levels(joined(iterate_batches(data, BatchLayout(4), 0, range(4))))
     assert sorted(seen + levels(data.held_out)) == list(range(20))
     assert seen != sorted(seen)
 
@@ -333,9 +333,9 @@ def test_the_seed_of_a_stream_sets_its_order_but_not_what_is_held_out(tmp_path):
     first, again, other = (
         load(folder, streaming=True, max_train_steps=4, num_validation_images=4, seed=seed) for seed in (0, 0, 1)
     )
-    orders = [levels(torch.cat(list(iterate_batches(data, BatchLayout(4), 0, range(4))))) for data in (first, again, other)]
+    orders = [levels(joined(iterate_batches(data, BatchLayout(4), 0, range(4)))) for data in (first, again, other)]
     assert orders[0] == orders[1] != orders[2]
-    assert torch.equal(first.held_out, other.held_out)
+    assert torch.equal(first.held_out.data, other.held_out.data)
 
 
 def test_captions_beside_the_images_do_not_matter(tmp_path):

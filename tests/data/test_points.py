@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import image_folder, load_data, numbered_image
+from helpers import image_folder, joined, load_data, numbered_image
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -86,7 +86,7 @@ def by_row(points):
 
 def one_epoch(data, **options):
     """All training points, by reading batches of one."""
-    return by_row(torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(len(data.train)), **options))))
+    return by_row(joined(iterate_batches(data, BatchLayout(1), 0, range(len(data.train)), **options)))
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
     assert data.num_images == 20
     assert (data.in_memory is None) == (limit == 0)
     np.testing.assert_array_equal(one_epoch(data), rows)
-    np.testing.assert_array_equal(by_row(data.all_in_memory()), rows)
+    np.testing.assert_array_equal(by_row(data.all_in_memory().data), rows)
 
 
 @cases("dimension", [1, 2, 5])
@@ -115,8 +115,8 @@ def test_numbers_of_every_kind_and_dimension_arrive_as_they_are(tmp_path, dimens
     for options in ({}, LAZY):
         data = load(folder, num_validation_images=2, **options)
         assert data.image_shape == (dimension,)
-        assert data.held_out.dtype == torch.float32
-        points = np.concatenate([data.held_out, one_epoch(data)])
+        assert data.held_out.data.dtype == torch.float32
+        points = np.concatenate([data.held_out.data, one_epoch(data)])
         assert points.dtype == np.float32
         np.testing.assert_array_equal(by_row(points), rows)
 
@@ -127,7 +127,7 @@ def test_doubles_are_rounded_to_the_nearest_float32(tmp_path, options):
     rows[:, 0] += 1e-3 * np.arange(12)
     rows[:, 2] = np.clip(rows[:, 2], -3.4e38, 3.4e38)
     data = load(write(tmp_path / "set", as_dataset(rows, "float64")), **options)
-    points = by_row(torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(12)))))
+    points = by_row(joined(iterate_batches(data, BatchLayout(1), 0, range(12))))
     np.testing.assert_array_equal(points, rows.astype(np.float32))
 
 
@@ -135,7 +135,7 @@ def test_doubles_are_rounded_to_the_nearest_float32(tmp_path, options):
 @cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
 def test_large_whole_numbers_are_read_in_every_way(tmp_path, dtype, value, options):
     data = load(write(tmp_path / "set", as_dataset(np.array([[1, value]] * 5, dtype), dtype)), **options)
-    points = torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(5))))
+    points = joined(iterate_batches(data, BatchLayout(1), 0, range(5)))
     np.testing.assert_array_equal(points, np.array([[1, value]] * 5, dtype).astype(np.float32))
 
 
@@ -179,18 +179,18 @@ def test_an_exported_toy_set_is_a_set_of_points_like_others(tmp_path, options):
     export_toy_dataset("dino", folder, n=60, n_test=30)
     assert settle(folder) == "x"
     data = load(folder, point_column="x", **options)
-    points = torch.cat(list(iterate_batches(data, BatchLayout(1), 0, range(60))))
+    points = joined(iterate_batches(data, BatchLayout(1), 0, range(60)))
     np.testing.assert_array_equal(by_row(points), by_row(toy_points("dino", 60)))
     data = load(folder, point_column="x", dataset_split="test")
-    np.testing.assert_array_equal(by_row(data.in_memory), by_row(toy_points("dino", 30, split="test")))
+    np.testing.assert_array_equal(by_row(data.in_memory.data), by_row(toy_points("dino", 30, split="test")))
 
 
 @cases("name", TOY_DATASETS)
 def test_toy_sets_are_split_into_two_draws(tmp_path, name):
     data = load_data(resolve_config(TrainingConfig(dataset_name=name, num_validation_images=77)))
-    assert data.in_memory.shape == (100_000, 2)
+    assert data.in_memory.data.shape == (100_000, 2)
     assert data.num_images == 100_000
-    np.testing.assert_array_equal(data.held_out, toy_points(name, 77, split="test"))
+    np.testing.assert_array_equal(data.held_out.data, toy_points(name, 77, split="test"))
     assert name in data.fingerprint
     assert (data.name, data.column, data.image_shape) == (name, "x", (2,))
 
@@ -198,9 +198,9 @@ def test_toy_sets_are_split_into_two_draws(tmp_path, name):
 def test_toy_sets_do_not_follow_the_seed_of_a_run_nor_the_number_held_out():
     first = load_data(resolve_config(TrainingConfig(dataset_name="line")))
     other = load_data(resolve_config(TrainingConfig(dataset_name="line", seed=7, num_validation_images=0)))
-    assert first.held_out.shape == (10_000, 2)
-    assert other.held_out.shape == (0, 2)
-    assert torch.equal(first.in_memory, other.in_memory)
+    assert first.held_out.data.shape == (10_000, 2)
+    assert other.held_out.data.shape == (0, 2)
+    assert torch.equal(first.in_memory.data, other.in_memory.data)
 
 
 # --- split -----------------------------------------------------------------------------------------------------------
@@ -210,9 +210,9 @@ def test_toy_sets_do_not_follow_the_seed_of_a_run_nor_the_number_held_out():
 @cases(("asked", "held_out"), [(0, 0), (1, 1), (4, 4), (10_000, 4), (None, 4)])
 def test_at_most_a_fifth_is_held_out_and_the_parts_are_the_whole(tmp_path, asked, held_out, options):
     data = load(write(tmp_path / "set", as_dataset(numbers())), num_validation_images=asked, **options)
-    assert data.held_out.shape == (held_out, 2)
+    assert data.held_out.data.shape == (held_out, 2)
     assert data.num_images == len(data.train) == 20 - held_out
-    np.testing.assert_array_equal(by_row(np.concatenate([data.held_out, one_epoch(data)])), numbers())
+    np.testing.assert_array_equal(by_row(np.concatenate([data.held_out.data, one_epoch(data)])), numbers())
 
 
 def test_every_seed_and_every_limit_hold_out_the_same_rows(tmp_path):
@@ -220,8 +220,8 @@ def test_every_seed_and_every_limit_hold_out_the_same_rows(tmp_path):
     first = load(folder, num_validation_images=3)
     for options in ({"seed": 1}, LAZY, {"train_batch_size": 5}, {"gradient_accumulation_steps": 2}):
         other = load(folder, num_validation_images=3, **options)
-        assert torch.equal(other.held_out, first.held_out)
-        assert torch.equal(other.all_in_memory(), first.in_memory)
+        assert torch.equal(other.held_out.data, first.held_out.data)
+        assert torch.equal(other.all_in_memory().data, first.in_memory.data)
         assert other.fingerprint == first.fingerprint
 
 
@@ -235,7 +235,7 @@ def test_the_limit_of_memory_is_one_of_bytes(tmp_path):
     """2**18 numbers are one MiB; the data do not get larger by being held out."""
     folder = write(tmp_path / "set", as_dataset(np.zeros((2**16 + 1, 4), np.float32), length=4))
     assert load(folder, in_memory_limit_mb=1).in_memory is None
-    assert load(folder, in_memory_limit_mb=2).in_memory.shape == (2**16 + 1, 4)
+    assert load(folder, in_memory_limit_mb=2).in_memory.data.shape == (2**16 + 1, 4)
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def test_batches_are_the_same_from_memory_and_by_the_reader(sized_folder, proces
     for rank in range(processes):
         layout = BatchLayout(micro_batch, accumulation, processes, rank)
         updates = range(1, 5)
-        expected = list(iterate_batches(memory, layout, 5, updates))
-        found = list(iterate_batches(lazy, layout, 5, updates, num_workers=num_workers))
+        expected = [batch.data for batch in iterate_batches(memory, layout, 5, updates)]
+        found = [batch.data for batch in iterate_batches(lazy, layout, 5, updates, num_workers=num_workers)]
         assert len(found) == 4
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.shape == (micro_batch * accumulation, 3)
@@ -276,12 +276,12 @@ def test_batches_are_the_same_from_memory_and_by_the_reader(sized_folder, proces
 def test_an_update_sees_the_same_points_however_they_are_shared_out(
     sized_folder, processes, accumulation, micro_batch, options
 ):
-    whole = [by_row(batch) for batch in iterate_batches(load(sized_folder, **options), BatchLayout(8), 0, range(5))]
+    whole = [by_row(batch.data) for batch in iterate_batches(load(sized_folder, **options), BatchLayout(8), 0, range(5))]
     parts = [[] for _ in range(5)]
     for rank in range(processes):
         layout = BatchLayout(micro_batch, accumulation, processes, rank)
         for part, batch in zip(parts, iterate_batches(load(sized_folder, **options), layout, 0, range(5)), strict=True):
-            part.append(batch)
+            part.append(batch.data)
     for expected, part in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(by_row(torch.cat(part)), expected)
 
@@ -309,15 +309,15 @@ def test_a_stream_holds_out_some_points_and_trains_on_the_rest(tmp_path, form):
     assert data.in_memory is None
     assert data.image_shape == (2,)
     assert len(data.held_out) == 4
-    epochs = [torch.cat(list(iterate_batches(data, BatchLayout(8), 0, range(2 * n, 2 * n + 2)))) for n in range(2)]
+    epochs = [joined(iterate_batches(data, BatchLayout(8), 0, range(2 * n, 2 * n + 2))) for n in range(2)]
     for epoch in epochs:
-        np.testing.assert_array_equal(by_row(torch.cat([epoch, data.held_out])), numbers())
+        np.testing.assert_array_equal(by_row(torch.cat([epoch, data.held_out.data])), numbers())
     assert not torch.equal(*epochs)
 
 
 def test_a_stream_without_points_to_hold_out_has_none(tmp_path):
     data = load(write(tmp_path / "set", as_dataset(numbers())), **STREAM)
-    assert data.held_out.shape == (0, 2)
+    assert data.held_out.data.shape == (0, 2)
 
 
 @cases("bad", [[1.0], [1.0, 2.0, 3.0], [], None, [1.0, None], [1.0, np.nan], [-np.inf, 1.0], [1e300, 0.0]], ids=repr)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from helpers import load
+from helpers import load, stacked
 from PIL import Image
 
 from diffusers_lrlab.data.batches import iterate_batches
@@ -45,7 +45,7 @@ def folders(tmp_path_factory):
 
 
 def read(data, layout, num_workers):
-    return torch.stack(list(iterate_batches(data, layout, 0, UPDATES, num_workers, compact=True)))
+    return stacked(iterate_batches(data, layout, 0, UPDATES, num_workers, compact=True))
 
 
 @pytest.mark.slow

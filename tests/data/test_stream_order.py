@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from helpers import levels, load, numbered_image
+from helpers import levels, load, numbered_image, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data import retries, streams
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import _Stream, iterate_batches
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
@@ -49,12 +50,12 @@ class Shards:
 
 def stream_of(source, num_held_out=0, seed=0, buffer=64):
     train = ShardedStream(source, "x", num_held_out, 0, seed, buffer)
-    return TrainingData("shards", train, torch.empty(0), "x", "shards", PointTransform(2, "x"))
+    return TrainingData("shards", train, Batch(torch.empty(0)), "x", "shards", PointTransform(2, "x"))
 
 
 def seen(source, updates, layout=None, num_workers=0, **options):
     batches = iterate_batches(stream_of(source, **options), layout or BatchLayout(50), 0, updates, num_workers)
-    return torch.stack(list(batches)).int()
+    return stacked(batches).int()
 
 
 def rows_of(order, numbers):

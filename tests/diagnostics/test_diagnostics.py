@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from tables import cases
 
 from diffusers_lrlab.core.plotting import new_figure
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.diagnostics.gradients import GradientProbes
 from diffusers_lrlab.diagnostics.plot import _heat_map, _Rows, plot_timesteps
 from diffusers_lrlab.diagnostics.timestep_log import (
@@ -337,7 +338,7 @@ def mean_gradient(model, probes, timesteps, part=slice(None)):
 @pytest.mark.parametrize("num_bins", [1, 3, 10])
 def test_gradients_agree_with_ordinary_ones(num_bins):
     model = ProbedModel()
-    probes = GradientProbes(IMAGES, PROCESS, bin_starts(num_bins, 100), CPU)
+    probes = GradientProbes(Batch(IMAGES), PROCESS, bin_starts(num_bins, 100), CPU)
     norms, noise_scales = probes(model)
     assert len(norms) == len(noise_scales) == num_bins
     for timesteps, norm, noise_scale in zip(probes.timesteps, norms, noise_scales, strict=True):
@@ -353,7 +354,7 @@ def test_gradients_agree_with_ordinary_ones(num_bins):
 @cases(("num_bins", "num_timesteps"), [(1, 100), (4, 100), (7, 100), (100, 100), (1, 5)])
 def test_probes_are_spread_over_their_bin(num_bins, num_timesteps):
     starts = bin_starts(num_bins, num_timesteps)
-    probes = GradientProbes(IMAGES, PROCESS, starts, CPU)
+    probes = GradientProbes(Batch(IMAGES), PROCESS, starts, CPU)
     for timesteps, first, end in zip(probes.timesteps, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         assert len(timesteps) == 32
         assert {*timesteps.tolist()} <= {*range(first, end)}
@@ -367,7 +368,7 @@ def test_probes_are_spread_over_their_bin(num_bins, num_timesteps):
 @pytest.mark.parametrize(("count", "known"), [(32, True), (31, False), (1, False)])
 def test_groups_that_share_images_have_no_noise_scale(count, known):
     """They are not independent, and the noise would look smaller than it is."""
-    probes = GradientProbes(torch.zeros(count, 1, 64, 64), PROCESS, bin_starts(2, 100), CPU)
+    probes = GradientProbes(Batch(torch.zeros(count, 1, 64, 64)), PROCESS, bin_starts(2, 100), CPU)
     norms, noise_scales = probes(Constant(torch.full((1, 64, 64), 0.5)))
     assert all(map(math.isfinite, norms))
     assert [math.isfinite(scale) for scale in noise_scales] == [known] * 2
@@ -387,14 +388,14 @@ class Constant(torch.nn.Module):
 @pytest.mark.parametrize("size", [0.25, 0.5, 1.0])
 def test_the_noise_scale_is_that_of_a_model_whose_gradient_is_known(size):
     """The covariance has the trace 4 / pixels and the squared norm is 4 w^2 / pixels: the noise scale is 1 / w^2."""
-    probes = GradientProbes(torch.zeros(32, 1, 64, 64), PROCESS, bin_starts(2, 100), CPU)
+    probes = GradientProbes(Batch(torch.zeros(32, 1, 64, 64)), PROCESS, bin_starts(2, 100), CPU)
     norms, noise_scales = probes(Constant(torch.full((1, 64, 64), size)))
     assert noise_scales == pytest.approx([1 / size**2] * 2, rel=0.1)
     assert norms == pytest.approx([2 * math.sqrt(size**2 + 1 / 32) / 64] * 2, rel=0.05)
 
 
 def test_a_gradient_of_nothing_but_noise_has_no_noise_scale():
-    probes = GradientProbes(torch.zeros(32, 1, 8, 8), PROCESS, bin_starts(1, 100), CPU)
+    probes = GradientProbes(Batch(torch.zeros(32, 1, 8, 8)), PROCESS, bin_starts(1, 100), CPU)
     norms, noise_scales = probes(Constant(probes.noise.mean(dim=0)))
     assert norms[0] < 1e-6
     assert math.isnan(noise_scales[0])
@@ -409,7 +410,7 @@ def test_probes_leave_everything_as_it_is(training, grad_enabled):
     parameters = [parameter.detach().clone() for parameter in model.parameters()]
     gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
     states = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    probes = GradientProbes(IMAGES, PROCESS, bin_starts(3, 100), CPU)
+    probes = GradientProbes(Batch(IMAGES), PROCESS, bin_starts(3, 100), CPU)
     with torch.set_grad_enabled(grad_enabled):
         first, second = probes(model), probes(model)
         assert torch.is_grad_enabled() == grad_enabled

@@ -26,6 +26,7 @@ from trainer_states import QUICK, assert_same, state_of
 
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.finder import range_test as range_tests
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
 from diffusers_lrlab.finder.range_test import range_test
@@ -436,7 +437,7 @@ def test_no_data_at_all(tmp_path, mode):
 def test_an_update_that_is_cut_short_leaves_no_count_of_micro_batches(tmp_path):
     trainer = make_trainer(tmp_path, gradient_accumulation_steps=2, train_batch_size=16)
     with pytest.raises(RuntimeError):
-        find_lr_of(trainer, FinderConfig(probe_size=32), [torch.randn(16, 2)])
+        find_lr_of(trainer, FinderConfig(probe_size=32), [Batch(torch.randn(16, 2))])
     other = make_trainer(tmp_path / "other", gradient_accumulation_steps=2, train_batch_size=16)
     for one in (trainer, other):
         for _ in itertools.islice(one.updates(show_progress=False), 3):
@@ -483,7 +484,9 @@ def test_each_test_has_other_batches(tmp_path, monkeypatch, streaming):
         **{"train_batch_size": 4, "num_validation_images": 20},
     )
     seen = []
-    monkeypatch.setattr(range_tests, "do_one_update", lambda _, points: seen.append(sorted(points[:, 0].tolist())) or True)
+    monkeypatch.setattr(
+        range_tests, "do_one_update", lambda _, batch: seen.append(sorted(batch.data[:, 0].tolist())) or True
+    )
     settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=10, repeats=3, probe_size=8, extend=False)
     for repeat in range(3):
         range_test(trainer, settings, repeat=repeat)
@@ -492,7 +495,7 @@ def test_each_test_has_other_batches(tmp_path, monkeypatch, streaming):
 
 def test_data_that_end_early_are_used_as_far_as_they_go(tmp_path):
     trainer = make_trainer(tmp_path)
-    batches = [torch.randn(32, 2) for _ in range(13)]
+    batches = [Batch(torch.randn(32, 2)) for _ in range(13)]
     result = find_lr_of(trainer, FinderConfig(num_updates=40, probe_size=32), batches)
     (sweep,) = result.sweeps
     assert sweep.num_updates == 13
@@ -502,7 +505,7 @@ def test_data_that_end_early_are_used_as_far_as_they_go(tmp_path):
 
 def test_data_that_end_with_the_test_are_not_complained_of(tmp_path):
     """Though the test would have gone on beyond the highest rate."""
-    batches = [torch.randn(32, 2) for _ in range(40)]
+    batches = [Batch(torch.randn(32, 2)) for _ in range(40)]
     settings = FinderConfig(start_lr=1e-6, end_lr=1e-4, num_updates=40, probe_size=32)
     (sweep,) = find_lr_of(make_trainer(tmp_path), settings, batches).sweeps
     assert (sweep.num_updates, sweep.ended) == (40, None)

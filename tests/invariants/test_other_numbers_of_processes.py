@@ -21,7 +21,7 @@ def in_float64():
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double
     to_device = trainer.to_device
-    trainer.to_device = lambda images, device: to_device(images, device).double()
+    trainer.to_device = lambda batch, device: to_device(batch, device).map(torch.Tensor.double)
 
 
 def weights_of(folder, name):

@@ -9,6 +9,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from diffusers_lrlab import LabError
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.objective.process import OBJECTIVES, NoiseProcess, make_process
@@ -58,25 +59,27 @@ def test_a_prediction_of_another_shape_is_not_broadcast(shape):
     model = Answer(SimpleNamespace(sample=torch.ones(shape)))
     told = rf"The model Answer must return .sample as a tensor of real numbers of shape \(4, 3\), .* {re.escape(str(shape))}"
     with pytest.raises(LabError, match=told):
-        process.losses(model, data, data, torch.arange(4))
+        process.losses(model, Batch(data), data, torch.arange(4))
     with pytest.raises(LabError, match=told):
-        ValidationLoss(data, process, 4, torch.device("cpu"))(model)
+        ValidationLoss(Batch(data), process, 4, torch.device("cpu"))(model)
 
 
 @pytest.mark.parametrize("answer", [torch.ones(4, 3), (torch.ones(4, 3),), None])
 def test_a_model_that_returns_no_output_object_is_named(answer):
     data = torch.zeros(4, 3)
     with pytest.raises(LabError, match=r"The model Answer must return an object with \.sample, such as"):
-        DDPM(DDPMScheduler(10)).losses(Answer(answer), data, data, torch.arange(4))
+        DDPM(DDPMScheduler(10)).losses(Answer(answer), Batch(data), data, torch.arange(4))
 
 
 def test_only_the_first_prediction_is_read_off_the_device():
     process, data = DDPM(DDPMScheduler(10)), torch.zeros(4, 3)
     model = Answer(SimpleNamespace(sample=torch.full((4, 3), torch.nan, requires_grad=True)))
     with pytest.raises(LabError, match="returns predictions that are not finite .* before the first update"):
-        process.losses(model, data, data, torch.arange(4), is_first=True)
-    assert process.losses(model, data, data, torch.arange(4)).isnan().all()
-    assert process.losses(model, data * torch.nan, data, torch.arange(4), is_first=True).isnan().all()  # not its fault
+        process.losses(model, Batch(data), data, torch.arange(4), is_first=True)
+    assert process.losses(model, Batch(data), data, torch.arange(4)).isnan().all()
+    assert (
+        process.losses(model, Batch(data * torch.nan), data, torch.arange(4), is_first=True).isnan().all()
+    )  # not its fault
 
 
 @pytest.fixture
@@ -114,7 +117,7 @@ def test_another_objective_is_a_class_and_a_row(monkeypatch):
         def forward(self, noisy, timesteps):
             return type("Output", (), {"sample": torch.zeros_like(noisy)})
 
-    validation = ValidationLoss(torch.ones(8, 2), process, 4, "cpu")
+    validation = ValidationLoss(Batch(torch.ones(8, 2)), process, 4, "cpu")
     expected = (validation.noise - 1).square().mean(1).double().numpy()
     np.testing.assert_allclose(validation(Model()), expected)
     with pytest.raises(LabError, match="Unknown objective 'strait'. Did you mean 'straight'"):

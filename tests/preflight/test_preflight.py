@@ -17,6 +17,7 @@ from tables import cases
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.finder.saved_result import deciding
 from diffusers_lrlab.preflight import model_checks
 from diffusers_lrlab.preflight.model_checks import overfit_one_batch
@@ -138,7 +139,7 @@ def test_duplicates_of_a_large_set_are_found(tmp_path):
     trainer = make_trainer(tmp_path)
     images = torch.rand(4000, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for repeats, fires in ((2, True), (1, False)):
-        trainer.data.in_memory = images.repeat(repeats, 1, 1, 1)
+        trainer.data.in_memory = Batch(images.repeat(repeats, 1, 1, 1))
         assert ("near_duplicates" in run_checks(trainer)) == fires
 
 
@@ -157,7 +158,7 @@ def test_equal_points_are_counted_exactly(tmp_path, num_different, fires):
     trainer = make_trainer(tmp_path, dataset_name="moons", ddpm_num_steps=1000)
     angles = torch.linspace(0, 6, num_different)  # so near to each other that rounded products find equal ones
     different = torch.stack([angles.cos(), angles.sin()], 1)
-    trainer.data.in_memory = different[torch.arange(600) % num_different]
+    trainer.data.in_memory = Batch(different[torch.arange(600) % num_different])
     told = run_checks(trainer).get("near_duplicates", "")
     assert told.startswith("600 of 600 points") == fires
 

@@ -6,6 +6,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import torch
 from torch.utils.data import DataLoader
 
 WORKERS = 2
@@ -23,6 +24,7 @@ class HeldUp:
 
 
 def of_a_run():
+    from diffusers_lrlab.data.batch import Batch
     from diffusers_lrlab.data.batches import BatchLayout, iterate_batches
     from diffusers_lrlab.data.loading import TrainingData
 
@@ -30,7 +32,7 @@ def of_a_run():
         def __getitem__(self, column):
             return HeldUp()
 
-    data = TrainingData("held up", Train(), None, "image", "", SimpleNamespace(augment=None))
+    data = TrainingData("held up", Train(), Batch(torch.empty(0)), "image", "", SimpleNamespace(augment=None))
     return iterate_batches(data, BatchLayout(4), 0, range(2), num_workers=WORKERS, compact=True)
 
 

@@ -35,6 +35,7 @@ import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.landscape import barrier, curvature, losses_between, sharpness
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
@@ -1443,7 +1444,7 @@ def test_sharpness_is_the_largest_eigenvalue():
     model = MLPDenoiser(dimension=2, hidden_size=4, embedding_size=4, num_layers=1).double()
     scheduler = DDPMScheduler(num_train_timesteps=10)
     points = torch.randn(50, 2, dtype=torch.float64)
-    validation = ValidationLoss(points, DDPM(scheduler), 50, "cpu")
+    validation = ValidationLoss(Batch(points), DDPM(scheduler), 50, "cpu")
     validation.noise = validation.noise.double()
     found = sharpness(SimpleNamespace(bare_model=model, validation=validation))
     parameters = list(model.parameters())

@@ -10,6 +10,7 @@ from hosts import at_least
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.loss_weights import get_loss_weighting, list_loss_weightings
@@ -184,7 +185,7 @@ def test_the_gradient_is_the_weighted_mean_of_those_of_images(name, prediction_t
     weights = weights_of.weights(timesteps, 0)
     assert (weights is None) == (name == "none")
     for part in (slice(place.start, place.stop) for place in layout.positions()):
-        losses = process.losses(model, images[part], noise[part], timesteps[part])
+        losses = process.losses(model, Batch(images[part]), noise[part], timesteps[part])
         ((losses if weights is None else losses * weights[part]).mean() / micro_batches).backward()
 
     errors = plain_errors(model, scheduler, images, noise, timesteps)

@@ -116,13 +116,14 @@ def test_a_gpu_does_not_wait_for_what_is_in_memory(tmp_path, model, monkeypatch,
 def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
     """Mean squared error of the noise, over coordinates, at the timestep and noise of the run's own streams."""
     trainer = make_trainer(tmp_path, model)
-    points = trainer.data.in_memory[:32]
+    batch = trainer.data.in_memory[:32]
+    points = batch.data
     timesteps, (noise,) = trainer.objective.draw(0), trainer.objective.noise(0, points)
     assert noise.shape == points.shape
     alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 100), 0)[timesteps][:, None]
     predicted = trainer.bare_model(alphas.sqrt() * points + (1 - alphas).sqrt() * noise, timesteps).sample
     expected = (predicted - noise).square().mean().item()
-    trainer.do_update(points)
+    trainer.do_update(batch)
     assert float(trainer.sums[0]) == pytest.approx(expected, rel=1e-5)
 
 
@@ -307,7 +308,7 @@ def test_a_stream_is_not_read_to_its_end(tmp_path, model):
     assert list(trainer.updates()) == list(range(1, 7))
     read = []
     trainer.data.train = (read.append(row) or row for row in iter(lambda: {"x": [0.5, 0.5]}, None))
-    assert trainer.data.all_in_memory(10).shape == (10, 2)
+    assert trainer.data.all_in_memory(10).data.shape == (10, 2)
     assert len(read) == 10
 
 

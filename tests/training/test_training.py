@@ -11,6 +11,7 @@ import torch
 from diffusers import DDPMScheduler
 from tables import cases
 
+from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.validation_loss import ValidationLoss
 from diffusers_lrlab.objective.ddpm import DDPM
 from diffusers_lrlab.training.config import TrainingConfig
@@ -52,7 +53,7 @@ def test_losses_against_the_definitions(prediction_type):
     images, noise = torch.randn(2, 5, 1, 4, 4, generator=generator).unbind()
     prediction = torch.randn(1, 1, 4, 4, generator=generator)
     timesteps = torch.tensor([0, 1, 300, 700, 999])
-    losses = DDPM(scheduler).losses(Recorder(prediction), images, noise, timesteps)
+    losses = DDPM(scheduler).losses(Recorder(prediction), Batch(images), noise, timesteps)
 
     betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
     alpha = torch.cumprod(1 - betas, 0)[timesteps].view(-1, 1, 1, 1)
@@ -72,7 +73,7 @@ class TestValidationLoss:
     images = torch.rand(10, 1, 4, 4) * 2 - 1
 
     def make(self, batch_size=4):
-        return ValidationLoss(self.images, DDPM(self.scheduler), batch_size, torch.device("cpu"))
+        return ValidationLoss(Batch(self.images), DDPM(self.scheduler), batch_size, torch.device("cpu"))
 
     def test_it_is_a_function_of_the_model(self):
         model = Recorder(torch.zeros(1)).train()

@@ -47,10 +47,10 @@ class Answer(NamedTuple):
             DIVERGED: f"every run of {self.arm} diverged",
             None: f"no test of {self.arm} beside {self.reference} was possible",
         }
-        for word, said in rest.items():
-            if word in places:
-                begins = said if parts or word == NEVER else said[0].upper() + said[1:]  # names stay as they are
-                parts.append(f"{begins} {self._on(places[word])}")
+        for outcome, clause in rest.items():
+            if outcome in places:
+                begins = clause if parts or outcome == NEVER else clause[0].upper() + clause[1:]  # names stay as they are
+                parts.append(f"{begins} {self._on(places[outcome])}")
         return "; ".join(parts) + "."
 
     def _on(self, datasets: list[str]) -> str:

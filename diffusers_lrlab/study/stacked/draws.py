@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from ...core.options import names_where
-from ...data.batches import RowOrder, to_device
+from ...data.batch import Batch, to_device
+from ...data.batches import RowOrder
 from ...objective.objective import Objective
 from ...training.config import TrainingConfig
 from .member import Member
@@ -27,7 +28,7 @@ class Draws:
     def draw(self, update: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Points, timesteps, noise, and weights of the losses if there are any."""
         rows = self._order.rows(np.arange(update * self.batch, (update + 1) * self.batch))
-        points = self.points[to_device(torch.from_numpy(rows), self.device)]
+        points = self.points[to_device(Batch(torch.from_numpy(rows)), self.device).data]
         timesteps = self.objective.draw(update)
         noise = torch.cat(list(self.objective.noise(update, points)))
         return points, timesteps, noise, self.objective.weights(timesteps, update)
@@ -41,7 +42,7 @@ def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]
     for member in members:
         key = _draws_key(member)
         assert member.data.in_memory is not None  # see `not_stackable`
-        data = points.setdefault(id(member.data), member.data.in_memory.to(device))
+        data = points.setdefault(id(member.data), member.data.in_memory.data.to(device))
         draws = shared.get(key) or Draws(member, data, device)
         if not draws.objective.follows_losses:
             shared[key] = draws

@@ -216,7 +216,7 @@ class Stack:
         together: dict[int, list[Member]] = {}
         for member in due:
             assert member.validation is not None
-            alone = id(member) if averages_itself(member.optimizer) else -len(member.validation.images)
+            alone = id(member) if averages_itself(member.optimizer) else -len(member.validation.batch)
             together.setdefault(alone, []).append(member)
         for members in together.values():
             started = time.perf_counter()
@@ -231,7 +231,7 @@ class Stack:
     @torch.no_grad()
     def _validate_together(self, members: list[Member]) -> None:
         places = [self.members.index(member) for member in members]
-        parts = [(member.validation.images, member.validation.noise, member.validation.timesteps) for member in members]  # type: ignore[union-attr]
+        parts = [(member.validation.batch.data, member.validation.noise, member.validation.timesteps) for member in members]  # type: ignore[union-attr]
         points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
         found = []
         for matrix in (self.mlp.values, self.averages.values):

@@ -44,7 +44,10 @@ def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
         return f"stacks are of MLPDenoisers, and its model is a {model.__name__}"
     if spec.config.mixed_precision not in (None, "no"):
         return f"stacks have one precision, and this has mixed_precision {spec.config.mixed_precision}"
-    return "its points are not in memory" if study.data(spec).in_memory is None else None
+    data = study.data(spec)
+    if data.held_out.conditions:
+        return f"stacks are of networks without conditions, and its model takes {', '.join(data.held_out.conditions)}"
+    return "its points are not in memory" if data.in_memory is None else None
 
 
 def check_stackable(specs: Iterable[RunSpec], study: StudyContext) -> None:

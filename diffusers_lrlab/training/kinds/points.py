@@ -84,7 +84,7 @@ class Points(DataKind):
         points = data.held_out if len(data.held_out) > 1 else data.in_memory
         if points is None or len(points) < 2:
             return []
-        spread = float(points.std(dim=0).max())
+        spread = float(points.data.std(dim=0).max())
         if 0.1 <= spread <= 10:
             return []
         return [

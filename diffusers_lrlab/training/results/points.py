@@ -65,4 +65,4 @@ class PointResults(Results):
 
 def _real_points(data: TrainingData, num: int) -> np.ndarray:
     """What samples are shown beside: held-out points, or some to train on if none are held out."""
-    return (data.held_out if len(data.held_out) else data.all_in_memory(num)[:num]).numpy()
+    return (data.held_out if len(data.held_out) else data.all_in_memory(num)[:num]).data.numpy()

@@ -1,0 +1,89 @@
+"""Examples that a model sees together: data, and what it is told beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..core.errors import LabError
+from .images import normalise
+
+Conditions = Mapping[str, torch.Tensor]
+"""By the keyword of the model's `forward`: `{"class_labels": (n,)}`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """
+    Examples, row by row: slicing, moving and joining act on data and conditions alike.
+
+    Args:
+        data (`torch.Tensor`): Images or points `(n, ...)`, normalised or as 8-bit levels.
+        conditions (`Mapping[str, torch.Tensor]`): Keyword arguments of the model, `(n, ...)` each; empty for a model that
+            takes none.
+    """
+
+    data: torch.Tensor
+    conditions: Conditions = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for keyword, values in self.conditions.items():
+            if len(values) != len(self.data):
+                raise LabError(
+                    f"conditions[{keyword!r}]: must have a row for each of {len(self.data)} examples, got {len(values)}."
+                )
+
+    @classmethod
+    def stack(cls, examples: Sequence[tuple[torch.Tensor, Conditions]]) -> Batch:
+        """A batch of single examples, one at least, whose tensors have no batch dimension."""
+        keywords = examples[0][1]
+        conditions = {keyword: torch.stack([own[keyword] for _, own in examples]) for keyword in keywords}
+        return cls(torch.stack([data for data, _ in examples]), conditions)
+
+    @classmethod
+    def join(cls, parts: Sequence[Batch]) -> Batch:
+        """One batch of several, one at least, that have the same conditions."""
+        keywords = parts[0].conditions
+        if any(part.conditions.keys() != keywords.keys() for part in parts):
+            raise LabError(f"Batches with the conditions {[sorted(part.conditions) for part in parts]} cannot be joined.")
+        conditions = {keyword: torch.cat([part.conditions[keyword] for part in parts]) for keyword in keywords}
+        return cls(torch.cat([part.data for part in parts]), conditions)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, rows: slice | list[int] | torch.Tensor) -> Batch:
+        """The examples of a slice, of row numbers, or of a mask."""
+        if isinstance(rows, (int, tuple)):
+            raise TypeError(f"A batch is indexed by a slice or several row numbers, got {rows!r}.")
+        return self.map(lambda values: values[rows])
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """`change` of the data and of each condition."""
+        return Batch(change(self.data), {keyword: change(values) for keyword, values in self.conditions.items()})
+
+    def with_data(self, data: torch.Tensor) -> Batch:
+        """Other data with the same conditions."""
+        return Batch(data, self.conditions)
+
+    def normalised(self) -> Batch:
+        """8-bit levels as float32 in [-1, 1]."""
+        return self.with_data(normalise(self.data))
+
+    def to(self, device: torch.device | str, **options: Any) -> Batch:
+        """On `device`; `options` are those of `torch.Tensor.to`."""
+        return self.map(lambda values: values.to(device, **options))
+
+    def pin_memory(self) -> Batch:
+        """In page-locked memory, from which a GPU copies asynchronously."""
+        return self.map(torch.Tensor.pin_memory)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """A batch on `device`, copied asynchronously and normalised there."""
+    if device.type == "cuda":
+        batch = batch.pin_memory()  # only copies from pinned memory are asynchronous
+    return batch.to(device, non_blocking=True).normalised()

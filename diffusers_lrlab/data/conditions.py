@@ -1,0 +1,122 @@
+"""Conditions: columns of numbers, such as class labels, that a model is told beside its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.errors import LabError
+from .batch import Conditions
+from .shard_rows import digest_of
+from .sources import columns_of
+
+
+@dataclass(frozen=True)
+class ConditionColumn:
+    """A column with one number a row."""
+
+    name: str
+    dtype: torch.dtype  # int64 or float32
+    num_classes: int | None = None  # of a `datasets.ClassLabel`, whose values are below it
+
+    def read(self, value: Any, row: str) -> torch.Tensor:
+        """A value as a tensor without dimensions; a `LabError` names the row of one that is not allowed."""
+        self._check(value, row)
+        return torch.tensor(value, dtype=self.dtype)
+
+    def read_all(self, values: Sequence[Any]) -> torch.Tensor:
+        """The values of all rows: `(num_rows,)`."""
+        for row, value in enumerate(values):
+            self._check(value, f"row {row}")
+        return torch.tensor(values, dtype=self.dtype)
+
+    def _check(self, value: Any, row: str) -> None:
+        is_whole = self.dtype is torch.int64
+        info = torch.iinfo(torch.int64) if is_whole else torch.finfo(torch.float32)
+        low, high = (info.min, info.max) if self.num_classes is None else (0, self.num_classes - 1)
+        # NaN is not between any two numbers.
+        if isinstance(value, int if is_whole else (int, float)) and low <= value <= high:
+            return
+        wanted = "a whole number" if is_whole else "a finite number that float32 can hold"
+        wanted = wanted if self.num_classes is None else f"a class from 0 to {high}"
+        raise LabError(f"Column {self.name!r}, {row}: must be {wanted}, got {value!r}. Correct or remove the row.")
+
+
+ConditionColumns = Mapping[str, ConditionColumn]
+"""By the keyword that the model takes the values by."""
+
+
+class ConditionedCell(NamedTuple):
+    """A cell of the data with the conditions of its row, tensors without dimensions."""
+
+    cell: Any
+    conditions: Conditions
+
+
+def find_conditions(dataset: Any, asked: Mapping[str, str] | None) -> dict[str, ConditionColumn]:
+    """The columns that are asked for by keyword; a `LabError` for one that does not hold a number a row."""
+    if not asked:
+        return {}
+    features, listing = columns_of(dataset)
+    found = {}
+    for keyword, name in asked.items():
+        kind = str(getattr(features.get(name), "dtype", ""))
+        if not kind.startswith(("int", "uint", "bool", "float", "double")):
+            raise LabError(f"conditions[{keyword!r}] {name!r}: must be a column of numbers. Columns: {listing}.")
+        dtype = torch.float32 if kind.startswith(("float", "double")) else torch.int64
+        found[keyword] = ConditionColumn(name, dtype, getattr(features[name], "num_classes", None))
+    return found
+
+
+def no_conditions(columns: ConditionColumns) -> dict[str, torch.Tensor]:
+    """The conditions of no rows: `(0,)` each."""
+    return {keyword: torch.empty(0, dtype=column.dtype) for keyword, column in columns.items()}
+
+
+def read_conditions(dataset: Any, columns: ConditionColumns) -> dict[str, torch.Tensor]:
+    """The conditions of all rows of a dataset with random access: `(num_rows,)` each."""
+    return {keyword: column.read_all(dataset[column.name][:]) for keyword, column in columns.items()}
+
+
+def with_row(cell: Any, row: Mapping[str, Any], columns: ConditionColumns, name: str) -> Any:
+    """A cell with the conditions of its row, which has a name for messages; the cell itself if there are none."""
+    if not columns:
+        return cell
+    return ConditionedCell(cell, {keyword: column.read(row[column.name], name) for keyword, column in columns.items()})
+
+
+def split(cell: Any) -> tuple[Any, Conditions]:
+    """A cell and the conditions of its row, if it has any."""
+    return cell if isinstance(cell, ConditionedCell) else (cell, {})
+
+
+def conditioned(cells: Iterable[Any], conditions: Conditions) -> Iterator[Any]:
+    """Cells with the conditions of their rows, in their order; the cells themselves if there are none."""
+    if not conditions:
+        yield from cells
+        return
+    for row, cell in enumerate(cells):
+        yield ConditionedCell(cell, {keyword: values[row] for keyword, values in conditions.items()})
+
+
+class ConditionedCells(Sequence[ConditionedCell]):
+    """Cells with random access, with the conditions of their rows."""
+
+    def __init__(self, cells: Sequence[Any], conditions: Conditions):
+        self.cells, self.conditions = cells, conditions
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, row: Any) -> Any:
+        return ConditionedCell(self.cells[row], {keyword: values[row] for keyword, values in self.conditions.items()})
+
+
+def fingerprint_with(fingerprint: str, conditions: Conditions) -> str:
+    """The fingerprint of data and of the conditions of their rows; that of the data if there are none."""
+    if not conditions:
+        return fingerprint
+    return digest_of([fingerprint, *((keyword, conditions[keyword].numpy().tobytes()) for keyword in sorted(conditions))])
