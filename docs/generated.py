@@ -22,6 +22,7 @@ from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.objective.process import OBJECTIVES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.spec.presets_table import presets_table
@@ -65,6 +66,8 @@ TABLES = {
     "weightings-common": LOSS_WEIGHTINGS.common_table,
     "timestep_lrs": TIMESTEP_LRS.table,
     "timestep_lrs-common": TIMESTEP_LRS.common_table,
+    "objectives": OBJECTIVES.table,
+    "objectives-common": OBJECTIVES.common_table,
     "noises": NOISES.table,
     "denoisers": DENOISERS.table,
     "divergence": ON_DIVERGENCE.table,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError
 from ..core.words import counted
 from ..objective.noise import NOISES
+from ..objective.process import NoiseProcess, make_process
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
+from .learning_options import named_parameter
 
 if TYPE_CHECKING:
     from ..objective.objective import ObjectiveSpec
@@ -25,11 +27,11 @@ def check_timestep_options(config: ResolvedConfig, kind: DataKind) -> None:
             f"--noise {config.noise} is about neighbouring pixels, and {kind.name} have none. Use {' or '.join(plain)}."
         )
     _check_timestep_lr(config)
-    if not 0 <= config.log_timestep_bins <= config.ddpm_num_steps:
+    num_steps = config.num_train_timesteps
+    if not 0 <= config.log_timestep_bins <= num_steps:
         raise LabError(
-            f"--log_timestep_bins {config.log_timestep_bins} is not allowed: there are "
-            f"{counted(config.ddpm_num_steps, 'timestep')} (--ddpm_num_steps). Use 1 to {config.ddpm_num_steps}, or 0 for "
-            "none."
+            f"--log_timestep_bins {config.log_timestep_bins} is not allowed: there are {counted(num_steps, 'timestep')} "
+            f"({named_parameter(config.objective, 'num_steps')}). Use 1 to {num_steps}, or 0 for none."
         )
 
 
@@ -37,7 +39,7 @@ def _check_timestep_lr(config: ResolvedConfig) -> None:
     lr = config.timestep_lr_form
     if lr is None:
         return
-    band_edges(len(lr.factors), lr.edges, config.ddpm_num_steps)
+    band_edges(len(lr.factors), lr.edges, config.num_train_timesteps)
     if len(lr.factors) == 1:
         raise LabError(f"--timestep_lr {lr.form} with one factor is the same for all timesteps. Use --learning_rate.")
     if lr.form == "banded" and config.timestep_sampler_kwargs["unbiased"]:
@@ -71,10 +73,12 @@ def objective_spec(config: ResolvedConfig) -> ObjectiveSpec:
         noise=config.noise,
         noise_kwargs=config.noise_kwargs,
         timestep_lr=config.timestep_lr_form,
-        process={
-            "num_train_timesteps": config.ddpm_num_steps,
-            "beta_schedule": config.ddpm_beta_schedule,
-            "prediction_type": config.prediction_type,
-            "clip_sample": kind_of(config).is_bounded,
-        },
+        objective=config.objective,
+        objective_kwargs=config.objective_kwargs,
+        is_bounded=kind_of(config).is_bounded,
     )
+
+
+def recorded_process(fields: dict[str, Any]) -> NoiseProcess:
+    """The noise process of a run, of the configuration in its record."""
+    return make_process(fields["objective"], is_bounded=kind_of(fields).is_bounded, **fields["objective_kwargs"])
