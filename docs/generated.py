@@ -101,7 +101,8 @@ def options_table(actions: Iterable[argparse.Action], parser: argparse.ArgumentP
     rows = ["| option | what it does |", "|---|---|"]
     known = set(parser._option_string_actions)
     for action in actions:
-        flags = action.option_strings[:1] or [str(action.metavar or action.dest)]  # others are spelled with hyphens
+        flags = [flag for flag in action.option_strings if "-" not in flag[2:]]  # others are spelled with hyphens
+        flags = flags or action.option_strings[:1] or [str(action.metavar or action.dest)]
         is_negation = flags[0].startswith("--no_") and f"--{flags[0].removeprefix('--no_')}" in known
         if action.help is argparse.SUPPRESS or "--help" in action.option_strings or is_negation:
             continue

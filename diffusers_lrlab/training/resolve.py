@@ -198,8 +198,8 @@ def _check_combinations(config: ResolvedConfig) -> None:
         )
     if config.num_inference_steps > config.num_train_timesteps:
         raise LabError(
-            f"--num_inference_steps {config.num_inference_steps} is more than {config.num_train_timesteps}, "
-            f"{named_parameter(config.objective, 'num_steps')}; use at most as many."
+            f"--num_inference_steps {config.num_inference_steps} is more than the {config.num_train_timesteps} "
+            f"timesteps ({named_parameter(config.objective, 'num_steps')}); use at most as many."
         )
     if config.denoiser is not None and config.model_config_name_or_path is not None:
         raise LabError(

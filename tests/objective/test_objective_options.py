@@ -76,7 +76,7 @@ def test_flags_and_spec_strings_are_parameters_of_one_objective(arguments, expec
         ({"objective": "ddpn"}, "Unknown objective 'ddpn'. Did you mean 'ddpm'"),
         (
             {"num_inference_steps": 60, "objective": "other:num_steps=50"},
-            "60 is more than 50, num_steps of --objective; use at most",
+            r"60 is more than the 50 timesteps \(num_steps of --objective\)",
         ),
     ],
 )

@@ -159,7 +159,7 @@ OPTIONS = {
     "negative validation": (["--num_validation_images=-1"], ["--num_validation_images -1", "use 0 or more"]),
     "more inference steps than steps": (
         ["--ddpm_num_steps=10", "--num_inference_steps=20"],
-        ["--num_inference_steps 20", "--ddpm_num_steps 10", "at most as many"],
+        ["--num_inference_steps 20", "the 10 timesteps (--ddpm_num_steps)", "at most as many"],
     ),
     "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "Use 28 or 32"]),
     "batch larger than the data": (
