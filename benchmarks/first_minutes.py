@@ -68,7 +68,7 @@ def short_run(script, folder, path, epochs, name):
         arguments = [
             f"--train_data_dir={folder / 'images'}", f"--model_config_name_or_path={folder / 'unet'}", "--resolution=32",
             "--train_batch_size=16", f"--num_epochs={epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10", "--use_ema",
-            "--ddpm_num_inference_steps=10", "--eval_batch_size=16", f"--cache_dir={folder / name}",
+            "--num_inference_steps=10", "--eval_batch_size=16", f"--cache_dir={folder / name}",
             f"--output_dir={place}/out",
         ]  # fmt: skip
         return run_script(script, arguments, folder, path)[0]

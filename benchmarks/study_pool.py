@@ -37,7 +37,7 @@ def make_study(folder, updates):
         "train_batch_size": 256,
         "distance_samples": 200,
     }
-    base |= {"lr_warmup_steps": 0, "num_validation_images": 200, "ddpm_num_inference_steps": 10}
+    base |= {"lr_warmup_steps": 0, "num_validation_images": 200, "num_inference_steps": 10}
     arms = {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}}
     spec = {"base": base, "arms": arms, "datasets": ["dino", "moons"], "seeds": 1}
     spec |= {"metrics": ["validation_loss_ema"], "evaluation_points": 1}

@@ -209,7 +209,7 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
 
 def _to_sample(member, num_samples):
     """A member's share of a study that compares so many samples, in `SAMPLING_STEPS`."""
-    few = {"distance_samples": num_samples, "ddpm_num_inference_steps": SAMPLING_STEPS}
+    few = {"distance_samples": num_samples, "num_inference_steps": SAMPLING_STEPS}
     member.config = dataclasses.replace(member.config, **few)
     return SimpleNamespace(id=id(member), metrics=("kl",), stage="tune")
 

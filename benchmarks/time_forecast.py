@@ -30,7 +30,7 @@ CASES = {
 TINY = {
     "tiny": [
         *("--dataset_name=line", "--max_train_steps=4", "--distance_samples=10", "--eval_batch_size=10"),
-        *("--num_validation_images=10", "--ddpm_num_inference_steps=2"),
+        *("--num_validation_images=10", "--num_inference_steps=2"),
     ]
 }
 

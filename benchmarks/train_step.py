@@ -84,7 +84,7 @@ def bare_updates(trainer):
             if len(images) < batch:
                 continue
             noise = torch.randn_like(images)
-            timesteps = torch.randint(0, config.ddpm_num_steps, (batch,))
+            timesteps = torch.randint(0, config.num_train_timesteps, (batch,))
             prediction = model(scheduler.add_noise(images, noise, timesteps), timesteps).sample
             torch.nn.functional.mse_loss(prediction, noise).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
@@ -189,7 +189,7 @@ def compare_scripts(upstream, rounds, torchvision, num_epochs, inference_steps):
             f"--train_data_dir={base / 'images'}", f"--model_config_name_or_path={base / 'unet'}", "--resolution=32",
             "--train_batch_size=16", f"--num_epochs={num_epochs}", "--learning_rate=1e-3", "--lr_warmup_steps=10",
             "--use_ema",
-            f"--ddpm_num_inference_steps={inference_steps}", "--eval_batch_size=16", "--checkpointing_steps=500",
+            f"--num_inference_steps={inference_steps}", "--eval_batch_size=16", "--checkpointing_steps=500",
             f"--cache_dir={base / 'cache'}", "--save_model_epochs=10",
         ]  # fmt: skip
         # Upstream samples after its first and last epoch, so twice; ours is made to do as much. It holds nothing out.

@@ -23,6 +23,7 @@ from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.objective.process import OBJECTIVES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.spec.presets_table import presets_table
@@ -73,6 +74,8 @@ TABLES = {
     "weightings-common": LOSS_WEIGHTINGS.common_table,
     "timestep_lrs": TIMESTEP_LRS.table,
     "timestep_lrs-common": TIMESTEP_LRS.common_table,
+    "objectives": OBJECTIVES.table,
+    "objectives-common": OBJECTIVES.common_table,
     "noises": NOISES.table,
     "denoisers": DENOISERS.table,
     "traits": traits_table,
@@ -108,7 +111,8 @@ def options_table(actions: Iterable[argparse.Action], parser: argparse.ArgumentP
     rows = ["| option | what it does |", "|---|---|"]
     known = set(parser._option_string_actions)
     for action in actions:
-        flags = action.option_strings[:1] or [str(action.metavar or action.dest)]  # others are spelled with hyphens
+        flags = [flag for flag in action.option_strings if "-" not in flag[2:]]  # others are spelled with hyphens
+        flags = flags or action.option_strings[:1] or [str(action.metavar or action.dest)]
         is_negation = flags[0].startswith("--no_") and f"--{flags[0].removeprefix('--no_')}" in known
         if action.help is argparse.SUPPRESS or "--help" in action.option_strings or is_negation:
             continue

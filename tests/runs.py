@@ -33,7 +33,7 @@ def tiny_arguments(folder, dropout=0.0, preflight=False):
         f"--model_config_name_or_path={config}",
         "--frechet_samples=0",
         "--eval_batch_size=2",
-        "--ddpm_num_inference_steps=2",
+        "--num_inference_steps=2",
         "--num_validation_images=16",
         "--logging_steps=1",
         "--cpu_threads=1",

@@ -59,12 +59,13 @@ class Vectors(DataKind):
     sampling_batch = 1000
     is_bounded = False
     has_neighbours = False
+    num_train_timesteps = 10
     default_length = {"max_train_steps": 20}
     default_metrics = ("mean_error",)
 
     def defaults(self, config):
         sizes = {"num_validation_images": 16, "train_batch_size": 8, "eval_batch_size": 12, "frechet_samples": 0}
-        return {**sizes, "learning_rate": 1e-2, "ddpm_num_steps": 10, "ddpm_beta_schedule": "linear"}
+        return {**sizes, "learning_rate": 1e-2}
 
     def load_data(self, config, num_processes):
         vectors = read_points(open_dataset(config), "vector")

@@ -392,7 +392,7 @@ def test_diffusers_own_script(spec, processes, accumulation, upstream_inputs, tm
         f"--train_data_dir={upstream_inputs}/images --model_config_name_or_path={upstream_inputs}/unet --resolution=8 "
         f"--train_batch_size=4 --num_epochs=3 --gradient_accumulation_steps={accumulation} --lr_warmup_steps={WARMUP} "
         f"--learning_rate={LR} --output_dir={tmp_path}/out --save_images_epochs=100 --save_model_epochs=100 "
-        "--ddpm_num_inference_steps=2 --eval_batch_size=1"
+        "--num_inference_steps=2 --eval_batch_size=1"
     ).split()
     stderr = launch(UPSTREAM, f"--lr_scheduler={spec}", *arguments, options=options, processes=processes)
     assert f"LR audit: {num_updates} updates, every value that follows the clock was as expected" in stderr

@@ -16,6 +16,7 @@ LISTED = {
     "timesteps": ("timesteps.registries", "TIMESTEP_SAMPLERS", "--timestep_sampler"),
     "weightings": ("timesteps.registries", "LOSS_WEIGHTINGS", "--loss_weighting"),
     "timestep_lrs": ("timesteps.registries", "TIMESTEP_LRS", "--timestep_lr"),
+    "objectives": ("objective.process", "OBJECTIVES", "--objective"),
     "noises": ("objective.noise", "NOISES", "--noise"),
     "optimizers": ("optimizers.entries", "OPTIMIZERS", "--optimizer"),
     "ema_forms": ("averaging.forms", "EMA_FORMS", "--ema"),

@@ -24,7 +24,7 @@ def number(text: str) -> float:
 
 
 _TIMESTEP_OPTIONS = (
-    *("timestep_sampler", "loss_weighting", "ddpm_num_steps", "prediction_type"),
+    *("timestep_sampler", "loss_weighting", "num_train_timesteps", "prediction_type"),
     *("num_training_steps", "out", "json"),
 )
 
@@ -37,7 +37,8 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--momentum_scheduler_kwargs", metavar="JSON", help="arguments of the momentum schedule")
     add("--timestep_sampler", action="append", metavar="NAME", help="instead of schedules: a density over timesteps, or all")
     add("--loss_weighting", action="append", metavar="NAME", help="instead of schedules: weights of timesteps, or all")
-    add("--ddpm_num_steps", type=int, metavar="T", help="timesteps, for these two; 1000 if not given")
+    timesteps = "timesteps, for these two; 1000 if not given"
+    add("--num_train_timesteps", "--ddpm_num_steps", type=int, metavar="T", help=timesteps)
     add("--prediction_type", choices=tuple(PREDICTIONS), help="what the weighted error is of; epsilon if not given")
     add("--num_training_steps", type=int, metavar="N", help="optimizer updates of the run")
     add("--num_warmup_steps", type=number, default=0, metavar="W", help="of them warm-up, or a fraction of the run below 1")
@@ -59,7 +60,7 @@ def preview(options: argparse.Namespace) -> None:
     if options.timestep_sampler or options.loss_weighting:
         _preview_timesteps(options, out)
         return
-    for name in ("ddpm_num_steps", "prediction_type"):
+    for name in ("num_train_timesteps", "prediction_type"):
         if getattr(options, name) is not None:
             raise LabError(f"--{name} has no effect without --timestep_sampler or --loss_weighting. Leave it out.")
     if not options.lr_scheduler:
@@ -101,7 +102,7 @@ def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
     from ..preview.timesteps import as_json, describe_timesteps, plot_timestep_previews, preview_timesteps
 
     names = options.timestep_sampler or [], options.loss_weighting or []
-    num_timesteps = 1000 if options.ddpm_num_steps is None else options.ddpm_num_steps
+    num_timesteps = 1000 if options.num_train_timesteps is None else options.num_train_timesteps
     prediction = options.prediction_type or "epsilon"
     previews = preview_timesteps(*names, options.num_training_steps, num_timesteps, prediction)
     if out:

@@ -1,7 +1,7 @@
 """Timesteps of a script that is not ours: seen where it draws them, and drawn by a sampler of the registry if asked.
 
-Scripts for DDPM draw indices, `torch.randint(0, num_train_timesteps, (batch_size,))`. Those for flow matching draw numbers
-`u` in [0, 1), whose places in a table of timesteps, from the most to the least noise, are `floor(u T)`.
+Scripts for a `DDPMScheduler` draw indices, `torch.randint(0, num_train_timesteps, (batch_size,))`. Those for flow matching
+draw numbers `u` in [0, 1), whose places in a table of timesteps, from the most to the least noise, are `floor(u T)`.
 """
 
 import functools
@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..core.errors import LabError
 from ..core.spec import resolve_spec
 from ..core.streams import stream_generator
 from ..core.words import counted, times
-from ..timesteps.noise_levels import NoiseLevels, noise_levels
+from ..timesteps.noise_levels import NoiseLevels, flow_levels, noise_levels
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler, contradiction
 from .clock import HostClock, clock_of
@@ -203,18 +202,5 @@ def _is_flow(scheduler: Any) -> bool:
 
 def _is_of_indices(scheduler: Any, num: int) -> bool:
     """Whether its timesteps are places in `alphas_cumprod`: not so for those that interpolate, such as Euler's."""
-    is_ddpm = hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas")
-    return is_ddpm and scheduler.config.num_train_timesteps == num
-
-
-def flow_levels(scheduler: Any, sigma_is_of_data: bool = False) -> NoiseLevels:
-    """
-    The noise levels of a flow-matching scheduler, which mixes `(1 - sigma) * data + sigma * noise`.
-
-    Timesteps are places in its table, counted from the least noise. Divided by `sqrt((1 - sigma)^2 + sigma^2)`, such a
-    mixture is the state of a variance-preserving process of the same SNR, whose share of the data is returned.
-    """
-    sigmas = np.asarray(scheduler.sigmas[: scheduler.config.num_train_timesteps].cpu(), np.float64)
-    # Without any noise, the SNR would be infinite.
-    sigmas = np.maximum(1 - sigmas if sigma_is_of_data else sigmas[::-1], 1e-6)
-    return NoiseLevels((1 - sigmas) ** 2 / ((1 - sigmas) ** 2 + sigmas**2))
+    has_indices = hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas")
+    return has_indices and scheduler.config.num_train_timesteps == num

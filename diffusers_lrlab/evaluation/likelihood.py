@@ -22,18 +22,16 @@ class _NoisePrediction:
 
     def __init__(self, model: Any, process: NoiseProcess):
         self.model, self.process = model, process
-        alphas = torch.from_numpy(process.levels.alphas_cumprod)
-        if not 0 < float(alphas[-1]) < float(alphas[0]) < 1:
-            raise ValueError(
-                "The noise schedule has a single timestep, no noise at its first timestep or no signal at its last one."
-            )
+        alphas = torch.from_numpy(process.levels.inner_alphas_cumprod)
+        if not alphas[-1] < alphas[0]:
+            raise ValueError(f"The noise level of all {len(alphas)} timesteps is the same; two levels are needed.")
         self.log_sigmas = ((1 - alphas).log() - alphas.log()) / 2
 
     def __call__(self, scaled: torch.Tensor, log_sigma: float) -> torch.Tensor:
         timestep = float(np.interp(log_sigma, self.log_sigmas.numpy(), np.arange(len(self.log_sigmas))))
         sigma = math.exp(log_sigma)
-        timesteps = torch.full((len(scaled),), timestep, device=scaled.device)
-        prediction = self.model(self.process.model_input(scaled, sigma).to(self.model.dtype), timesteps).sample.double()
+        times = self.process.model_time(torch.full((len(scaled),), timestep, device=scaled.device))
+        prediction = self.model(self.process.model_input(scaled, sigma).to(self.model.dtype), times).sample.double()
         return self.process.predicted_noise(prediction, scaled, sigma)
 
     def flow(self, state: torch.Tensor, log_sigma: float) -> torch.Tensor:

@@ -177,7 +177,7 @@ def _points_of_likelihood(evaluation: Evaluation) -> np.ndarray:
 def _part_of_exact_kl(evaluation: Evaluation) -> float:
     """Two steps of the integration."""
     run, points = evaluation.run, _points_of_likelihood(evaluation)
-    if run.config.dataset_name not in LOG_PROBS or len(points) < 2 or run.config.ddpm_num_steps < 2:
+    if run.config.dataset_name not in LOG_PROBS or len(points) < 2 or run.process.num_train_timesteps < 2:
         return 0.0
     log_likelihood(run.bare_model, run.process, torch.from_numpy(points).to(run.bare_model.device), num_steps=2)
     return (NUM_STEPS + NUM_STEPS // 2 * len(points[:_HALF_STEPS_POINTS]) / len(points)) / 2
@@ -198,7 +198,7 @@ def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
     """With its standard error; nothing where the density of the data is not known."""
     run, points = evaluation.run, _points_of_likelihood(evaluation)
     log_prob = LOG_PROBS.get(run.config.dataset_name or "")
-    if log_prob is None or len(points) < 2 or run.config.ddpm_num_steps < 2:
+    if log_prob is None or len(points) < 2 or run.process.num_train_timesteps < 2:
         return {}  # the path of the ODE is from the first timestep to the last
     with run.averaged_weights():
         points_there = torch.from_numpy(points).to(run.bare_model.device)

@@ -150,9 +150,9 @@ def _seconds_of_samples(trainer: Trainer, most: int, item: float, budget: Budget
     an item: a line through times of few samples and of many.
     """
     config, kind, model = trainer.config, trainer.kind, trainer.bare_model.eval()
-    steps, seconds = min(_STEPS, config.ddpm_num_inference_steps), budget.share(_FOR_SAMPLES)
+    steps, seconds = min(_STEPS, config.num_inference_steps), budget.share(_FOR_SAMPLES)
     if 2 * _FEW * steps * kind.sampling_cost * item > seconds:
-        each = config.ddpm_num_inference_steps * kind.sampling_cost * item
+        each = config.num_inference_steps * kind.sampling_cost * item
         return lambda num: num * each, True
     pipeline = sampling_pipeline(trainer)
     pipeline.set_progress_bar_config(disable=True)
@@ -168,5 +168,5 @@ def _seconds_of_samples(trainer: Trainer, most: int, item: float, budget: Budget
         one = time.perf_counter() - began
     beside = max(0.0, (steps * one - few[1]) / (steps - 1)) if steps > 1 else 0.0
     start, slope = line_through([(size, max(0.0, took - beside) / steps) for size, took in readings])
-    num_steps = config.ddpm_num_inference_steps
+    num_steps = config.num_inference_steps
     return lambda num: math.ceil(num / kind.sampling_batch) * (beside + num_steps * start) + num_steps * slope * num, False

@@ -17,6 +17,7 @@ from ..schedules.schedule import Schedule
 from ..training.choices import describe_choices
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import kind_of
+from ..training.resolve_timesteps import recorded_process
 from .cards import fill
 
 _LABELS = {
@@ -60,7 +61,7 @@ def _example(kind: DataKind, config: dict[str, Any], location: str) -> str:
     """How the pipeline is loaded."""
     is_own_code = kind.denoiser not in (None, "mlp")  # which needs this package
     without_package = "" if is_own_code else kind.card_without_package.format(location=location)
-    inference_steps = config["ddpm_num_inference_steps"]
+    inference_steps = config["num_inference_steps"]
     example = kind.card_example.format(location=location, inference_steps=inference_steps, without_package=without_package)
     if not is_own_code:
         return example
@@ -152,7 +153,6 @@ def _is_on_hub(config: dict[str, Any]) -> bool:
 def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     config, train, meta = record["config"], record["train"], record["meta"]
     things, commit = kind.name, meta["git_commit"]  # an installed package has none
-    sampling = f"{counted(config['ddpm_num_inference_steps'], 'step')} of sampling"
     processes = f"{counted(train['num_processes'], 'process')} on {train['device']}"
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
@@ -160,8 +160,9 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         *([("Denoiser", f"`{format_spec(kind.denoiser, config['denoiser_kwargs'])}`")] if kind.denoiser else []),
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
-        ("Noise schedule", f"{counted(config['ddpm_num_steps'], 'timestep')}, {config['ddpm_beta_schedule']}; {sampling}"),
-        ("Prediction type", config["prediction_type"]),
+        ("Objective", f"`{config['objective']}`"),
+        *recorded_process(config).describe(),
+        ("Steps of sampling", config["num_inference_steps"]),
         *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(config)),
         ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import diffusers
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import DDPMScheduler
+from diffusers import DDIMScheduler, DDPMScheduler
 
 from ..core.errors import LabError
+from ..core.words import counted
 from ..timesteps.noise_levels import NoiseLevels, find_prediction, noise_levels
 from .process import NoiseProcess
 
 
 class DDPM(NoiseProcess):
     """The process of a diffusers scheduler of the DDPM family, whose `prediction_type` says what the model predicts."""
+
+    scheduler_options: ClassVar = {
+        "prediction_type": "--prediction_type",
+        "num_train_timesteps": "--ddpm_num_steps",
+        "beta_schedule": "--ddpm_beta_schedule",
+    }
+    terminal_noise_hint = "Raise --ddpm_num_steps, or use --ddpm_beta_schedule squaredcos_cap_v2."
 
     def __init__(self, scheduler: Any):
         self.scheduler, self.prediction_type = scheduler, scheduler.config.prediction_type
@@ -29,14 +37,14 @@ class DDPM(NoiseProcess):
         return noise_levels(self.scheduler)
 
     @classmethod
-    def of(cls, num_train_timesteps: int, beta_schedule: str, prediction_type: str, clip_sample: bool) -> DDPM:
-        """By the arguments of `DDPMScheduler`."""
+    def of(cls, num_steps: int, beta_schedule: str, prediction_type: str, is_bounded: bool) -> DDPM:
+        """By the parameters of its row; samples of bounded data are clipped to [-1, 1] at each step."""
         try:
             scheduler = DDPMScheduler(
-                num_train_timesteps=num_train_timesteps,
+                num_train_timesteps=num_steps,
                 beta_schedule=beta_schedule,
                 prediction_type=prediction_type,
-                clip_sample=clip_sample,
+                clip_sample=is_bounded,
             )
         except NotImplementedError:  # "laplace" came with diffusers 0.37
             raise LabError(
@@ -52,6 +60,21 @@ class DDPM(NoiseProcess):
 
     def add_noise(self, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         return self.scheduler.add_noise(data, noise, timesteps)
+
+    def model_time(self, timesteps: torch.Tensor) -> torch.Tensor:
+        return timesteps
+
+    def deterministic_scheduler(self) -> DDIMScheduler:
+        """DDIM, arXiv 2010.02502."""
+        try:
+            return DDIMScheduler.from_config(self.scheduler.config)
+        except NotImplementedError:  # diffusers' DDIM lacks some noise schedules of its DDPM
+            return DDIMScheduler.from_config(self.scheduler.config, trained_betas=self.scheduler.betas.tolist())
+
+    def describe(self) -> list[tuple[str, str]]:
+        config = self.scheduler.config
+        noise_schedule = f"{counted(config.num_train_timesteps, 'timestep')}, {config.beta_schedule}"
+        return [("Noise schedule", noise_schedule), ("Prediction type", self.prediction_type)]
 
     def prediction_losses(
         self, prediction: torch.Tensor, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor

@@ -6,7 +6,7 @@ Pure functions of seed and clock, but for samplers and weightings that follow th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from .process import NoiseProcess, make_process
 class ObjectiveSpec:
     """
     What a run learns from: names in `TIMESTEP_SAMPLERS`, `LOSS_WEIGHTINGS` and `NOISES` with all their arguments, the name
-    in `OBJECTIVES` and the arguments of the noise process.
+    in `OBJECTIVES` with all its parameters, and whether the data lie in [-1, 1].
     """
 
     seed: int
@@ -38,11 +38,12 @@ class ObjectiveSpec:
     noise: str
     noise_kwargs: Mapping[str, Any]
     timestep_lr: TimestepLR | None = None
-    process: Mapping[str, Any] = field(default_factory=dict)
-    objective: str = "ddpm"
+    objective: str
+    objective_kwargs: Mapping[str, Any]
+    is_bounded: bool
 
     def make_process(self) -> NoiseProcess:
-        return make_process(self.objective, **self.process)
+        return make_process(self.objective, is_bounded=self.is_bounded, **self.objective_kwargs)
 
     def make_sampler(self, process: NoiseProcess, num_updates: int, device: Any = None) -> TimestepSampler:
         name, kwargs, lr = self.timestep_sampler, dict(self.timestep_sampler_kwargs), self.timestep_lr
@@ -86,8 +87,9 @@ class Objective:
         factors = None if spec.timestep_lr is None else spec.timestep_lr.weights(process.num_train_timesteps)
         table = None
         if not weighting.follows_losses:
-            # What the process weighs by is in the losses already.
-            table = weighting.table.cpu() / torch.from_numpy(process.built_in_weights)
+            # What the process weighs by is in the losses already; where that is 0, so are they.
+            built_in = torch.from_numpy(process.built_in_weights)
+            table = torch.where(built_in > 0, weighting.table.cpu() / built_in, 1)
             table = None if (table == 1).all() else table.float().to(device)
         scales = None if factors is None else torch.from_numpy(factors).float().to(device)
         return Objective(spec, layout, device, gather, sampler, weighting, table, scales)

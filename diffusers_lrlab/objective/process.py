@@ -8,11 +8,12 @@ objective is a class of its own file and a row here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from ..core.errors import LabError
-from ..core.registered import described, titled, where
-from ..core.registry import Registry
+from ..core.registered import described, titled, unusable, where
+from ..core.registry import Parameter, Registry
 from ..timesteps.noise_levels import NoiseLevels
 
 if TYPE_CHECKING:
@@ -21,19 +22,49 @@ if TYPE_CHECKING:
 
     from ..data.batch import Batch
 
-OBJECTIVES = Registry("objective")
-"""Entries are `"module:factory"` of a [`NoiseProcess`], so that nothing heavy is imported for the names alone."""
+MOST_TIMESTEPS = 100_000
+BetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"]
+PredictionType = Literal["epsilon", "sample", "v_prediction"]
+
+
+def _check_process(value: Any, *_: Any) -> Any:
+    if not isinstance(value, NoiseProcess):
+        raise unusable("an object of a subclass of NoiseProcess", value)
+    return value
+
+
+OBJECTIVES = Registry(
+    "objective",
+    common=(
+        Parameter(
+            "num_steps",
+            int,
+            None,
+            "timesteps of the noise process; derived from the kind of data: 1000, or 100 for points",
+            f"[1, {MOST_TIMESTEPS}]",
+        ),
+    ),
+    returns=_check_process,
+)
+"""
+Entries are `"module:factory"`, so that nothing heavy is imported for the names alone. A factory takes the parameters of its
+row and `is_bounded`, whether the data lie in [-1, 1], and returns a [`NoiseProcess`].
+"""
 
 OBJECTIVES.register(
     "ddpm",
     description="noise, image or velocity, predicted at the timesteps of a variance-preserving noise schedule",
     source="DDPM, arXiv 2006.11239; velocity: arXiv 2202.00512",
+    parameters=(
+        Parameter("beta_schedule", str, "linear", "noise schedule", choices=get_args(BetaSchedule)),
+        Parameter("prediction_type", str, "epsilon", "what the model predicts", choices=get_args(PredictionType)),
+    ),
 )("diffusers_lrlab.objective.ddpm:DDPM.of")
 
 
-def make_process(objective: str, **arguments: Any) -> NoiseProcess:
-    """The noise process of an objective, in `OBJECTIVES`, by its own arguments."""
-    return OBJECTIVES[objective](**arguments)
+def make_process(objective: str, *, is_bounded: bool, **parameters: Any) -> NoiseProcess:
+    """The noise process of an objective in `OBJECTIVES`, by all its parameters and a fact of the data."""
+    return OBJECTIVES[objective](is_bounded=is_bounded, **parameters)
 
 
 def check_shape(model: Any, prediction: Any, data: torch.Tensor) -> None:
@@ -85,8 +116,12 @@ class NoiseProcess(ABC):
     """Data with noise at timesteps `0 ... T - 1`, which grow with the noise, and the loss of a prediction."""
 
     levels: NoiseLevels  # of each timestep
-    prediction_type: str
-    scheduler: Any  # of diffusers; it samples, and is saved with the pipeline
+    prediction_type: str  # in `timesteps.noise_levels.PREDICTIONS`
+    scheduler: Any  # of diffusers, saved with the pipeline
+    # Keys of the scheduler's configuration that decide what a model learns, and the options that set them.
+    scheduler_options: ClassVar[Mapping[str, str]] = {}
+    # The remedy for a last timestep that keeps much of the data.
+    terminal_noise_hint: ClassVar[str] = "Choose other parameters of --objective."
 
     @property
     def num_train_timesteps(self) -> int:
@@ -102,6 +137,37 @@ class NoiseProcess(ABC):
         """What the model sees: data and standard normal noise of one shape, timesteps int64 of shape `(batch,)`."""
 
     @abstractmethod
+    def model_time(self, timesteps: torch.Tensor) -> torch.Tensor:
+        """
+        The time that the model is called with, as the scheduler gives it in sampling: of the shape of the timesteps.
+
+        Timesteps are int64, or float between two of them: there, log sigma is interpolated linearly.
+        """
+
+    @abstractmethod
+    def deterministic_scheduler(self) -> Any:
+        """A new scheduler whose samples follow from the initial noise alone."""
+
+    def sampling_scheduler(self) -> Any:
+        """A new scheduler like that of the pipeline."""
+        return type(self.scheduler).from_config(self.scheduler.config)
+
+    @abstractmethod
+    def describe(self) -> list[tuple[str, str]]:
+        """What plan and card say of it: labels and values."""
+
+    def contradictions(self, saved: Mapping[str, Any]) -> list[str]:
+        """Differences to the scheduler configuration `saved` beside a model, each with a remedy; empty if there are none."""
+        own, found = self.scheduler.config, []
+        for key, option in self.scheduler_options.items():
+            if key in saved and saved[key] != own[key]:
+                found.append(
+                    f"has {key}={saved[key]!r}, this run has {option} {own[key]}. If the model is to stay comparable, give "
+                    f"{option} {saved[key]}."
+                )
+        return found
+
+    @abstractmethod
     def prediction_losses(
         self, prediction: torch.Tensor, data: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
@@ -111,14 +177,15 @@ class NoiseProcess(ABC):
         self, model: Any, batch: Batch, noise: torch.Tensor, timesteps: torch.Tensor, is_first: bool = False
     ) -> torch.Tensor:
         """
-        [`prediction_losses`] of a model that is called as `model(noisy, timesteps, **batch.conditions).sample`.
+        [`prediction_losses`] of a model that is called as
+        `model(noisy, model_time(timesteps), **batch.conditions).sample`.
 
         Raises a `LabError` for a prediction that is not of the shape of the data; with `is_first`, which reads off the
         device, also for one that is not finite though the data are, or that has no gradient.
         """
         data = batch.data
         noisy = self.add_noise(data, noise, timesteps)
-        output = model(noisy, timesteps, **batch.conditions)
+        output = model(noisy, self.model_time(timesteps), **batch.conditions)
         if not hasattr(output, "sample"):
             raise LabError(
                 f"{_called(model)} must return an object with .sample, such as diffusers' UNet2DOutput, not "

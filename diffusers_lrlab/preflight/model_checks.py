@@ -61,7 +61,7 @@ def dead_parameters(subject: Subject) -> str | None:
 
 
 def _probe_loss(subject: Subject, batch: Batch, step: int) -> torch.Tensor:
-    trainer, num_steps, images = subject.trainer, subject.config.ddpm_num_steps, batch.data
+    trainer, num_steps, images = subject.trainer, subject.trainer.process.num_train_timesteps, batch.data
     generator = torch.Generator(device=images.device).manual_seed(step)
     noise = torch.randn(images.shape, generator=generator, device=images.device)
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()

@@ -10,7 +10,9 @@ import torch
 from ..core.streams import stream_generator
 from ..core.words import counted
 from ..finder.saved_result import read_saved_result
+from ..objective.process import make_process
 from ..optimizers.entries import OPTIMIZERS
+from ..training.resolve_objective import resolved_parameters
 from .subject import Subject
 
 _SMALL_MODEL = 5_000_000  # parameters
@@ -20,7 +22,7 @@ _USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}
 
 def timesteps(subject: Subject) -> str | None:
     """Timesteps that are not whole numbers, or outside the process."""
-    sampler, last = subject.trainer.objective.sampler, subject.config.ddpm_num_steps - 1
+    sampler, last = subject.trainer.objective.sampler, subject.trainer.process.num_train_timesteps - 1
     for update in (0, subject.plan.num_updates // 2, subject.plan.num_updates - 1):
         device = subject.trainer.accelerator.device
         drawn = sampler.sample(1000, update, stream_generator(0, "preflight", update, device=device))
@@ -34,17 +36,21 @@ def timesteps(subject: Subject) -> str | None:
 
 def terminal_snr(subject: Subject) -> str | None:
     """
-    A process that does not end in noise, though samples start from it (arXiv 2305.08891). Silent on the default process,
-    whose cost is in the documentation: a first run is to warn of what somebody did.
+    A process that does not end in noise, though samples start from it (arXiv 2305.08891). Silent on the default noise
+    levels, whose cost is in the documentation: a first run is to warn of what somebody did.
     """
-    config, snr = subject.config, float(subject.trainer.process.levels.snr[-1])
-    usual = subject.plan.kind.defaults(config)
-    if snr <= 0.01 or all(getattr(config, name) == usual[name] for name in ("ddpm_num_steps", "ddpm_beta_schedule")):
+    config, process = subject.config, subject.trainer.process
+    snr = float(process.levels.snr[-1])
+    if snr <= 0.01:
+        return None
+    usual = resolved_parameters(config, config.objective, {})
+    of_default = make_process(config.objective, is_bounded=subject.plan.kind.is_bounded, **usual).levels
+    if np.array_equal(process.levels.alphas_cumprod, of_default.alphas_cumprod):
         return None
     return (
-        f"The last of {counted(config.ddpm_num_steps, 'timestep')} keeps a signal-to-noise ratio of {snr:.2g}, but samples "
-        "start from noise alone, which the model never sees: they will miss the outskirts of the data. Raise "
-        "--ddpm_num_steps, or use --ddpm_beta_schedule squaredcos_cap_v2."
+        f"The last of {counted(process.num_train_timesteps, 'timestep')} keeps a signal-to-noise ratio of {snr:.2g}, but "
+        "samples start from noise alone, which the model never sees: they will miss the outskirts of the data. "
+        f"{process.terminal_noise_hint}"
     )
 
 
@@ -60,18 +66,8 @@ def model_and_scheduler(subject: Subject) -> str | None:
         saved = json.loads(next(path for path in beside if path.exists()).read_text(encoding="utf-8"))
     except (OSError, ValueError, StopIteration):
         return None
-    for key, option in (
-        ("prediction_type", "prediction_type"),
-        ("num_train_timesteps", "ddpm_num_steps"),
-        ("beta_schedule", "ddpm_beta_schedule"),
-    ):
-        asked = getattr(config, option)
-        if key in saved and saved[key] != asked:
-            return (
-                f"The scheduler beside the model {config.model_config_name_or_path!r} has {key}={saved[key]!r}, this run "
-                f"has --{option} {asked}. If the model is to stay comparable, give --{option} {saved[key]}."
-            )
-    return None
+    found = subject.trainer.process.contradictions(saved)
+    return f"The scheduler beside the model {config.model_config_name_or_path!r} {found[0]}" if found else None
 
 
 def ema_memory(subject: Subject) -> str | None:

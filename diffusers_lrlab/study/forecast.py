@@ -162,8 +162,8 @@ def _validation_and_measurement_seconds(run: BaseRun, spec: RunSpec) -> tuple[fl
     if run.validation is not None:
         run.validation_losses()
         validation = time.perf_counter() - started
-    config, num_steps = run.config, run.config.ddpm_num_inference_steps
-    run.config = dataclasses.replace(config, ddpm_num_inference_steps=min(2, num_steps))
+    config, num_steps = run.config, run.config.num_inference_steps
+    run.config = dataclasses.replace(config, num_inference_steps=min(2, num_steps))
     started = time.perf_counter()
     measure(run, spec, Curves(run.plan.num_updates))
     seconds = time.perf_counter() - started + run.sampling_seconds * (num_steps / min(2, num_steps) - 1)

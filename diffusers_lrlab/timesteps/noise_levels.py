@@ -1,6 +1,6 @@
 """The noise of each timestep, which every timestep sampler and loss weighting is a function of.
 
-Timesteps are indices `0 ... T - 1` and grow with the noise, as in diffusers' DDPM schedulers. No torch in here: the
+Timesteps are indices `0 ... T - 1` and grow with the noise, as in diffusers' `DDPMScheduler`. No torch in here: the
 command line lists the names before it is imported.
 """
 
@@ -16,6 +16,7 @@ from ..core.errors import LabError
 from ..core.ranges import Range
 
 _TIMESTEPS = Range("[1, 1e7]", whole=True)
+_NEAREST = 1e-12  # the distance from 0 or 1 of a share of the variance whose SNR has a finite logarithm
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,20 @@ class NoiseLevels:
         return np.arange(self.num_train_timesteps + 1) / self.num_train_timesteps
 
     @cached_property
+    def inner_alphas_cumprod(self) -> np.ndarray:
+        """
+        `alphas_cumprod` inside (0, 1), where the SNR has a finite logarithm: in place of 0 and 1, a number within 1e-12 of
+        them that keeps the order. All others are as they are.
+        """
+        alphas = self.alphas_cumprod
+        lowest = np.min(alphas, where=alphas > 0, initial=_NEAREST)
+        return np.clip(alphas, lowest, np.max(alphas, where=alphas < 1, initial=1 - _NEAREST))
+
+    @cached_property
     def snr(self) -> np.ndarray:
-        """Signal-to-noise ratio: `alphas_cumprod / (1 - alphas_cumprod)`."""
-        return self.alphas_cumprod / (1 - self.alphas_cumprod)
+        """Signal-to-noise ratio: `alphas_cumprod / (1 - alphas_cumprod)`; 0 without signal, finite also without noise."""
+        alphas = np.minimum(self.alphas_cumprod, self.inner_alphas_cumprod)
+        return alphas / (1 - alphas)
 
     @cached_property
     def noise_rate(self) -> np.ndarray:
@@ -87,6 +99,18 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
             f"num_train_timesteps={num_train_timesteps} is not what the noise scheduler has, {len(alphas)}. Drop one."
         )
     return NoiseLevels(np.asarray(alphas.cpu() if hasattr(alphas, "cpu") else alphas, dtype=np.float64))
+
+
+def flow_levels(scheduler: Any, sigma_is_of_data: bool = False) -> NoiseLevels:
+    """
+    The noise levels of a flow-matching scheduler, which mixes `(1 - sigma) * data + sigma * noise`.
+
+    Timesteps are indices into its table, counted from the least noise. Divided by `sqrt((1 - sigma)^2 + sigma^2)`, such a
+    mixture is the state of a variance-preserving process of the same SNR, whose share of the data is returned.
+    """
+    sigmas = np.asarray(scheduler.sigmas[: scheduler.config.num_train_timesteps].cpu(), np.float64)
+    sigmas = 1 - sigmas if sigma_is_of_data else sigmas[::-1]
+    return NoiseLevels((1 - sigmas) ** 2 / ((1 - sigmas) ** 2 + sigmas**2))
 
 
 class Prediction(NamedTuple):

@@ -52,9 +52,8 @@ class ResolvedConfig(TrainingConfig):
 
     learning_rate: float
     num_validation_images: int
-    ddpm_num_steps: int
-    ddpm_num_inference_steps: int
-    ddpm_beta_schedule: str  # type: ignore[assignment]  # checked by then
+    objective_kwargs: dict[str, Any]
+    num_inference_steps: int
     denoiser_kwargs: dict[str, Any] | None
     lr_scheduler_kwargs: dict[str, Any]
     lr_warmup_steps: float
@@ -76,6 +75,10 @@ class ResolvedConfig(TrainingConfig):
         for name, hint in ResolvedConfig.__annotations__.items():
             if getattr(self, name) is None and "None" not in str(hint):
                 raise LabError(f"--{name} is not resolved, and its kind of data has no default for it. Give it.")
+
+    @property
+    def num_train_timesteps(self) -> int:
+        return self.objective_kwargs["num_steps"]
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -16,12 +16,28 @@ from ..core.options import (
     option,
 )
 from ..data.options import IMAGES
+from ..objective.process import MOST_TIMESTEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
 EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of its usual form
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
+
+# Options that are parameters of one objective, by its name: those of diffusers' script.
+OBJECTIVE_OPTIONS = {
+    "ddpm": {
+        "num_steps": "ddpm_num_steps",
+        "beta_schedule": "ddpm_beta_schedule",
+        "prediction_type": "prediction_type",
+    }
+}
+
+
+def named_parameter(objective: str, parameter: str) -> str:
+    """How errors call a parameter of an objective: by its own option if there is one."""
+    options = OBJECTIVE_OPTIONS.get(objective, {})
+    return f"--{options[parameter]}" if parameter in options else f"{parameter} of --objective"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +63,36 @@ class ModelConfig:
         may_change_on_resume=True,
         is_path=True,
     )
-    prediction_type: Literal["epsilon", "sample", "v_prediction"] = option(
-        "epsilon",
-        "What the model predicts: the noise, the image (its loss weighted by the SNR, as upstream) or the velocity.",
+    objective: str = option(
+        "ddpm",
+        "What the model learns, as a name or spec string: the noise process and the prediction. Names: {names}.",
+        OBJECTIVE,
+        registry="objective.process:OBJECTIVES",
+    )
+    objective_kwargs: dict[str, Any] | str | None = option(
+        None, "Its parameters as JSON; `lrlab list objectives` shows them.", OBJECTIVE
+    )
+    prediction_type: PredictionType | None = option(
+        None,
+        "What the model predicts: the noise (epsilon, if not given), the image (its loss weighted by the SNR, as upstream) "
+        "or the velocity. The parameter prediction_type of --objective ddpm.",
         OBJECTIVE,
     )
     ddpm_num_steps: int | None = option(
-        None, "Timesteps of the diffusion process; 1000, or 100 for points.", OBJECTIVE, range="[1, 1e5]"
+        None,
+        "Timesteps of the diffusion process; 1000, or 100 for points. The parameter num_steps of --objective ddpm.",
+        OBJECTIVE,
+        range=f"[1, {MOST_TIMESTEPS}]",
     )
-    ddpm_num_inference_steps: int | None = option(
+    ddpm_beta_schedule: BetaSchedule | None = option(
+        None, "Noise schedule; linear. The parameter beta_schedule of --objective ddpm.", OBJECTIVE
+    )
+    num_inference_steps: int | None = option(
         None,
         "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost).",
         WHOLE_RUN,
-        range="[1, 1e5]",
-    )
-    ddpm_beta_schedule: Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"] | None = option(
-        None, "Noise schedule; linear.", OBJECTIVE
+        aliases=("--ddpm_num_inference_steps", "--ddpm-num-inference-steps"),
+        range=f"[1, {MOST_TIMESTEPS}]",
     )
     gradient_checkpointing: bool = option(
         False,

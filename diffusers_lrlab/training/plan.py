@@ -15,6 +15,7 @@ from ..data.batch import Conditions
 from ..data.batches import num_workers
 from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
+from ..objective.process import NoiseProcess
 from ..schedules.expected import schedule_curves
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
@@ -23,6 +24,7 @@ from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
 from .resolve_schedules import check_floor
+from .resolve_timesteps import objective_spec
 
 # Shares of the time of training that previews and validations may take, and that of an item's pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
@@ -103,7 +105,7 @@ class Plan:
         config = self.config
         if not config.evaluation:
             return 0
-        cost = self.kind.sampling_cost * config.eval_batch_size * config.ddpm_num_inference_steps
+        cost = self.kind.sampling_cost * config.eval_batch_size * config.num_inference_steps
         return min(_MOST_PREVIEWS, self.num_updates - 1, int(_PREVIEW_SHARE * self._num_trained / cost))
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
@@ -120,6 +122,10 @@ class Plan:
         if epochs is None:
             return self.num_updates / (default_times + 1)
         return epochs * (self.num_images or math.inf) / self.layout.global_batch
+
+    @cached_property
+    def process(self) -> NoiseProcess:
+        return objective_spec(self.config).make_process()
 
     @cached_property
     def num_parameters(self) -> int:
@@ -170,7 +176,7 @@ def make_plan(
         schedule=schedule,
         lrs=lrs,
         momenta=momenta,
-        lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.ddpm_num_steps),
+        lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.num_train_timesteps),
         data_warnings=tuple(kind.data_warnings(data)),
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
         conditions=data.held_out[:0].conditions,

@@ -32,9 +32,10 @@ def describe_plan(plan: Plan) -> str:
         f"{counted(plan.num_images, f'training {item}') if plan.num_images else f'a stream of training {plural(item)}'}, "
         f"{plan.num_held_out} held out, {plan.data_shape}" + _workers_in_words(plan),
         "model": f"{plan.kind.describe_model(plan.model_config)}, "
-        f"{counted(plan.num_parameters, 'parameter', ',')}, predicts {config.prediction_type}"
+        f"{counted(plan.num_parameters, 'parameter', ',')}"
         + (", compiled for training" if config.compile else "")
         + (", channels last" if config.channels_last else ""),
+        "objective": "; ".join([config.objective, *(f"{name.lower()} {value}" for name, value in plan.process.describe())]),
         "precision": _precision_in_words(plan),
         "batch": f"{counted(layout.global_batch, plan.kind.item)} an update = {layout.micro_batch} x "
         f"{counted(layout.accumulation, 'micro-batch')} x {counted(layout.num_processes, 'process')}",
@@ -88,7 +89,7 @@ def _samples_in_words(plan: Plan) -> str:
     elif plan.num_previews:
         when = f"{times(plan.num_previews)} during the run, and {when}"
     frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
-    samples, steps = counted(config.eval_batch_size, plan.kind.item), counted(config.ddpm_num_inference_steps, "step")
+    samples, steps = counted(config.eval_batch_size, plan.kind.item), counted(config.num_inference_steps, "step")
     return f"{samples} in {steps} {when}{frechet}"
 
 
@@ -131,16 +132,16 @@ def _timestep_warnings(plan: Plan) -> list[str | None]:
     """What can be done as asked, and is likely not what is wanted."""
     config = plan.config
     sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
-    warnings: list[str | None] = [contradiction(sampler, config.prediction_type)]
+    warnings: list[str | None] = [contradiction(sampler, plan.process.prediction_type)]
     if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
         warnings.append(
             f"{sampler!r} draws more of the middle of the noise levels and {weighting!r} weighs it more: both at once leave "
             "little of the rest. Use one of them."
         )
-    needed, seen = kwargs.get("history", 0) * config.ddpm_num_steps, plan.num_updates * plan.layout.global_batch
+    needed, seen = kwargs.get("history", 0) * config.num_train_timesteps, plan.num_updates * plan.layout.global_batch
     if seen < needed:
         warnings.append(
-            f"{sampler!r} stays uniform until all {counted(config.ddpm_num_steps, 'timestep')} were drawn "
+            f"{sampler!r} stays uniform until all {counted(config.num_train_timesteps, 'timestep')} were drawn "
             f"{times(kwargs['history'])}. That takes more than {counted(needed, 'image')}, and this run sees {seen}. Lower "
             "history, or train for longer."
         )

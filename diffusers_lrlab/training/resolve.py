@@ -20,7 +20,8 @@ from ..schedules.resolve import merge_spec
 from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import components, kind_of
-from .learning_options import EMA_OPTIONS
+from .learning_options import EMA_OPTIONS, named_parameter
+from .resolve_objective import resolve_objective
 from .resolve_schedules import resolve_lr_schedule, resolve_momentum
 from .resolve_timesteps import check_timestep_options
 from .trackers import tracker_packages
@@ -145,7 +146,7 @@ def _check_rate(config: TrainingConfig) -> None:
 
 def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     """Timesteps, loss and noise; length, steps of sampling, bins and the folder."""
-    kind, steps = kind_of(config), config.ddpm_num_steps or 0
+    kind, steps = kind_of(config), given_kwargs(config, "objective")["num_steps"]
     resolved = {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
     if config.denoiser is not None or config.denoiser_kwargs:
         resolved |= resolve_choice(config, "denoiser")
@@ -154,8 +155,8 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
         resolved["ema"] = str(_ema_form(config))
     if config.num_epochs is None and config.max_train_steps is None:
         resolved |= kind.default_length
-    if config.ddpm_num_inference_steps is None:
-        resolved["ddpm_num_inference_steps"] = min(100, steps)
+    if config.num_inference_steps is None:
+        resolved["num_inference_steps"] = min(100, steps)
     if config.log_timestep_bins is None:
         resolved["log_timestep_bins"] = min(10, steps)
     if config.output_dir is None:
@@ -181,6 +182,7 @@ def _ema_form(config: TrainingConfig) -> EMAForm:
 _STEPS: tuple[Callable[[TrainingConfig], dict[str, Any]], ...] = (
     _resolve_optimizer,
     _resolve_data,
+    resolve_objective,
     resolve_lr_schedule,
     resolve_momentum,
     _resolve_rest,
@@ -194,10 +196,10 @@ def _check_combinations(config: ResolvedConfig) -> None:
             f"--num_epochs {config.num_epochs} and --max_train_steps {config.max_train_steps} both set the length of "
             "the run; give one of them."
         )
-    if config.ddpm_num_inference_steps > config.ddpm_num_steps:
+    if config.num_inference_steps > config.num_train_timesteps:
         raise LabError(
-            f"--ddpm_num_inference_steps {config.ddpm_num_inference_steps} is more than --ddpm_num_steps "
-            f"{config.ddpm_num_steps}; use at most as many."
+            f"--num_inference_steps {config.num_inference_steps} is more than the {config.num_train_timesteps} "
+            f"timesteps ({named_parameter(config.objective, 'num_steps')}); use at most as many."
         )
     if config.denoiser is not None and config.model_config_name_or_path is not None:
         raise LabError(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError
 from ..core.ranges import Range
 from ..objective.noise import NOISES
+from ..objective.process import NoiseProcess, make_process
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
+from .learning_options import named_parameter
 
 if TYPE_CHECKING:
     from ..objective.objective import ObjectiveSpec
@@ -25,15 +27,15 @@ def check_timestep_options(config: ResolvedConfig, kind: DataKind) -> None:
             f"--noise {config.noise} is about neighbouring pixels, and {kind.name} have none. Use {' or '.join(plain)}."
         )
     _check_timestep_lr(config)
-    bins = Range(f"[0, {config.ddpm_num_steps}]", whole=True)
-    bins.check("--log_timestep_bins", config.log_timestep_bins, "--ddpm_num_steps is the number of timesteps; 0 logs none")
+    bins, steps = Range(f"[0, {config.num_train_timesteps}]", whole=True), named_parameter(config.objective, "num_steps")
+    bins.check("--log_timestep_bins", config.log_timestep_bins, f"{steps} is the number of timesteps; 0 logs none")
 
 
 def _check_timestep_lr(config: ResolvedConfig) -> None:
     lr = config.timestep_lr_form
     if lr is None:
         return
-    band_edges(len(lr.factors), lr.edges, config.ddpm_num_steps)
+    band_edges(len(lr.factors), lr.edges, config.num_train_timesteps)
     if len(lr.factors) == 1:
         raise LabError(f"--timestep_lr {lr.form} with one factor is the same for all timesteps. Use --learning_rate.")
     if lr.form == "banded" and config.timestep_sampler_kwargs["unbiased"]:
@@ -67,10 +69,12 @@ def objective_spec(config: ResolvedConfig) -> ObjectiveSpec:
         noise=config.noise,
         noise_kwargs=config.noise_kwargs,
         timestep_lr=config.timestep_lr_form,
-        process={
-            "num_train_timesteps": config.ddpm_num_steps,
-            "beta_schedule": config.ddpm_beta_schedule,
-            "prediction_type": config.prediction_type,
-            "clip_sample": kind_of(config).is_bounded,
-        },
+        objective=config.objective,
+        objective_kwargs=config.objective_kwargs,
+        is_bounded=kind_of(config).is_bounded,
     )
+
+
+def recorded_process(fields: dict[str, Any]) -> NoiseProcess:
+    """The noise process of a run, of the configuration in its record."""
+    return make_process(fields["objective"], is_bounded=kind_of(fields).is_bounded, **fields["objective_kwargs"])

@@ -112,7 +112,7 @@ class OutputConfig:
 
     output_dir: str | None = option(
         None,
-        "Folder of the run; ddpm-DATASET-RESOLUTION, so that runs on other data do not meet (upstream ddpm-model-64).",
+        "Folder of the run; OBJECTIVE-DATASET-RESOLUTION, so that runs on other data do not meet (upstream ddpm-model-64).",
         DESTINATION,
         finder="uses",
     )

@@ -31,15 +31,14 @@ def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress
     for start in tqdm(range(0, num, kind.sampling_batch), desc=purpose, disable=not (show_progress and several)):
         generator = stream_generator(config.seed, purpose, start, device=model.device)
         size = min(kind.sampling_batch, num - start)
-        parts.append(kind.sample(pipeline, size, generator, config.ddpm_num_inference_steps))
+        parts.append(kind.sample(pipeline, size, generator, config.num_inference_steps))
     model.train(was_training)
     return np.concatenate(parts)
 
 
 def sampling_pipeline(run: BaseRun) -> Any:
     """A pipeline around the model as it is, with a scheduler of its own."""
-    scheduler = run.process.scheduler
-    return run.kind.make_pipeline(run.bare_model, type(scheduler).from_config(scheduler.config))
+    return run.kind.make_pipeline(run.bare_model, run.process.sampling_scheduler())
 
 
 def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:

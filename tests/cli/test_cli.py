@@ -22,6 +22,7 @@ from diffusers_lrlab.core.terminal_plot import terminal_plot
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.objective.noise import NOISES
+from diffusers_lrlab.objective.process import OBJECTIVES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.preview.schedules import Run, preview
 from diffusers_lrlab.schedules.expected import lr_curve
@@ -35,6 +36,7 @@ REGISTRIES = {
     "timesteps": TIMESTEP_SAMPLERS,
     "weightings": LOSS_WEIGHTINGS,
     "timestep_lrs": TIMESTEP_LRS,
+    "objectives": OBJECTIVES,
     "noises": NOISES,
     "optimizers": OPTIMIZERS,
     "ema_forms": EMA_FORMS,

@@ -566,7 +566,7 @@ def test_points_have_defaults_of_their_own(tmp_path):
         assert resolved.num_validation_images == 10_000
         assert resolved.resolution is None
         assert resolved.frechet_samples == 0
-        assert resolved.ddpm_num_steps == 100
+        assert resolved.num_train_timesteps == 100
         assert not resolved.output_dir.endswith("None")
     assert resolve_config(TrainingConfig(dataset_name="moons", distance_samples=0)).distance_samples == 0
     assert resolve_config(TrainingConfig(dataset_name="moons", frechet_samples=0)).frechet_samples == 0

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import DDPMScheduler
 from scipy.stats import chisquare
 from test_launch import launch
 
@@ -17,8 +17,7 @@ from diffusers_lrlab.diagnostics.gradients import gradient_norms
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog, read_timesteps
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 from diffusers_lrlab.diffusers_plugin.log_hook import LogHook
-from diffusers_lrlab.diffusers_plugin.timesteps_hook import TimestepHook, flow_levels
-from diffusers_lrlab.timesteps.noise_levels import NoiseLevels
+from diffusers_lrlab.diffusers_plugin.timesteps_hook import TimestepHook
 
 SCRIPTS = {name: Path(__file__).parents[1] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
 
@@ -141,20 +140,6 @@ def test_what_makes_up_for_a_density_weighs_losses(tmp_path):
     for row in done["rows"]:
         weights = 1 / (1000 * probabilities[row["timesteps"]])
         np.testing.assert_allclose(row["loss"], np.mean(weights * row["errors"]), rtol=1e-5)
-
-
-def test_the_levels_of_flow_matching():
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    levels = flow_levels(scheduler)
-    sigma = scheduler.sigmas[:1000].double().numpy()[::-1]
-    np.testing.assert_allclose(levels.snr, ((1 - sigma) / sigma) ** 2, rtol=1e-9, atol=1e-12)
-    assert isinstance(levels, NoiseLevels)
-    assert (np.diff(levels.snr) < 0).all()
-    np.testing.assert_allclose(
-        flow_levels(FlowMatchEulerDiscreteScheduler(), True).snr[1:],
-        flow_levels(FlowMatchEulerDiscreteScheduler()).snr[:-1],
-        rtol=1e-3,
-    )
 
 
 def test_an_update_that_a_gradient_scaler_left_out_is_drawn_again():

@@ -42,6 +42,7 @@ enable_xformers_memory_efficient_attention preserve_input_precision
 @cases("flag", UPSTREAM_FLAGS)
 def test_every_flag_of_upstream_is_understood(flag):
     name, _, value = flag.partition("=")
+    name = "num_inference_steps" if name == "ddpm_num_inference_steps" else name  # whose alias it is
     given = getattr(parse_arguments([f"--{flag}"], ""), name)
     assert given is True if not value else given == type(given)(value)
 
@@ -177,7 +178,7 @@ def test_the_study_of_ones_own_runs_as_printed(tmp_path):
     text = printed.block_with("arms:", "yaml").code
     for long, short in {
         "max_train_steps: 3000": "max_train_steps: 20, num_validation_images: 100, distance_samples: 100, "
-        "ddpm_num_inference_steps: 10",
+        "num_inference_steps: 10",
         "seeds: 5 ": "seeds: 2 ",
         "[0.3, 1, 3]": "[1, 3]",
     }.items():

@@ -53,7 +53,7 @@ def test_the_launcher_and_scripts_know_its_names(environment):
 
 def test_a_run_records_its_version(environment, tmp_path):
     small = ["--dataset_name=dino", "--max_train_steps=4", "--train_batch_size=8", "--num_validation_images=16"]
-    small += ["--ddpm_num_steps=10", "--ddpm_num_inference_steps=2", "--distance_samples=0", "--no_preflight"]
+    small += ["--ddpm_num_steps=10", "--num_inference_steps=2", "--distance_samples=0", "--no_preflight"]
     names = ["--lr_scheduler=sawtooth", "--timestep_sampler=from_noise", f"--output_dir={tmp_path}/run"]
     run(environment, "-m", "diffusers_lrlab", "train", *small, *names)
     record = runs.read_record(tmp_path / "run")

@@ -61,7 +61,7 @@ def folder(tmp_path_factory):
 def options_of(folder):
     return {
         "train_data_dir": str(folder / "data"), "resolution": 8, "image_channels": 1, "max_train_steps": 2,
-        "train_batch_size": 4, "num_validation_images": 10, "ddpm_num_steps": 10, "ddpm_num_inference_steps": 2,
+        "train_batch_size": 4, "num_validation_images": 10, "ddpm_num_steps": 10, "num_inference_steps": 2,
         "model_config_name_or_path": str(folder / "tiny-unet-0.0.json"),
     }  # fmt: skip
 

@@ -941,10 +941,9 @@ def test_a_number_of_steps_that_is_none_is_told(num_steps):
         log_likelihood(Network(2), DDPM(make_scheduler()), torch.zeros(3, 2), num_steps)
 
 
-def test_a_schedule_without_signal_at_its_end_is_told():
-    scheduler = DDPMScheduler(rescale_betas_zero_snr=True)
-    with pytest.raises(ValueError, match="no signal at its last"):
-        log_likelihood(Network(2), DDPM(scheduler), torch.zeros(3, 2))
+def test_a_schedule_of_a_single_noise_level_is_refused():
+    with pytest.raises(ValueError, match="noise level of all 1 timesteps"):
+        log_likelihood(Network(2), DDPM(DDPMScheduler(1)), torch.zeros(3, 2))
 
 
 def test_a_prediction_that_is_not_known_is_told():

@@ -21,13 +21,13 @@ MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 1, "embed
 # Four checkpoints of which two are kept, a pipeline that is saved twice, and diagnostics in a file of their own.
 OPTIONS = """--dataset_name=moons --max_train_steps=8 --checkpointing_steps=2 --checkpoints_total_limit=2 --logging_steps=1
     --save_model_epochs=1 --validation_steps=3 --timestep_sampler=loss_second_moment:history=2 --train_batch_size=500
-    --num_validation_images=20 --distance_samples=0 --eval_batch_size=4 --ddpm_num_steps=4 --ddpm_num_inference_steps=2
+    --num_validation_images=20 --distance_samples=0 --eval_batch_size=4 --ddpm_num_steps=4 --num_inference_steps=2
     --log_timestep_bins=2 --cpu_threads=1 --no_preflight""".split()
 LATEST = "--resume_from_checkpoint=latest"
 STUDY = {
     "base": {
         "model_config_name_or_path": "config.json",
-        **{"max_train_steps": 6, "train_batch_size": 16, "ddpm_num_steps": 4, "ddpm_num_inference_steps": 2},
+        **{"max_train_steps": 6, "train_batch_size": 16, "ddpm_num_steps": 4, "num_inference_steps": 2},
         **{"num_validation_images": 20, "distance_samples": 20, "checkpointing_steps": 2, "learning_rate": 1e-3},
     },
     "arms": {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}},

@@ -270,7 +270,7 @@ def test_rates_are_spaced_evenly():
 
 POINTS = {
     **{"dataset_name": "moons", "max_train_steps": 18, "train_batch_size": 32, "num_validation_images": 64},
-    **{"ddpm_num_steps": 20, "ddpm_num_inference_steps": 2, "output_dir": "run", "validation_steps": 8},
+    **{"ddpm_num_steps": 20, "num_inference_steps": 2, "output_dir": "run", "validation_steps": 8},
 }
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 1, "embedding_size": 16}
 DATA = {}
@@ -574,7 +574,7 @@ def auto(tmp_path_factory):
     (base / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
     options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp", "--cpu_threads=1"]
     options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
-    options += ["--ddpm_num_inference_steps=20"]
+    options += ["--num_inference_steps=20"]
     status, shown, message = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
     assert status == 0, message
     train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]

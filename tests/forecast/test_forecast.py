@@ -39,7 +39,7 @@ def passes_over_fake_tensors_done_once():
 
     def track_once(plan, device):
         config = plan.config
-        about = (config.gradient_checkpointing, config.mixed_precision, config.prediction_type, config.ddpm_num_steps)
+        about = (config.gradient_checkpointing, config.mixed_precision, repr(config.objective_kwargs))
         key = (repr(plan.model_config), plan.item_shape, repr(plan.layout), *about, device)
         if key not in known:
             known[key] = track(plan, device)

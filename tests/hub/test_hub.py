@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parents[2] / "training_scripts" / "train_ddpm.py"
 TOKEN = "hf_nobodyMayReadThis"
 TINY = (
     "--max_train_steps 3 --train_batch_size 4 --num_validation_images 8 --frechet_samples 0 --eval_batch_size 2 "
-    "--ddpm_num_inference_steps 2 --checkpointing_steps 2 --logger tensorboard"
+    "--num_inference_steps 2 --checkpointing_steps 2 --logger tensorboard"
 ).split()
 
 

@@ -195,11 +195,7 @@ def test_going_back_forgets_what_came_after(tmp_path):
 def test_stopped_while_finishing(tmp_path):
     """The weights are safe by then; what is missing is made by resuming."""
     args = [
-        *(
-            argument
-            for argument in runs.tiny_arguments(tmp_path)
-            if not argument.startswith(("--frechet", "--ddpm_num_inf"))
-        ),
+        *(argument for argument in runs.tiny_arguments(tmp_path) if not argument.startswith(("--frechet", "--num_inf"))),
         f"--output_dir={tmp_path / 'run'}",
         "--train_batch_size=8",
         "--max_train_steps=3",

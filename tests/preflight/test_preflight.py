@@ -373,6 +373,6 @@ def test_two_processes_check_once(tmp_path):
     options = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}"]
     options += ["--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2", "--sanity"]
     options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
-    options += ["--ddpm_num_inference_steps=2", "--cpu_threads=1"]
+    options += ["--num_inference_steps=2", "--cpu_threads=1"]
     stderr = runs.run(*options, f"--output_dir={tmp_path / 'run'}", processes=2)
     assert stderr.count("warning: Warm-up takes") == 1

@@ -1154,7 +1154,7 @@ def test_what_cannot_be_stacked_is_done_by_itself(home, tmp_path, capsys):
                 "dataset_name": "digits",
                 "model_config_name_or_path": "unet.json",
                 "frechet_samples": 0,
-                "ddpm_num_inference_steps": 2,
+                "num_inference_steps": 2,
             },
         },
         "arms": {"constant": {"lr_scheduler": "constant"}},

@@ -303,7 +303,7 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     """To the bit, in one pass and in two; of averages in all their forms, and with a loss of its own beside the others."""
     members = {name: member for name, member in without_a_stop.items() if not member.error}
     for seed, member in enumerate(members.values()):
-        few = {"distance_samples": num, "ddpm_num_inference_steps": 2 + seed % 2, "seed": seed % 3}
+        few = {"distance_samples": num, "num_inference_steps": 2 + seed % 2, "seed": seed % 3}
         monkeypatch.setattr(member, "config", dataclasses.replace(member.config, **few))
     before = {name: copy.deepcopy(member.model.state_dict()) for name, member in members.items()}
     drawn = {}

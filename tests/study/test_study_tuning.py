@@ -165,7 +165,7 @@ def test_names_of_tuning_runs_stay():
     assert [run.id for run in runs if run.dataset == "dino"] == IDS
 
 
-IDS = ["a--dino--10--d33dd43741a9", "a--dino--10--0057314212a9"]
+IDS = ["a--dino--10--53600be41caa", "a--dino--10--80c2a08fad95"]
 
 
 @cases("value", [-1, 21, 1.0, True, "3", [1], None])

@@ -188,7 +188,7 @@ DIGITS = {
     "train_batch_size": 4,
     "num_validation_images": 8,
     "frechet_samples": 0,
-    "ddpm_num_inference_steps": 2,
+    "num_inference_steps": 2,
 }
 
 

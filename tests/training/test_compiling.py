@@ -31,7 +31,7 @@ def make_trainer(folder, backend="eager", model=MODEL, **more):
     (folder / "model.json").write_text(json.dumps(model))
     small = {"dataset_name": "moons", "max_train_steps": 8, "train_batch_size": 32, "num_validation_images": 16}
     small |= {"logging_steps": 2, "validation_steps": 3, "log_timestep_bins": 2, "checkpointing_steps": 4, "cpu_threads": 1}
-    small |= {"ddpm_num_steps": 8, "ddpm_num_inference_steps": 2, "compile": backend != "no"}
+    small |= {"ddpm_num_steps": 8, "num_inference_steps": 2, "compile": backend != "no"}
     options = {**small, "model_config_name_or_path": str(folder / "model.json"), "output_dir": str(folder), **more}
     config = resolve_config(TrainingConfig(**options))
     data = load_data_once(config)

@@ -34,7 +34,7 @@ SMALL = {
     "eval_batch_size": 16,
     "distance_samples": 0,
     "ddpm_num_steps": 10,
-    "ddpm_num_inference_steps": 2,
+    "num_inference_steps": 2,
     "lr_warmup_steps": 0,
     "preflight": False,
     "denoiser": "gated:width=16",

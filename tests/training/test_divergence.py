@@ -41,7 +41,7 @@ def model(tmp_path_factory):
 def options(folder, model, **more):
     small = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
     small |= {"logging_steps": 5, "checkpointing_steps": 3, "validation_steps": 6, "log_timestep_bins": 2}
-    small |= {"ddpm_num_steps": 4, "ddpm_num_inference_steps": 2, "save_images_epochs": NEVER}
+    small |= {"ddpm_num_steps": 4, "num_inference_steps": 2, "save_images_epochs": NEVER}
     return {**small, "model_config_name_or_path": str(model), "output_dir": str(folder), **more}
 
 

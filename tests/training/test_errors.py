@@ -29,7 +29,7 @@ from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.run_folder import RunFolder
 
 SMALL = (
-    "--max_train_steps=3 --train_batch_size=4 --frechet_samples=0 --eval_batch_size=2 --ddpm_num_inference_steps=2 "
+    "--max_train_steps=3 --train_batch_size=4 --frechet_samples=0 --eval_batch_size=2 --num_inference_steps=2 "
     "--num_validation_images=8 --validation_steps=1 --checkpointing_steps=2"
 ).split()
 
@@ -161,8 +161,8 @@ OPTIONS = {
     ),
     "negative validation": (["--num_validation_images=-1"], ["--num_validation_images -1: must be"]),
     "more inference steps than steps": (
-        ["--ddpm_num_steps=10", "--ddpm_num_inference_steps=20"],
-        ["--ddpm_num_inference_steps 20", "--ddpm_num_steps 10", "at most as many"],
+        ["--ddpm_num_steps=10", "--num_inference_steps=20"],
+        ["--num_inference_steps 20", "the 10 timesteps (--ddpm_num_steps)", "at most as many"],
     ),
     "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "Use 28 or 32"]),
     "batch larger than the data": (

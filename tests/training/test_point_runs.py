@@ -47,7 +47,7 @@ def model(tmp_path_factory):
 
 def make_trainer(folder, model, **options):
     small = {"dataset_name": "moons", "max_train_steps": 6, "train_batch_size": 32, "num_validation_images": 64}
-    small["ddpm_num_inference_steps"] = 3  # previews are not what is looked at
+    small["num_inference_steps"] = 3  # previews are not what is looked at
     options = {**small, "model_config_name_or_path": str(model), "logging_steps": 2, "output_dir": str(folder), **options}
     config = resolve_config(TrainingConfig(**options))
     data = load_data_once(config)

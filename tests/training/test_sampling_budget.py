@@ -27,7 +27,7 @@ def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
     """By images: a step of sampling costs 0.4 of the training of an image."""
     plan = dataclasses.replace(digits, num_updates=updates)
     assert plan.num_previews == times
-    sampled = times * plan.config.eval_batch_size * plan.config.ddpm_num_inference_steps
+    sampled = times * plan.config.eval_batch_size * plan.config.num_inference_steps
     assert 0.4 * sampled <= 0.05 * updates * 64
     assert sum(plan.due(None, update, plan.num_previews) for update in range(1, updates)) == times
     text = f"{times} times during the run, and at the end" if times else "100 steps at the end"
@@ -79,7 +79,7 @@ def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):
 def test_the_dry_run_shows_the_checks_of_the_run(tmp_path, capsys):
     """The process of few steps does not end in noise, which the run itself warns of."""
     arguments = ["train", "--dataset_name=dino", "--dry_run", "--max_train_steps=20", "--ddpm_num_steps=10"]
-    small = ["--distance_samples=0", "--num_validation_images=64", "--eval_batch_size=4", "--ddpm_num_inference_steps=2"]
+    small = ["--distance_samples=0", "--num_validation_images=64", "--eval_batch_size=4", "--num_inference_steps=2"]
     assert cli.main([*arguments, *small, f"--output_dir={tmp_path / 'run'}"]) == 0
     printed = capsys.readouterr().out
     assert "[terminal_snr]" in printed

@@ -25,7 +25,7 @@ SMALL = {
     "train_batch_size": 8,
     "num_validation_images": 16,
     "ddpm_num_steps": 10,
-    "ddpm_num_inference_steps": 2,
+    "num_inference_steps": 2,
     "lr_warmup_steps": 0,
 }
 

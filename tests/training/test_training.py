@@ -199,10 +199,11 @@ def test_other_choices_run_and_are_recorded(tmp_path, arguments):
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")
         if value:
-            assert str(config[name]).removesuffix(".0") == value
+            recorded = config[name] if config[name] is not None else config["objective_kwargs"][name.removeprefix("ddpm_")]
+            assert str(recorded).removesuffix(".0") == value
     saved = json.loads((output / "scheduler" / "scheduler_config.json").read_text())
-    assert saved["prediction_type"] == config["prediction_type"]
-    assert saved["num_train_timesteps"] == config["ddpm_num_steps"]
+    assert saved["prediction_type"] == config["objective_kwargs"]["prediction_type"]
+    assert saved["num_train_timesteps"] == config["objective_kwargs"]["num_steps"]
     if config["logger"] == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from diffusers import DDIMScheduler
 from safetensors.torch import save
 
 from ...core.errors import Diverged
@@ -89,10 +88,10 @@ def measure(run: BaseRun, spec: RunSpec, curves: Curves, drawn: Drawn | None = N
 
 
 class Drawing(NamedTuple):
-    """Samples to draw: how many, by which scheduler, in how many steps, from which stream of random numbers."""
+    """Samples to draw: how many, by which sampler, in how many steps, from which stream of random numbers."""
 
     num: int
-    scheduler: Any
+    is_deterministic: bool  # by the deterministic sampler of the run's objective, in place of the pipeline's
     num_steps: int
     stream: tuple[Any, ...]
 
@@ -100,7 +99,7 @@ class Drawing(NamedTuple):
 def drawings_of(run: BaseRun, spec: RunSpec) -> dict[str, Drawing]:
     """What is drawn from the averaged weights of a run, see `Drawn`; "fixed_start" is from noise that all runs share."""
     kind_results, config, num = results_of(run.kind), run.config, 0
-    own = type(run.process.scheduler), config.ddpm_num_inference_steps
+    own = False, config.num_inference_steps
     drawings: dict[str, Drawing] = {}
     if any("samples" in METRICS[name].needs for name in spec.metrics):
         num = kind_results.num_samples(config, len(run.data.held_out), run.data.num_images)
@@ -109,8 +108,8 @@ def drawings_of(run: BaseRun, spec: RunSpec) -> dict[str, Drawing]:
     elif spec.stage == "compare":
         drawings["recorded"] = Drawing(kind_results.num_recorded, *own, (config.seed, "distances", 0))
     if spec.stage == "compare" and run.kind.is_compared_between_runs:
-        steps = min(_FIXED_STEPS, config.ddpm_num_steps)
-        drawings["fixed_start"] = Drawing(_FIXED_SAMPLES, DDIMScheduler, steps, (0, "fixed-start"))
+        steps = min(_FIXED_STEPS, config.num_train_timesteps)
+        drawings["fixed_start"] = Drawing(_FIXED_SAMPLES, True, steps, (0, "fixed-start"))
     return drawings
 
 
@@ -139,7 +138,7 @@ def note_seconds(run: BaseRun, name: str, seconds: float) -> None:
 
 
 def _from_fixed_start(run: BaseRun, drawing: Drawing) -> np.ndarray:
-    pipeline = run.kind.make_pipeline(run.bare_model.eval(), drawing.scheduler.from_config(run.process.scheduler.config))
+    pipeline = run.kind.make_pipeline(run.bare_model.eval(), run.process.deterministic_scheduler())
     pipeline.set_progress_bar_config(disable=True)
     generator = stream_generator(*drawing.stream, device=run.bare_model.device)
     return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps)

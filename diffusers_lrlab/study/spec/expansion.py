@@ -126,14 +126,19 @@ def _check_comparable(spec: StudySpec, configs: dict[Place, ResolvedConfig]) -> 
         for name in names_where(TrainingConfig, defines_loss=True) if losses else ():
             if (name != "num_validation_images" or holds_out) and (values := _differing(of_arms, name)):
                 raise LabError(
-                    f"{', '.join(losses)} cannot be compared between arms that differ in {name} ({values} on {dataset!r}): "
-                    "it is another quantity for each. Compare samples, such as by kl, or give all arms the same."
+                    f"{', '.join(losses)} cannot be compared between arms that differ in {name.removesuffix('_kwargs')} "
+                    f"({values} on {dataset!r}): it is another quantity for each. Compare samples, such as by kl, or give "
+                    "all arms the same."
                 )
 
 
 def _differing(configs: list[ResolvedConfig], name: str) -> str:
-    """The values of an option as text, if there are several."""
-    values = sorted({getattr(config, name) for config in configs})
+    """The values of an option as text, if there are several: of parameters, those that differ."""
+    given = [getattr(config, name) for config in configs]
+    if all(isinstance(value, dict) for value in given):
+        same = [key for key in given[0] if all(key in other and other[key] == given[0][key] for other in given)]
+        given = [", ".join(f"{key}={part}" for key, part in value.items() if key not in same) for value in given]
+    values = sorted(set(given))
     return ", ".join(map(str, values)) if len(values) > 1 else ""
 
 

@@ -24,7 +24,7 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return reason
     if "density" in metric.needs and config.num_validation_images < 2:
         return "is measured at held-out points: give num_validation_images of 2 or more"
-    if "density" in metric.needs and (config.dataset_name not in LOG_PROBS or config.ddpm_num_steps < 2):
+    if "density" in metric.needs and (config.dataset_name not in LOG_PROBS or config.num_train_timesteps < 2):
         return "needs data whose density is known in closed form: " + ", ".join(LOG_PROBS)
     return None
 

@@ -10,6 +10,7 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 
 from ...core.streams import stream_generator
+from ...pipelines.point_ddpm import scaled_input
 from ..runs.measure import Drawing, Drawn, drawings_of, note_seconds
 from ..spec.spec import RunSpec
 from .member import Member
@@ -50,8 +51,8 @@ def _sample(
     forward: StackedForward, members: list[Member], drawings: list[Drawing], share: float
 ) -> Generator[float, None, np.ndarray]:
     matrix = forward.rows.gather([_averaged(member) for member in members])
-    num, scheduler_class, num_steps, _ = drawings[0]
-    scheduler = scheduler_class.from_config(members[0].process.scheduler.config)
+    (num, is_deterministic, num_steps, _), process = drawings[0], members[0].process
+    scheduler = process.deterministic_scheduler() if is_deterministic else process.sampling_scheduler()
     scheduler.set_timesteps(num_steps, device=matrix.device)
     generators = [stream_generator(*drawing.stream, device=matrix.device) for drawing in drawings]
     shape = (len(members), num, forward.model.config.dimension)
@@ -60,7 +61,7 @@ def _sample(
     arguments = {"generator": generators} if draws_noise else {}
     for timestep in scheduler.timesteps:
         with torch.no_grad():
-            prediction = _predict(forward, matrix, scheduler.scale_model_input(points, timestep), timestep)
+            prediction = _predict(forward, matrix, scaled_input(scheduler, points, timestep), timestep)
             points = scheduler.step(prediction, timestep, points, **arguments).prev_sample
         yield share
     return points.float().cpu().numpy()

@@ -23,7 +23,7 @@ class Stack:
     """
     Runs side by side.
 
-    Members have one architecture, batch size and diffusion process; those that are not done are at one update. `backends`
+    Members have one architecture, batch size and objective; those that are not done are at one update. `backends`
     are those of [`StackedMLP`]. `recorder` says how the device's part of an update is recorded, see [`CapturedUpdate`]: as
     a CUDA graph on a GPU if not given, and elsewhere not at all.
     """
@@ -161,7 +161,7 @@ class Stack:
         points, timesteps, noise, weights, rates = inputs
         process, flat = self.members[0].process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
-        prediction = self.mlp.forward(noisy, timesteps).detach().requires_grad_()
+        prediction = self.mlp.forward(noisy, process.model_time(timesteps)).detach().requires_grad_()
         check_shape(self.members[0].model, prediction, points)
         if self.update == 0:
             for member, own, its_input in zip(self.members, prediction, noisy, strict=True):
@@ -230,7 +230,7 @@ class Stack:
 
     @torch.no_grad()
     def _validate_together(self, members: list[Member]) -> None:
-        places = [self.members.index(member) for member in members]
+        places, process = [self.members.index(member) for member in members], members[0].process
         parts = [(member.validation.batch.data, member.validation.noise, member.validation.timesteps) for member in members]  # type: ignore[union-attr]
         points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
         found = []
@@ -239,10 +239,10 @@ class Stack:
             for start in range(0, points.shape[1], _VALIDATED_POINTS):
                 part = slice(start, start + _VALIDATED_POINTS)
                 flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
-                noisy = members[0].process.add_noise(*flat).unflatten(0, (len(members), -1))
-                prediction = self.mlp.predict(matrix, noisy, timesteps[:, part])
+                noisy = process.add_noise(*flat).unflatten(0, (len(members), -1))
+                prediction = self.mlp.predict(matrix, noisy, process.model_time(timesteps[:, part]))
                 check_shape(members[0].model, prediction, points[:, part])
-                own = members[0].process.prediction_losses(prediction.flatten(0, 1), *flat)
+                own = process.prediction_losses(prediction.flatten(0, 1), *flat)
                 losses.append(own.view(len(members), -1))
             found.append(torch.cat(losses, 1).double().cpu().numpy().mean(1).tolist())
         for member, raw, averaged in zip(members, *found, strict=True):

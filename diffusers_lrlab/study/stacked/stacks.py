@@ -72,8 +72,8 @@ def split_into_stacks(
     for spec in specs:
         plan, _ = study.plan(spec)
         config = plan.config
-        process = [config.ddpm_num_steps, config.ddpm_beta_schedule, config.prediction_type]
-        key = json.dumps([plan.model_config, plan.layout.global_batch, *process, plan.num_updates])
+        process = [config.objective, config.objective_kwargs, plan.kind.is_bounded]
+        key = json.dumps([plan.model_config, plan.layout.global_batch, process, plan.num_updates])
         alike.setdefault(key, []).append(spec)
     for some in alike.values():
         # Runs with the same draws side by side, which then are drawn once.

@@ -26,8 +26,6 @@ _DEFAULTS: dict[str, Any] = {
     "num_validation_images": 256,
     "train_batch_size": 16,
     "learning_rate": 1e-4,
-    "ddpm_num_steps": 1000,
-    "ddpm_beta_schedule": "linear",
     "frechet_samples": 0,
     "eval_batch_size": 16,
 }
@@ -95,7 +93,7 @@ class Images(DataKind):
         return {"frechet_samples": affordable if affordable >= _FEWEST_FRECHET else 0}
 
     def folder_name(self, dataset: str, config: TrainingConfig) -> str:
-        return f"ddpm-{dataset}-{config.resolution}"
+        return f"{super().folder_name(dataset, config)}-{config.resolution}"
 
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.loading import load_image_data

@@ -23,8 +23,6 @@ _DEFAULTS: dict[str, Any] = {
     "num_validation_images": 10_000,
     "train_batch_size": 256,
     "learning_rate": 3e-4,
-    "ddpm_num_steps": 100,
-    "ddpm_beta_schedule": "linear",
     "frechet_samples": 0,
     "eval_batch_size": 2000,
     "dataloader_num_workers": 0,
@@ -45,6 +43,7 @@ class Points(DataKind):
     component = "denoiser"
     sampling_batch = 1_000_000
     sampling_cost = 0.3
+    num_train_timesteps = 100
     is_bounded = False
     has_neighbours = False
     default_length = {"max_train_steps": 10_000}

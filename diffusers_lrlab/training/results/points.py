@@ -48,8 +48,8 @@ class PointResults(Results):
         self._way = pipeline(
             num_points=config.eval_batch_size,
             generator=stream_generator(config.seed, "samples", 0, device=run.bare_model.device),
-            num_inference_steps=config.ddpm_num_inference_steps,
-            num_frames=min(_FRAMES, config.ddpm_num_inference_steps + 1),
+            num_inference_steps=config.num_inference_steps,
+            num_frames=min(_FRAMES, config.num_inference_steps + 1),
         )
         return self._way.points
 

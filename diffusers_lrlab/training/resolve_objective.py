@@ -1,0 +1,41 @@
+"""The objective: from what is asked for to a name with all its parameters."""
+
+from typing import Any
+
+from ..core.errors import LabError
+from ..core.spec import merge_spec
+from ..objective.process import OBJECTIVES
+from .choices import given_kwargs
+from .config import TrainingConfig
+from .kinds.select import kind_of
+from .learning_options import OBJECTIVE_OPTIONS
+
+
+def resolve_objective(config: TrainingConfig) -> dict[str, Any]:
+    """The objective's name and parameters; options of their own become parameters."""
+    name, given = merge_spec(config.objective, given_kwargs(config, "objective"), OBJECTIVES)
+    filled: dict[str, None] = {}
+    for objective, options in OBJECTIVE_OPTIONS.items():
+        for parameter, option in options.items():
+            filled[option] = None
+            if (value := getattr(config, option)) is None:
+                continue
+            if objective != name:
+                raise LabError(
+                    f"--{option} {value} has no effect on --objective {name}; it is for {objective}. Leave it out, and give "
+                    f"the parameters of {name} as --objective {name}:key=value."
+                )
+            if given.setdefault(parameter, value) != value:
+                raise LabError(
+                    f"{parameter!r} of --objective {name} is given twice: --{option} {value} and {parameter}="
+                    f"{given[parameter]}. Drop one."
+                )
+    return {**filled, "objective": name, "objective_kwargs": resolved_parameters(config, name, given)}
+
+
+def resolved_parameters(config: TrainingConfig, objective: str, given: dict[str, Any]) -> dict[str, Any]:
+    """All parameters of an objective, by the defaults of the kind of data where they are left open."""
+    resolved = OBJECTIVES[objective].resolve(given)
+    if resolved["num_steps"] is None:
+        resolved["num_steps"] = kind_of(config).num_train_timesteps
+    return resolved

@@ -1,0 +1,66 @@
+"""Noise levels: those of flow matching, and both ends, where the SNR is 0 or infinite."""
+
+import numpy as np
+import pytest
+from diffusers import FlowMatchEulerDiscreteScheduler
+from tables import cases
+
+from diffusers_lrlab.timesteps.loss_weights import LossWeighting
+from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.timesteps.sampling import TimestepSampler
+
+BOTH_ENDS = NoiseLevels(np.array([1.0, 0.9, 0.5, 0.1, 0.0]))
+MANY = NoiseLevels(np.linspace(1, 0, 40))
+
+
+def test_the_levels_of_flow_matching():
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    levels = flow_levels(scheduler)
+    sigma = scheduler.sigmas[:1000].double().numpy()[::-1]
+    np.testing.assert_allclose(levels.snr, ((1 - sigma) / sigma) ** 2, rtol=1e-9, atol=1e-12)
+    assert isinstance(levels, NoiseLevels)
+    assert (np.diff(levels.snr) < 0).all()
+    np.testing.assert_allclose(
+        flow_levels(FlowMatchEulerDiscreteScheduler(), True).snr[1:],
+        flow_levels(FlowMatchEulerDiscreteScheduler()).snr[:-1],
+        rtol=1e-3,
+    )
+
+
+@pytest.mark.parametrize("sigma_is_of_data", [False, True])
+def test_the_ends_of_flow_matching_are_finite(sigma_is_of_data):
+    levels = flow_levels(FlowMatchEulerDiscreteScheduler(), sigma_is_of_data)
+    assert np.isfinite(levels.snr).all()
+    assert np.isfinite(levels.log_sigma_borders).all()
+
+
+def test_both_ends_are_safe_and_nothing_else_is_moved():
+    assert BOTH_ENDS.snr[1:].tolist() == [0.9 / (1 - 0.9), 1.0, 0.1 / 0.9, 0.0]
+    assert BOTH_ENDS.snr[0] == pytest.approx(1e12, rel=1e-3)
+    assert BOTH_ENDS.inner_alphas_cumprod[1:4].tolist() == [0.9, 0.5, 0.1]
+    assert BOTH_ENDS.inner_alphas_cumprod[[0, 4]].tolist() == [1 - 1e-12, 1e-12]
+    assert np.isfinite(BOTH_ENDS.log_sigma_borders).all()
+
+
+def test_levels_nearer_to_an_end_than_its_substitute_keep_their_order():
+    levels = NoiseLevels(np.array([1.0, 1 - 1e-14, 1e-20, 0.0]))
+    assert levels.inner_alphas_cumprod.tolist() == [1 - 1e-14, 1 - 1e-14, 1e-20, 1e-20]
+
+
+@cases("name", LOSS_WEIGHTINGS)
+@cases("prediction_type", PREDICTIONS)
+def test_weights_are_finite_at_both_ends(name, prediction_type):
+    kwargs = LOSS_WEIGHTINGS[name].resolve({})
+    table = LossWeighting(name, kwargs, BOTH_ENDS, prediction_type).table
+    assert table.isfinite().all()
+    assert (table >= 0).all()
+
+
+@cases("name", TIMESTEP_SAMPLERS)
+def test_densities_are_finite_at_both_ends(name):
+    sampler = TimestepSampler(name, TIMESTEP_SAMPLERS[name].resolve({}), MANY, 10)
+    for update in (0, 9):
+        probabilities = sampler.probabilities(update)
+        assert probabilities.sum() == pytest.approx(1)
+        assert (probabilities >= 0).all()
