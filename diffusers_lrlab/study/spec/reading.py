@@ -123,7 +123,6 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
     if isinstance(options.get("base"), dict):  # it may be somebody else's, whose code is only run where --import says so
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
-        tune = {key: value for key, value in options["tune"].items() if value != []}
-        options["tune"] = {"extensions": 0, **tune}  # earlier versions had none, and did not save the key
+        options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
     spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
     return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec
