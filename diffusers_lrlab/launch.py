@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import diffusers_lrlab
 
 from .core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, is_first_process, report_error, shortened_message
-from .core.options import MOST_UPDATES, shown_number
+from .core.options import MOST_UPDATES
 from .core.plugins import load_plugins
 from .core.signals import interrupts_as_usual
 
@@ -178,8 +178,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("num_updates", "timestep_grad_every"):
         number = getattr(options, name)
         if number is not None and not 1 <= number <= MOST_UPDATES:
-            given = shown_number(number)
-            raise LabError(f"--{name} {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+            raise LabError(f"--{name} {number} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
 
 
 def main() -> None:

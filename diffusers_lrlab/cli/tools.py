@@ -5,7 +5,6 @@ from pathlib import Path
 
 from ..core.errors import LabError
 from ..core.extras import require_extra
-from ..core.options import shown_number
 from .output import say, say_json
 
 
@@ -42,7 +41,7 @@ def scale(options: argparse.Namespace) -> None:
     for name in ("train_batch_size", "gradient_accumulation_steps", "num_processes", "base_batch_size"):
         size = getattr(options, name)
         if size is not None and not 1 <= size <= _LARGEST:
-            raise LabError(f"--{name} {shown_number(size)} is not allowed. Use a whole number from 1 to {_LARGEST:,}.")
+            raise LabError(f"--{name} {size} is not allowed. Use a whole number from 1 to {_LARGEST:,}.")
     if batch is None and num_parts > 1:
         raise LabError(
             "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."

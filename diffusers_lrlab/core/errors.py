@@ -4,7 +4,6 @@ Each message names the value, what is allowed and the remedy.
 """
 
 import difflib
-import math
 import os
 import re
 import signal
@@ -13,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from .signals import interrupts_as_usual
 from .words import counted
@@ -111,13 +109,6 @@ def system_errors_explained() -> Iterator[None]:
 def shortened(text: str) -> str:
     """A text as an error shows it: the beginning of a long one."""
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({counted(len(text), 'character')})"
-
-
-def shown_number(value: Any) -> str:
-    """A number as text, however many digits it has; anything else as Python writes it."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    return repr(value) if isinstance(value, str) else str(value)
 
 
 def shortened_message(message: str) -> str:

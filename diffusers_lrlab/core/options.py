@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args, get_type_hints
 
-from .errors import Interrupted, LabError, shown_number
+from .errors import Interrupted, LabError
 from .registry import Registry
 from .signatures import REFUSED, reader, refusal
 
@@ -89,15 +89,14 @@ class Option:
 
     def check(self, name: str, value: Any) -> None:
         """Raises a `LabError` for a number out of range."""
-        shown = shown_number(value)
         if self.at_least is not None and not self.at_least <= value < math.inf:
-            raise LabError(f"--{name} {shown} is not allowed; use {self.at_least:g} or more.")
+            raise LabError(f"--{name} {value} is not allowed; use {self.at_least:g} or more.")
         if self.above is not None and not self.above < value < math.inf:
-            raise LabError(f"--{name} {shown} is not allowed; it must be a number above {self.above:g}, such as 1e-4.")
+            raise LabError(f"--{name} {value} is not allowed; it must be a number above {self.above:g}, such as 1e-4.")
         if self.below is not None and not 0 <= value < self.below:
-            raise LabError(f"--{name} {shown} is outside [0, {self.below:g}).")
+            raise LabError(f"--{name} {value} is outside [0, {self.below:g}).")
         if self.at_most is not None and not value <= self.at_most:
-            raise LabError(f"--{name} {shown} is not allowed; use {self.at_most:,} or less.")
+            raise LabError(f"--{name} {value} is not allowed; use {self.at_most:,} or less.")
 
 
 def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:

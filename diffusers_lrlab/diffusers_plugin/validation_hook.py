@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import LabError
 from ..core.files import write_text
-from ..core.options import MOST_UPDATES, shown_number
+from ..core.options import MOST_UPDATES
 from ..core.words import counted, times
 from .announced import problem_with
 from .clock import HostClock
@@ -40,8 +40,7 @@ def check_options(fraction: float | None, steps: int | None, tests_rates: bool =
             f"--validation_fraction {fraction} is not allowed; use a number above 0, and at most {_LARGEST_FRACTION}."
         )
     if steps is not None and not 1 <= steps <= MOST_UPDATES:
-        given = shown_number(steps)
-        raise LabError(f"--validation_steps {given} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
+        raise LabError(f"--validation_steps {steps} is not allowed; use a whole number from 1 to {MOST_UPDATES:,}.")
 
 
 class ValidationHook:

@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
-from ..core.errors import LabError, shown_number
+from ..core.errors import LabError
 from ..core.signatures import checked
 from ..core.words import counted
 from .kl import as_points, check_neighbour, resolution
@@ -100,7 +100,7 @@ def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: i
     """
     first, second = as_points(first, second)
     if not 1 <= num_projections <= _MOST_PROJECTIONS:
-        raise LabError(f"num_projections must be from 1 to {_MOST_PROJECTIONS:,}, got {shown_number(num_projections)}.")
+        raise LabError(f"num_projections must be from 1 to {_MOST_PROJECTIONS:,}, got {num_projections}.")
     if seed < 0:
         raise LabError(f"seed must be 0 or more, got {seed}.")
     dimension = first.shape[1]

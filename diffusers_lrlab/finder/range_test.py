@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ..core.errors import LabError, shown_number
+from ..core.errors import LabError
 from ..core.options import MOST_SAMPLES, THIS_START, check_ranges, check_types, option
 from ..core.streams import stream_seed
 from ..core.words import counted
@@ -80,9 +80,7 @@ class FinderConfig:
         """Raises a `LabError` for settings that are not allowed."""
         check_ranges(self, FinderConfig)
         if not 1 < self.stop_factor <= sys.float_info.max:
-            raise LabError(
-                f"--stop_factor {shown_number(self.stop_factor)} is not allowed; use a number above 1, such as 10 or 1e9."
-            )
+            raise LabError(f"--stop_factor {self.stop_factor} is not allowed; use a number above 1, such as 10 or 1e9.")
         if self.mode == "classic" and self.probe_size is not None:
             raise LabError(
                 f"--probe_size {self.probe_size} has no effect with --mode classic, which has no probe. Drop one."

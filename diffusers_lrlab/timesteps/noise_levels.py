@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import LabError, shown_number
+from ..core.errors import LabError
 
 _MOST_TIMESTEPS = 10_000_000
 
@@ -76,7 +76,7 @@ def noise_levels(noise_scheduler: Any = None, num_train_timesteps: int | None = 
         or not 1 <= num_train_timesteps <= _MOST_TIMESTEPS
     ):
         raise LabError(
-            f"num_train_timesteps={shown_number(num_train_timesteps)} is not allowed; it is a whole number of 1 or more, "
+            f"num_train_timesteps={num_train_timesteps} is not allowed; it is a whole number of 1 or more, "
             f"{_MOST_TIMESTEPS:,} at most."
         )
     if noise_scheduler is None:

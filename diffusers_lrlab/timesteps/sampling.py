@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError, shown_number
+from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
@@ -124,9 +124,7 @@ class TimestepSampler(MayFollowLosses):
         of the same rank. The result is on `device`, else on the generator's.
         """
         if not 0 <= batch_size <= ENDLESS:
-            raise LabError(
-                f"sample(): batch_size must be a number of images, got {shown_number(batch_size)}. Hint: 0 or more."
-            )
+            raise LabError(f"sample(): batch_size must be a number of images, got {batch_size}. Hint: 0 or more.")
         num = self.num_train_timesteps
         where = generator.device if generator is not None else torch.device(device or "cpu")
         drawn = torch.randint(0, num, (batch_size,), generator=generator, device=where)

@@ -10,7 +10,7 @@ from ...core.errors import LabError, did_you_mean
 from ...core.options import MOST_UPDATES
 from ...core.plugins import load_plugins
 from ...evaluation.metrics import METRICS
-from ...training.arguments import check_nesting, read_yaml
+from ...training.arguments import read_yaml
 from . import parts
 from .expansion import located
 from .spec import PRESETS, PRESETS_FOLDER, StudySpec
@@ -52,7 +52,6 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
         )
     except (TypeError, ValueError, RecursionError) as error:
         raise LabError(f"{what} must hold what YAML has: texts, numbers, booleans, lists, mappings. {error}.") from None
-    check_nesting(plain, what)
     return plain
 
 
