@@ -1,7 +1,6 @@
 """Options describe themselves: what is derived from that, and that nothing is left undescribed."""
 
 import dataclasses
-import json
 import math
 import pickle
 import re
@@ -224,5 +223,4 @@ def test_a_finders_result_is_compared_by_all_that_it_depends_on():
     fields = deciding(TrainingConfig().to_dict(), 10, 4)["config"]
     assert fields.keys() == {*names_where(TrainingConfig, finder="compares")}
     assert fields["mixed_precision"] == "no"
-    assert deciding({}, 10, 4)["config"] == json.loads(json.dumps(fields))  # an old record counts as its defaults
     assert defaults_of(TrainingConfig)["optimizer"] == fields["optimizer"]
