@@ -237,7 +237,7 @@ def split_rows(options, precision, name):
     """Of one precision."""
     from torch.profiler import profile, schedule
 
-    from diffusers_lrlab.training.profiling import ranges_of, rows_of, save_trace
+    from diffusers_lrlab.training.profiling import ranges_of
 
     model, batch, count = (TINY_UNET, 2, 2) if options.tiny else (UNET, 128, 20)
     with open_trainer(model, batch, precision, tf32=True) as trainer:
@@ -250,9 +250,9 @@ def split_rows(options, precision, name):
                     next(updates)
                     profiler.step()
             updates.close()
-        found = rows_of(save_trace(profiler, trainer.folder.lab / "profile.json.gz"))
-    for part, (host, device) in found.items():
-        yield {"what": f"{name}, batch {batch}, profiled: {part}", "host_ms": host, "device_ms": device}
+    for part in (event for event in profiler.key_averages() if event.is_user_annotation):
+        host, device = (1e-3 * total / count for total in (part.cpu_time_total, part.device_time_total))
+        yield {"what": f"{name}, batch {batch}, profiled: {part.key}", "host_ms": host, "device_ms": device}
 
 
 def losses(options, _roof):

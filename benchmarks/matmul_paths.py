@@ -9,14 +9,22 @@ measuring them. A study computes with torch's own.
 
 import statistics
 import time
+from functools import partial
 
 import torch
 from common import make_parser, parse
 
 from diffusers_lrlab.core.environment import describe_environment
-from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, KINDS, operands
+from diffusers_lrlab.study.stacked.products import KINDS, multiply, operands
 
 BATCH, OUTPUTS = 256, 256
+
+
+def onednn(kind, first, second, out):
+    """OneDNN's linear layer, member by member: it has AVX-512 on processors where MKL keeps to AVX2."""
+    left, right = operands(kind, first, second)
+    for one, other, result in zip(left, right.transpose(1, 2), out, strict=True):
+        result.copy_(torch.ops.mkldnn._linear_pointwise(one, other, None, "none", [], ""))
 
 
 def compiled(kind):
@@ -67,7 +75,7 @@ def main():
     for inputs in (256, 384):
         for kind in KINDS:
             arguments = tensors(kind, options.members, inputs)
-            products = {name: lambda *a, make=make, kind=kind: make(kind)(*a, False) for name, make in BACKENDS.items()}
+            products = {"stock": partial(multiply, kind), "onednn": partial(onednn, kind)}
             if not options.tiny:  # compiling takes minutes
                 products["compiled"] = compiled(kind)
                 started = time.perf_counter()

@@ -36,8 +36,8 @@ from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
-from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, CANDIDATES, STOCK
 from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.products import multiply
 from diffusers_lrlab.study.stacked.sampling import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.worker_threads import ParallelStacks, worker_threads
@@ -76,11 +76,11 @@ def make_runs(num_updates, datasets, seeds):
     return sorted(expand(spec), key=lambda run: (run.seed, run.dataset))
 
 
-def make_stacks(study, size, num_updates, threads, backends=None):
+def make_stacks(study, size, num_updates, threads):
     """Members of five schedules, on four data sets, with as many seeds as it takes, shared out among the cores."""
     runs = make_runs(num_updates, ["circle", "dino", "line", "moons"], -(-size // 20))[:size]
     members = [Member(*study.plan(run), study.device) for run in runs]
-    return ParallelStacks(members, study.device, backends, threads if size > 1 else None)
+    return ParallelStacks(members, study.device, threads if size > 1 else None)
 
 
 class CountedOperators(TorchDispatchMode):
@@ -154,14 +154,12 @@ def products_of(stack):
     """All of them of an update, as functions."""
     size, calls = len(stack.members), []
     for index, (inputs, outputs) in enumerate(LAYERS):
-        is_output = index == len(LAYERS) - 1
-        product = {kind: BACKENDS["stock" if is_output else way](kind) for kind, way in (stack.backends or STOCK).items()}
         x, g = torch.randn(size, BATCH, inputs), torch.randn(size, BATCH, outputs)
         weight = torch.randn(size, outputs, inputs)
-        calls.append(partial(product["forward"], x, weight, torch.empty_like(g), False))
-        calls.append(partial(product["weight_gradient"], g, x, torch.empty_like(weight), False))
+        calls.append(partial(multiply, "forward", x, weight, torch.empty_like(g)))
+        calls.append(partial(multiply, "weight_gradient", g, x, torch.empty_like(weight)))
         if index:  # the embedding of points needs no gradient
-            calls.append(partial(product["input_gradient"], g, weight, torch.empty_like(x), False))
+            calls.append(partial(multiply, "input_gradient", g, weight, torch.empty_like(x)))
     return calls
 
 
@@ -195,7 +193,7 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
         start = time.perf_counter()
         alone = dict(zip(runs, threads.map(lambda run: draw(*run), runs.values()), strict=True))
         middle = time.perf_counter()
-        steps = [draw_together(group, STOCK, drawn) for group in groups]
+        steps = [draw_together(group, drawn) for group in groups]
         while any(threads.map(lambda step: next(step, False), steps)):
             pass
         times["alone"].append((middle - start) / size)
@@ -217,7 +215,7 @@ def _to_sample(member, num_samples):
 def sampling_operators(study, size):
     """Operators of a step that draws samples for so many members: by themselves, together."""
     runs = [(member, _to_sample(member, 20)) for member in make_small_stack(study, size, 10).members]
-    steps = draw_together(runs, STOCK, {})
+    steps = draw_together(runs, {})
     next(steps)
     with CountedOperators() as together:
         next(steps)
@@ -248,7 +246,7 @@ def main():
         host = host_costs(study, options.rounds, options.updates)
         operators = [sampling_operators(study, size) for size in SMALL_SIZES]
     print_loops(times, limits)
-    training = statistics.median(times["stacked, R = 20, stock"]) * NUM_UPDATES / 1e3
+    training = statistics.median(times["stacked, R = 20"]) * NUM_UPDATES / 1e3
     print_sampling(*evaluated, operators, training, options.samples)
     print(f"\n| an update of small networks | {' | '.join(f'R = {size}' for size in SMALL_SIZES)} | a member more |")
     print("|---|---|---|---|---|")
@@ -258,19 +256,17 @@ def main():
 
 def measure_loops(study, folder, options):
     """Times of an update and its products alone, by what trains, and the evaluation of a stack of 20."""
-    sizes = [int(size) for size in options.sizes.split(",")]
+    sizes = sorted({20, *map(int, options.sizes.split(","))})  # samples are drawn of a stack of 20
     total = (options.rounds + 2) * options.updates + 10
     trainer = make_point_trainer(folder / "local", total)
     loops = {"plain loop": plain_updates(trainer.data.in_memory.data, total), "local": trainer.updates(show_progress=False)}
     torch.set_num_threads(options.threads)
     with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
         stacks = {f"stacked, R = {size}": make_stacks(study, size, total, threads) for size in sizes}
-        for name, backends in CANDIDATES.items():
-            stacks[f"stacked, R = 20, {name}"] = make_stacks(study, 20, total, threads, backends)
         loops |= {name: stack.updates() for name, stack in stacks.items()}
         times, limits = turns(loops, stacks, threads, options)
         torch.set_num_threads(1)
-        evaluated = evaluation_seconds(stacks["stacked, R = 20, stock"], threads, options.samples, options.sampling_rounds)
+        evaluated = evaluation_seconds(stacks["stacked, R = 20"], threads, options.samples, options.sampling_rounds)
     # The plain loop and the trainer have the products of a stack of one.
     single = limits[f"stacked, R = {min(sizes)}"]
     return times, limits | {"plain loop": single, "local": single}, evaluated

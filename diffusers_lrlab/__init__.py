@@ -12,6 +12,8 @@ from typing import Any
 
 from .core.signals import end_quietly_by_ctrl_c
 
+__version__ = "0.1.0"
+
 end_quietly_by_ctrl_c()  # what follows takes a second
 from .diffusers_plugin.register import register  # noqa: E402
 
@@ -62,8 +64,6 @@ if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would wa
 def __getattr__(name: str) -> Any:
     if name.startswith("get_") and name.endswith("_schedule"):
         return getattr(importlib.import_module(".schedules.functions", __name__), name)
-    if name == "__version__":
-        return importlib.import_module("importlib.metadata").version(__name__)
     if name == "ModelMixin":
         # diffusers looks for the base class of a library's models in the library.
         return importlib.import_module("diffusers").ModelMixin

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..core.environment import version_of
+from .. import __version__
 from ..core.errors import LabError, did_you_mean, exit_status, shortened
 from ..core.plugins import load_plugins
 from . import check, completion, hub, lists, preview, study, tools, training
@@ -124,8 +124,7 @@ TAKES_NAMES = ("list", "preview", "study", "schedule", "push")  # that may be of
 
 def _parser() -> LabParser:
     parser = LabParser(prog="lrlab", description="Training dynamics of diffusion models.", allow_abbrev=False)
-    version = f"diffusers_lrlab {version_of('diffusers_lrlab') or '(not installed)'}"
-    parser.add_argument("--version", action="version", version=version, help="shows the version")
+    parser.add_argument("--version", action="version", version=f"diffusers_lrlab {__version__}", help="shows the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         description, example = f"{command.help[0].upper()}{command.help[1:]}.", f"Example: {command.example}"

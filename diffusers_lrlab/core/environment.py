@@ -18,7 +18,7 @@ from .words import counted
 PACKAGE = Path(__file__).resolve().parents[1]
 OTHERS_WAIT = timedelta(hours=2)  # while one process samples, evaluates or uploads
 _OF_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"}
-_VERSIONS = ("diffusers_lrlab", "torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
+_VERSIONS = ("torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
 
 
 def describe_environment() -> dict[str, Any]:
@@ -38,6 +38,7 @@ def describe_environment() -> dict[str, Any]:
     return {
         "versions": {
             "python": platform.python_version(),
+            PACKAGE.name: vars(sys.modules[PACKAGE.name])["__version__"],
             **{name: version_of(name) for name in _VERSIONS if version_of(name)},
             **plugin_packages(),
         },

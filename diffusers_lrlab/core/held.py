@@ -11,9 +11,7 @@ from .manifest import CARD, MANIFEST, DamagedManifest, Sums, find_damage_of_file
 
 _RECORD = {"run": Path("lrlab", "run.json"), "study": Path("summary.json")}  # what says whether there is a manifest
 _NOT_FINISHED = ("running", "failed", "cancelled")
-_NONE = (
-    f"it has no {MANIFEST}, as an earlier version wrote it: its files can be read, but not compared with what was written"
-)
+_NONE = f"it has no {MANIFEST}: its files can be read, but not compared with what was written"
 
 
 @dataclass
@@ -31,8 +29,8 @@ def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] =
     What is damaged in the folder of a "run", "study", "dataset" or "schedule", or in a "download" of one: of the files in
     its manifest, `only` these.
 
-    An edited card is a note, and so is a folder of an earlier version, which has no manifest. That of a run is one of an
-    earlier time while the record says that the run goes on.
+    An edited card is a note, and so is a finished result without a manifest. That of a run is one of an earlier time while
+    the record says that the run goes on.
     """
     held, is_there = Held(), (folder / MANIFEST).exists()
     is_finished, has_manifest = _state(folder, kind)

@@ -60,9 +60,9 @@ def with_sum(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_as_written(record: dict[str, Any]) -> bool:
-    """Whether a record has the hash that [`with_sum`] gave it; those of earlier versions have none."""
+    """Whether a record has the hash that [`with_sum`] gave it."""
     rest = {key: value for key, value in record.items() if key != "sha256"}
-    return "sha256" not in record or record["sha256"] == _sum_of(rest)
+    return record.get("sha256") == _sum_of(rest)
 
 
 def _sum_of(data: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from .errors import LabError, shown_number
+from .errors import LabError
 
 REFUSED = object()  # in place of a value of another type
 _Reader = Callable[[Any], Any]
@@ -184,7 +184,7 @@ def refusal(what: str, name: str, value: Any, hint: Any, remedy: str) -> LabErro
         remedy = f"give its item instead of the {got}"
     if isinstance(value, dict) and (config := next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)):
         remedy = f"write {described(config).split()[-1]}(**options)"
-    shown = shown_number(value) if isinstance(value, int) else reprlib.repr(value)
+    shown = reprlib.repr(value)
     of_type = "" if shown.startswith(got) or value is None else f" ({got})"
     return LabError(f"{what}: {name} must be {described(hint)}, got {shown}{of_type}. Hint: {remedy}.")
 

@@ -8,26 +8,7 @@ from typing import Any
 from .errors import LabError, shortened, shortened_message
 from .registry import Registry
 
-_DEEPEST = 20  # lists and mappings within each other; parameters need no more than a few
-_CONTAINERS = (Mapping, list, tuple)
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
-
-
-def is_nested(value: Any, levels: int) -> bool:
-    """Whether there is something so many levels down in lists and mappings within each other."""
-    level = [value]
-    for _ in range(levels):
-        inner = [each.values() if isinstance(each, Mapping) else each for each in level if isinstance(each, _CONTAINERS)]
-        level = list({id(item): item for each in inner for item in each}.values())  # once what is there many times
-        if not level:
-            return False
-    return True
-
-
-def check_nesting(value: Any, what: str) -> None:
-    """Raises a `LabError` for lists and mappings within each other that are deeper than anything needs to be."""
-    if is_nested(value, _DEEPEST):
-        raise LabError(f"{what} has lists or mappings within each other, more than {_DEEPEST} deep. Nothing needs so many.")
 
 
 def _fail(text: str, position: int, problem: str) -> LabError:
@@ -42,8 +23,8 @@ def _value(text: str) -> Any:
     """A JSON scalar or list where it is one (`5`, `0.1`, `true`, `[1, 2]`), `[a|b]` as a list, else the bare word."""
     try:
         return json.loads(text)
-    except RecursionError:
-        raise LabError(f"The value {shortened(text)} has too many lists within each other. Nothing needs so many.") from None
+    except RecursionError as error:
+        raise LabError(f"The value {shortened(text)} cannot be read: {error}.") from None
     except ValueError:
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE):
             return float(text)  # .5, 1. and +1, which JSON does not have
@@ -60,8 +41,6 @@ def _split(text: str, start: int, separator: str) -> Iterator[tuple[int, str]]:
         character = text[position]
         if character == "[":
             opened.append(position)
-            if len(opened) > _DEEPEST:
-                raise _fail(text, position, f"these are lists within each other, more than {_DEEPEST} deep")
         elif character == "]":
             if not opened:
                 raise _fail(text, position, "this bracket was never opened")
@@ -103,7 +82,6 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
         if key in kwargs:
             raise _fail(text, position, f"{key!r} is given twice")
         kwargs[key] = _value(value)
-        check_nesting(kwargs[key], repr(key))
     return name, kwargs
 
 
@@ -141,8 +119,7 @@ def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
     except LabError:
         raise
     except (ValueError, RecursionError) as error:
-        raise LabError(f"{what} cannot be read: {error}. Use numbers and texts of a usual size.") from None
-    check_nesting(kwargs, what)
+        raise LabError(f"{what} cannot be read: {error}.") from None
     if not isinstance(kwargs, dict):
         raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {shortened(text)}.""")
     return kwargs
@@ -154,7 +131,6 @@ def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) 
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
     given = dict(kwargs or {})
-    check_nesting(given, f"What is given to {name!r}")
     for key in from_spec.keys() & given.keys():
         raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
     given |= from_spec

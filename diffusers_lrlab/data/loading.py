@@ -77,10 +77,6 @@ class TrainingData:
     skipped: list[str] = field(default_factory=list)  # corrupt images that were skipped on request
     known: dict[Any, Any] = field(default_factory=dict)  # a cache of results that depend on the data alone
 
-    def is_same_as(self, fingerprint: str | None) -> bool:
-        """Whether a fingerprint is of these data; earlier versions gave streams their name for one."""
-        return fingerprint == self.fingerprint or (self.num_images is None and fingerprint == self.name)
-
     @property
     def num_images(self) -> int | None:
         """Training images, `None` for a stream."""

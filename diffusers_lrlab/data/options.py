@@ -15,7 +15,7 @@ NOT_STREAMING = Need("--streaming", lambda config: not config.streaming, is_abse
 EIGHT_BITS = Need("--decoding uint8 or draft", lambda config: config.decoding != "float")
 NOT_TOY = Need("data that are read, and toy sets are made", lambda config: config.dataset_name not in TOY_DATASETS)
 
-# 0 is how points are read unless workers are asked for, and what earlier versions recorded of all data.
+# 0 is how points are read unless workers are asked for.
 WORKERS = Need(NOT_TOY.text, lambda config: config.dataloader_num_workers == 0 or NOT_TOY.is_met(config))
 
 

@@ -19,8 +19,8 @@ from ..core.errors import LabError
 from ..core.streams import stream_generator, stream_seed
 from .retries import read_with_retries
 
-# In checkpoints: another order cannot go on from them. What earlier versions wrote has none.
-ORDER_VERSION = 2
+# In checkpoints: another order cannot go on from them.
+ORDER_VERSION = 1
 MOST_LANES = 32  # each has a shard open; a process or worker that has no lane reads nothing
 _HELD_OUT_SHARDS = 16  # that the held-out rows come from, at least, if there are so many
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..core.options import defaults_of, names_where
+from ..core.options import names_where
 from ..training.config import TrainingConfig
 from ..training.run_folder import FINDER_FILES
 
@@ -13,8 +13,7 @@ _NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "abo
 
 def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
     """What the best learning rate of a run depends on, as data; `config` has every field of the training configuration."""
-    defaults = defaults_of(TrainingConfig)
-    fields = {name: config.get(name, defaults[name]) for name in names_where(TrainingConfig, finder="compares")}
+    fields = {name: config[name] for name in names_where(TrainingConfig, finder="compares")}
     fields["mixed_precision"] = fields["mixed_precision"] or "no"
     return json.loads(json.dumps({"config": fields, "num_parameters": num_parameters, "global_batch": global_batch}))
 
@@ -26,15 +25,11 @@ def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
     """
     try:
         found = json.loads((folder / "lrlab" / FINDER_FILES[0]).read_text(encoding="utf-8"))
-        about = found["about"]
+        then = found["about"]["deciding"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if isinstance(run, dict):
         now = deciding(run["config"], run["train"]["num_parameters"], run["train"]["global_batch"])
     else:
         now = deciding(run.config.to_dict(), run.num_parameters, run.layout.global_batch)
-    then = about.get("deciding", {})
-    # A result may be older than some of the options, which were at their defaults then.
-    then = {**then, "config": defaults_of(TrainingConfig) | then.get("config", {})}
-    then["config"] = {name: then["config"][name] for name in now["config"]}
     return found if found.keys() >= _NEEDED and then == now else None

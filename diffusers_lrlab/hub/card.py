@@ -101,18 +101,17 @@ def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     names = ("lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", "momentum_scheduler_kwargs")
     schedule = Schedule(*(config[name] for name in names))
-    origin = f" (`{config['lr_scheduler_source']}`)" if config.get("lr_scheduler_source") else ""
-    peak = train.get("peak_learning_rate", config["learning_rate"])  # earlier versions did not scale it
+    origin = f" (`{config['lr_scheduler_source']}`)" if config["lr_scheduler_source"] else ""
     text = (
-        f"`{describe_schedule(schedule)}`{origin}, with a peak of {peak:g} after "
+        f"`{describe_schedule(schedule)}`{origin}, with a peak of {train['peak_learning_rate']:g} after "
         f"{counted(train['warmup_updates'], 'update')} of warm-up, {counted(train['num_updates'], 'update')} in all. "
     )
-    for rollback in train.get("rollbacks", []):
+    for rollback in train["rollbacks"]:
         text += (
             f"The run diverged around update {rollback['diverged_at']}, went back to update {rollback['back_to']}, and took "
             f"{rollback['lr_factor']:g} of this curve from there on. "
         )
-    if skipped := train.get("skipped_updates"):
+    if skipped := train["skipped_updates"]:
         were = agreeing(skipped, "was", "were")
         text += f"{counted(skipped, 'update')} {were} left out, as the gradients were not finite. "
     if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
@@ -195,7 +194,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     ]
     return ModelCardData(
         library_name="diffusers",
-        license=config.get("hub_license"),
+        license=config["hub_license"],
         pipeline_tag=None if kind.card_task == "other" else kind.card_task,
         tags=["diffusers", "diffusers-training", *kind.card_tags, "diffusers_lrlab", config["lr_scheduler"]],
         datasets=[name] if on_hub else None,

@@ -75,7 +75,7 @@ def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
     card.data.configs = [
         {"config_name": name, "data_files": [{"split": split, "path": path}]}
         for name, (split, path) in files.items()
-        if (folder / path).exists()  # cards of earlier versions have no table of runs
+        if (folder / path).exists()
     ]
     text = re.sub(r"\n## Use\n\n```python\nfrom datasets.*\Z", "", card.text, flags=re.DOTALL).strip()
     branch = "" if revision == "main" else f'revision="{revision}", '

@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import LabError
-from ..core.manifest import MANIFEST, DamagedManifest, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
+from ..core.manifest import (
+    MANIFEST,
+    DamagedManifest,
+    Sums,
+    file_sums,
+    find_damage,
+    manifest_text,
+    read_manifest,
+    sums_of_bytes,
+)
 from ..core.words import counted
 from ..schedules.published import read_schedule_file
 from ..training.kinds.select import KINDS
-from ..training.run_folder import RunFolder, find_damaged_file
+from ..training.run_folder import RunFolder
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
 from .records import read_json, read_record, updates_done
 
@@ -159,7 +168,7 @@ def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, u
     if "model_index.json" not in files:
         raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
     for checkpoint in RunFolder(folder).checkpoints() if include_checkpoints else ():
-        if damage := find_damaged_file(checkpoint):
+        if damage := find_damage(checkpoint):
             raise LabError(f"{damage}, so {checkpoint.name} is not uploaded. Hint: `lrlab check` says what is whole.")
     done, total = updates_done(folder, record), record["train"]["num_updates"]
     card = card_for_run(folder, record, repo_id, revision, done)

@@ -113,7 +113,7 @@ def _checked(repo_id: str, file: Any) -> Any:
 
 
 def _hold(folder: Path, repo_id: str, kind: str) -> None:
-    """Raises a `LabError` if what was downloaded is not what its manifest, which older uploads lack, says was uploaded."""
+    """Raises a `LabError` if what was downloaded is not what its manifest, if there is one, says was uploaded."""
     if not (folder / MANIFEST).exists():
         if kind == "run" and (folder / "model_index.json").exists():
             check_pipeline(folder)

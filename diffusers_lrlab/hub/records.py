@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.spec import is_nested
 
 # Fields of a record that are read, and their types.
 _SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -26,11 +25,20 @@ def read_json(path: Path) -> Any:
     """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, parse_int=_small)
-        if is_nested(data, _DEEPEST + 1):
+        if _is_nested(data, _DEEPEST + 1):
             raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
         return data
     except (OSError, ValueError, RecursionError) as error:
         raise LabError(f"{str(path)!r} cannot be read as JSON ({error}).") from None
+
+
+def _is_nested(value: Any, levels: int) -> bool:
+    """Whether there is something so many levels down in lists and mappings within each other."""
+    level = [value]
+    for _ in range(levels):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [item for each in inner for item in each]
+    return bool(level)
 
 
 def _no_number(text: str) -> float:

@@ -13,7 +13,6 @@ from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import defaults_of, names_where
 from ..core.words import agreeing, counted
-from ..evaluation.registry import METRICS
 from ..training.kinds.select import kind_of
 from .records import is_number, read_log, read_record
 
@@ -108,7 +107,7 @@ def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Compari
 
 
 def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Options that differ; those that an old record does not have count as their defaults."""
+    """Options that differ; those that a record does not name count as their defaults."""
     from ..training.config import TrainingConfig
 
     defaults = {name: defaults_of(TrainingConfig)[name] for name in names_where(TrainingConfig, is_repeated=True)}
@@ -165,9 +164,7 @@ def _compare_rows(
 
 
 def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, float | None]:
-    # Metrics that short runs have no more may be in the record of an earlier version.
-    asked = {name for name in then if name in now or name not in METRICS or not METRICS[name].fewest_samples}
-    numbers = [name for name in then if is_number(then[name]) and name in asked]
+    numbers = [name for name in then if is_number(then[name])]
     if not numbers:
         return "the record has none", None
     if missing := [name for name in numbers if not is_number(now.get(name))]:

@@ -17,7 +17,7 @@ from ..hub.pipeline_folder import check_pipeline
 from ..hub.records import read_log, read_record
 from ..training.resume import read_state
 from ..training.run_files import is_checkpoint
-from ..training.run_folder import RunFolder, checkpoint_update, find_damaged_file
+from ..training.run_folder import RunFolder, checkpoint_update
 from .finding import Finding, leftovers_in, problem_of, put_aside_for_good, read_parquet, refuse_damage
 
 
@@ -55,7 +55,7 @@ def repair_run(path: Path) -> Iterator[str]:
             yield put_aside_for_good(checkpoint)
     good = newest_whole(folder)
     if problem_of(partial(_check_log, folder)):
-        folder.rewind(checkpoint_update(good) if good else 0, read_state(good).get("log") if good else None)
+        folder.rewind(checkpoint_update(good) if good else 0, read_state(good)["log"] if good else None)
         yield f"{folder.metrics_file} goes as far as {good.name if good else 'the start of the run'}"
     for file, check in ((path / "model_index.json", check_pipeline), (path / "lrlab" / "run.json", read_record)):
         if file.exists() and problem_of(partial(check, path)):
@@ -73,7 +73,7 @@ def repair_run(path: Path) -> Iterator[str]:
     for name in damaged:
         # The pipeline as a whole: the rest of it is of no use, and a run that goes on replaces all parts.
         file = path / name if name.startswith("lrlab/") else path / "model_index.json"
-        if file.is_file():
+        if file.is_file() and file != folder.metrics_file:  # which has been mended
             yield put_aside_for_good(file)
     record = folder.read_record()
     status = record.get("run", {}).get("status")
@@ -112,10 +112,7 @@ def _checkpoints(folder: RunFolder) -> list[Path]:
 def _check_checkpoint(path: Path) -> None:
     if not is_checkpoint(path):
         raise LabError(f"{str(path / MANIFEST)!r} is missing")
-    if (path / MANIFEST).exists():
-        refuse_damage(each_damage(path))
-    else:  # earlier versions wrote none
-        refuse_damage(filter(None, [find_damaged_file(path)]))
+    refuse_damage(each_damage(path))
 
 
 def _check_log(folder: RunFolder) -> None:

@@ -178,7 +178,7 @@ def _start_trackers(
 def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
     """What the checks said when the run began that now goes on; its warnings are not repeated."""
     before = previous.get("train", {})
-    trainer.lr_warnings = before.get("warnings", before.get("signs", {}))  # as earlier versions called them
+    trainer.lr_warnings = before.get("warnings", {})
     if trainer.config.sanity:
         trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
     return before.get("preflight", {})

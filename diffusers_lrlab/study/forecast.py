@@ -33,7 +33,7 @@ from .runs.results import StudyFolder
 from .spec.expansion import expand, expand_tuning
 from .spec.spec import RunSpec, StudySpec
 from .stacked.member import Member
-from .stacked.stacks import backends_of_study, check_stackable, split_into_stacks
+from .stacked.stacks import check_stackable, split_into_stacks
 from .stacked.worker_threads import ParallelStacks, worker_threads
 
 _PROBED_UPDATES = 12
@@ -144,8 +144,7 @@ def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
     members = [Member(*study.plan(spec), study.device) for spec in specs]
     plan = members[0].plan
     with worker_threads(study.device, len(specs)) as threads:
-        backends = backends_of_study(study, members[0].model, plan.layout.global_batch)
-        stacks = ParallelStacks(members, study.device, backends, threads)
+        stacks = ParallelStacks(members, study.device, threads)
         memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
         memory += sum(map(_bytes_of, members))  # optimizers have their states now

@@ -14,7 +14,6 @@ from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
 from ..core.plugins import load_installed_plugins, load_plugins
-from ..core.spec import check_nesting
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
@@ -99,15 +98,10 @@ def read_yaml(path: str, option: str) -> dict[str, Any]:
             options = yaml.load(file, _UniqueKeyLoader) or {}  # a SafeLoader
     except OSError as error:
         raise LabError(f"Cannot read {option} {path!r}: {error.strerror}. Give the path of a YAML file.") from None
-    except RecursionError:
-        raise LabError(
-            f"{option} {path!r} has lists or mappings within each other, far too deep. Nothing needs that."
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:  # such as a date that there is not
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that there is not
         raise LabError(f"{option} {path!r} is not valid YAML: {error}") from None
     if not isinstance(options, dict):
         raise LabError(f"{option} {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
-    check_nesting(options, f"{option} {path!r}")
     return options
 
 

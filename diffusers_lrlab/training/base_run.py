@@ -163,11 +163,10 @@ class BaseRun:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to a state, or to one of version 0.1."""
+        """Goes back to a state."""
         self.update = state["update"]
         for scheduler, saved in zip(self.schedulers, state["schedules"], strict=True):
             scheduler.load_state_dict(saved)
-        # Checkpoints of 0.1 have the first alone.
-        self.training_seconds, self.evaluation_seconds = state.get("seconds") or (state["training_seconds"], 0.0)
+        self.training_seconds, self.evaluation_seconds = state["seconds"]
         self.audit.load_state_dict(state["audit"])
         self.objective.load_state_dict(state["objective"])

@@ -26,7 +26,6 @@ from accelerate.utils import OPTIMIZER_NAME, SCALER_NAME, gather_object, set_see
 from safetensors.torch import load_file, save_file
 
 from ..averaging.averages import without_config_warnings
-from ..core.errors import LabError
 from ..core.files import atomic_file, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
@@ -35,7 +34,6 @@ from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
 from .base_run import BaseRun
 from .compiling import compile_backend
-from .divergence import find_nonfinite
 from .host_copies import on_host, with_weights
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
@@ -154,18 +152,17 @@ def _states_file(folder: Path, rank: int) -> Path:
 def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: RunFolder) -> None:
     """Puts a run back to where a checkpoint was written; raises a `LabError` if that is of another run."""
     state: dict[str, Any] = read_state(path)
-    # Earlier versions could not resume what was compiled or sharded.
-    check_same_run({"compile": "no", "sharded": False, **state}, _facts(accelerator, run), path)
+    check_same_run(state, _facts(accelerator, run), path)
     if run.average is not None:
         run.average.load(path / f"{run.kind.component}_ema")
-    # Random states last: building a model, as diffusers does for the weights, draws from them. Those of earlier versions are
-    # a pickle, which accelerate restores (by torch's loader of plain data, as the optimizer).
     accelerator.load_state(str(path))
-    if state.get("num_processes", accelerator.num_processes) != accelerator.num_processes:
+    # Random states last: building a model, as diffusers does for the weights, draws from them.
+    if state["num_processes"] != accelerator.num_processes:
         # Each process had numbers of its own; dropout alone draws from them.
         set_seed(stream_seed(run.config.seed, "dropout", accelerator.process_index, state["update"]) % 2**32)
-    elif (states := _states_file(path, accelerator.process_index)).exists():
-        restore_random_states(json.loads(states.read_text(encoding="utf-8")))
+    else:
+        states = _states_file(path, accelerator.process_index).read_text(encoding="utf-8")
+        restore_random_states(json.loads(states))
     # It also restores a count of micro-batches; a checkpoint lies between updates, whatever the accumulation was.
     accelerator.step = 0
     state.update({owner: {} for owner in _OWNERS})
@@ -178,9 +175,4 @@ def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: 
         with atomic_file(folder.timesteps_file) as temporary:
             shutil.copyfile(rows, temporary)
     run.load_state_dict(state)
-    if part := find_nonfinite(run):  # as earlier versions saved it
-        raise LabError(
-            f"In {path.name} the {part} is not finite: the run had diverged. Resume from an earlier one, by its name, "
-            "or start again by --overwrite_output_dir in place of --resume_from_checkpoint."
-        )
-    folder.rewind(run.update, state.get("log"))
+    folder.rewind(run.update, state["log"])

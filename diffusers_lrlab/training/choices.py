@@ -37,16 +37,11 @@ def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
 
 
 def describe_choices(fields: dict[str, Any]) -> list[tuple[str, str]]:
-    """
-    What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default). The fields may be
-    those of a record that is older than some of them.
-    """
+    """What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default)."""
     described = []
     for option in LEARNED_FROM:
-        name = fields.get(option, TrainingConfig.__dataclass_fields__[option].default)
-        if name is not None:
+        if (name := fields[option]) is not None:
             defaults = registry_of(option)[name].resolve({})
-            kwargs = fields.get(f"{option}_kwargs") or {}
-            given = {key: value for key, value in kwargs.items() if value != defaults[key]}
+            given = {key: value for key, value in fields[f"{option}_kwargs"].items() if value != defaults[key]}
             described.append((option, format_spec(name, given)))
     return described

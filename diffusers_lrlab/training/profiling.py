@@ -1,16 +1,12 @@
-"""Where the time of updates goes: a trace by torch's profiler, and a table of its parts, host against device.
+"""Where the time of updates goes: a trace by torch's profiler and its table, in which the parts of an update have names.
 
 The ranges are put around what a trainer does while it is profiled only, so that they cost nothing in any other run.
 """
 
 import functools
-import gzip
-import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from torch.profiler import profile, record_function, schedule
@@ -25,13 +21,7 @@ from .trainer import Trainer
 TRACE = "profile.json.gz"  # in `lrlab/`
 # Updates before those that are profiled: without the profiler, which also tells of compiling, and while it warms up itself.
 _BEFORE, _WARM_UP = 5, 2
-_BETWEEN = "validation, samples, checkpoints"
-PARTS = (
-    *("data", "timesteps and noise", "forward", "backward", "clip", "optimizer", "EMA", "diagnostics"),
-    *(_BETWEEN, "waits", "other"),
-)
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_ROWS = 25  # of the table
 
 
 def check_profile(num_profiled: int | None, num_updates: int) -> None:
@@ -60,19 +50,25 @@ def profiled_updates(trainer: Trainer, num: int) -> Iterator[int]:
                 yield update
     path = trainer.folder.lab / TRACE
     try:
-        rows = rows_of(save_trace(profiler, path))
-    except (OSError, LookupError, MemoryError) as error:
+        with atomic_file(path) as temporary:
+            profiler.export_chrome_trace(str(temporary))
+    except (OSError, RuntimeError, MemoryError) as error:
         warn(f"No profile: {type(error).__name__}: {error}. Training goes on.")
     else:
-        tqdm.write(
-            f"{counted(num, 'update')}, which the profiler makes slower; all that they did is in {path}:\n{table(rows)}"
-        )
+        said = f"{counted(num, 'update')}, which the profiler makes slower; all that they did is in {path}:"
+        tqdm.write(f"{said}\n{_table(profiler, trainer)}")
     yield from updates
+
+
+def _table(profiler: profile, trainer: Trainer) -> str:
+    """Torch's table of what took longest, with the parts of an update among the operators."""
+    where = "cpu" if trainer.accelerator.device.type == "cpu" else "device"
+    return profiler.key_averages().table(f"{where}_time_total", row_limit=_ROWS)
 
 
 @contextmanager
 def ranges_of(trainer: Trainer) -> Iterator[None]:
-    """What the trainer does in this block is recorded by the names of `PARTS`; only the outermost where they are nested."""
+    """What the trainer does in this block is recorded under the name of its part, of nested ones the outermost."""
     step, objective = trainer.step, trainer.objective
     doing: list[tuple[str, Any, str]] = [
         ("data", trainer, "batches"),
@@ -86,7 +82,7 @@ def ranges_of(trainer: Trainer) -> Iterator[None]:
         ("diagnostics", objective, "observe"),
         ("diagnostics", trainer.observer, "add"),
         *(("diagnostics", trainer, name) for name in ("check_schedules", "log_row")),
-        *((_BETWEEN, trainer, name) for name in ("_at_boundary", "save")),
+        *(("validation, samples, checkpoints", trainer, name) for name in ("_at_boundary", "save")),
         ("waits", InterruptGuard, "received"),  # for the other processes
     ]
     inside: list[str] = []
@@ -130,77 +126,3 @@ def _recorded(part: str, work: Callable[..., Any], inside: list[str]) -> Callabl
             yield value
 
     return recorded
-
-
-def save_trace(profiler: Any, path: Path) -> list[dict[str, Any]]:
-    """Writes the trace for Perfetto or chrome://tracing; returns its events."""
-    with atomic_file(path) as temporary:
-        plain = temporary.with_suffix("")
-        profiler.export_chrome_trace(str(plain))
-        text = plain.read_bytes()
-        plain.unlink()
-        temporary.write_bytes(gzip.compress(text, compresslevel=1))
-    return json.loads(text)["traceEvents"]
-
-
-def rows_of(events: list[dict[str, Any]]) -> dict[str, tuple[float, float | None]]:
-    """
-    Milliseconds of an update by part, in the order of [`PARTS`], and of "the update": of the host, and of what the device
-    does that was launched meanwhile; `None` for the latter if there is no device.
-
-    Where the host waits for the device counts as "waits" alone. "the update" of the device is the time in which it is busy.
-    """
-    spans = [event for event in events if event.get("ph") == "X"]
-    steps = [event for event in spans if event["name"].startswith("ProfilerStep#") and event["cat"] == "user_annotation"]
-    start, end, thread = steps[0]["ts"], max(step["ts"] + step["dur"] for step in steps), steps[0]["tid"]
-    spans = [event for event in spans if start <= event["ts"] < end]
-    ranges = sorted(
-        (event["ts"], event["dur"], event["name"])
-        for event in spans
-        if event["cat"] == "user_annotation" and event["tid"] == thread and event["name"] in PARTS
-    )
-    starts = [begun for begun, *_ in ranges]
-
-    def part_at(moment: float) -> str:
-        begun, took, part = ranges[place] if (place := bisect_right(starts, moment) - 1) >= 0 else (0.0, 0.0, "other")
-        return part if moment < begun + took else "other"
-
-    host, device = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
-    for _, took, part in ranges:
-        host[part] += took
-    host["other"] = sum(step["dur"] for step in steps) - sum(host.values())
-    for event in spans:
-        if event["cat"] in _LAUNCHES and event["tid"] == thread and "Synchronize" in event["name"]:
-            host[part_at(event["ts"])] -= event["dur"]
-            host["waits"] += event["dur"]
-    launched = {event["args"]["correlation"]: event["ts"] for event in spans if event["cat"] in _LAUNCHES}
-    work = [event for event in events if event.get("cat") in _ON_DEVICE and event["args"].get("correlation") in launched]
-    for event in work:
-        device[part_at(launched[event["args"]["correlation"]])] += event["dur"]
-    scale = 1e-3 / len(steps)
-    rows = {part: (host[part] * scale, device[part] * scale if work else None) for part in PARTS}
-    whole = sum(step["dur"] for step in steps) * scale
-    return rows | {"the update": (whole, _busy(work) * scale if work else None)}
-
-
-def _busy(work: list[dict[str, Any]]) -> float:
-    """Microseconds in which a device does any of this."""
-    busy, until = 0.0, 0.0
-    for event in sorted(work, key=lambda event: event["ts"]):
-        end = event["ts"] + event["dur"]
-        busy += max(0.0, end - max(until, event["ts"]))
-        until = max(until, end)
-    return busy
-
-
-def table(rows: dict[str, tuple[float, float | None]]) -> str:
-    """[`rows_of`] as text."""
-    whole, busy = rows["the update"]
-    lines = [
-        f"{'part':>32}  {'host, ms':>9}  {'share':>6}" + ("" if busy is None else f"  {'device, ms':>10}  {'share':>6}")
-    ]
-    for part, (host, device) in rows.items():
-        if host or device:
-            line = f"{part:>32}  {host:>9.3f}  {host / whole:>6.1%}"
-            lines.append(line + ("" if device is None else f"  {device:>10.3f}  {device / whole:>6.1%}"))
-    return "\n".join(lines)

@@ -11,11 +11,12 @@ from typing import Any
 from ..core.errors import LabError, is_first_process, warn
 from ..core.files import TEMPORARY
 from ..core.lock import LOCK_FILES, locked
+from ..core.manifest import find_damage
 from ..core.options import defaults_of, names_where
 from ..core.spec import parse_spec
 from .config import ResolvedConfig, TrainingConfig
 from .run_files import check_kinds_of_own, check_names_of_checkpoints, is_checkpoint
-from .run_folder import FINDER_FILES, RunFolder, find_damaged_file
+from .run_folder import FINDER_FILES, RunFolder
 
 # How a new run is started with a command that has --resume_from_checkpoint.
 ANEW = "--overwrite_output_dir in place of --resume_from_checkpoint, or another --output_dir without it"
@@ -77,7 +78,7 @@ def _find_checkpoint(folder: RunFolder, config: ResolvedConfig) -> Path | None:
             f"The checkpoint {str(path)!r} belongs to the run in {str(path.parent)!r}, not to --output_dir "
             f"{str(folder.path)!r}. Give --output_dir {path.parent}."
         )
-    if damage := find_damaged_file(path):
+    if damage := find_damage(path):
         raise LabError(f"{path.name!r} cannot be resumed from: {damage}. {_another_checkpoint(folder, config)}")
     return path
 
@@ -96,7 +97,7 @@ def _another_checkpoint(folder: RunFolder, config: ResolvedConfig) -> str:
 
 def _can_be_resumed(checkpoint: Path, config: ResolvedConfig) -> bool:
     """Whether a checkpoint is whole, and of a run with these settings."""
-    if find_damaged_file(checkpoint) is not None:
+    if find_damage(checkpoint) is not None:
         return False
     try:
         resumed_config(config, checkpoint)
@@ -212,19 +213,19 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
     """
     state = read_state(checkpoint)
     if config.mixed_precision is None and state.get("mixed_precision") == "no":
-        # A run of float32, of an earlier version or on a CPU, stays one where bf16 would be the default now.
+        # A run of float32, such as one on a CPU, stays one where bf16 would be the default now.
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         config = dataclasses.replace(config, mixed_precision="no" if launched == "no" else None)
     if config.auto_learning_rate:
         learning_rate = state["config"]["learning_rate"]
         config = dataclasses.replace(config, learning_rate=learning_rate, auto_learning_rate=False)
-    # Checkpoints of earlier versions lack what was added since, and were trained without it.
+    # An option that a checkpoint does not name was at its default.
     saved = {**defaults_of(TrainingConfig), **state["config"]}
     # What may change is compared in other ways where it matters: the batch as a whole, the model by its configuration.
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
     if saved["on_divergence"] != "stop":  # they say where a run goes back to
         fixed += ("checkpointing_steps", "checkpoints_total_limit")
-    if state.get("rollbacks") and _rule_but_limit(saved["on_divergence"]) != _rule_but_limit(config.on_divergence):
+    if state["rollbacks"] and _rule_but_limit(saved["on_divergence"]) != _rule_but_limit(config.on_divergence):
         fixed += ("on_divergence",)
     current = {f"--{name}": value for name, value in config.to_dict().items() if name in fixed}
     check_same_run({f"--{name}": value for name, value in saved.items()}, current, checkpoint)
@@ -240,22 +241,17 @@ def _rule_but_limit(on_divergence: str) -> tuple[str, dict[str, Any]]:
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
     """Raises [`OtherSettings`] that lists what is not the same now as it was in the run that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
-    if _stream_of(saved) and saved["data"]["fingerprint"] == saved["data"]["name"]:
-        # Earlier versions knew no more of a stream than its name, its shards and the number of its rows.
-        saved = {**saved, "data": {**saved["data"], "fingerprint": now["data"]["fingerprint"]}}
     names = [name for name, value in now.items() if saved.get(name) != value]
     names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]
     differing = [f"{name}: {saved.get(name)!r} then, {now[name]!r} now" for name in names]
     if differing:
         lines = "\n  ".join(differing)
-        remedy = _remedy_for(names, now, saved, RunFolder(checkpoint.parent))
+        remedy = _remedy_for(names, RunFolder(checkpoint.parent))
         raise OtherSettings(f"{str(checkpoint)!r} was written with other settings:\n  {lines}\n{remedy}", names)
 
 
-def _remedy_for(names: list[str], now: dict[str, Any], saved: dict[str, Any], folder: RunFolder) -> str:
+def _remedy_for(names: list[str], folder: RunFolder) -> str:
     """The remedies for a run whose settings `names` differ from those of the run in the folder."""
-    if "order" in _stream_of(now) and "order" not in _stream_of(saved):
-        return "It reads a stream in the order of an earlier version. Go on with that version, or start a new run."
     reason, resume = "", "Resume with the arguments of that run, or start"
     if folder.is_finished():
         reason, resume = "That run has finished. ", "Start"
@@ -264,8 +260,3 @@ def _remedy_for(names: list[str], now: dict[str, Any], saved: dict[str, Any], fo
     if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
         reason += "The learning rates of a run follow from its length, so one of another length is another run. "
     return f"{reason}{resume} a new one: {ANEW}."
-
-
-def _stream_of(facts: dict[str, Any]) -> dict[str, Any]:
-    """What is known of the shards and rows of a stream, and of their order."""
-    return facts.get("data", {}).get("stream") or {}

@@ -89,9 +89,9 @@ class RunFolder:
 
     def check_log_until(self, checkpoint: Path) -> None:
         """Raises a `LabError` if the log does not begin as it was when a checkpoint was written."""
-        log = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8")).get("log")
+        log = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["log"]
         written = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        if log is not None and _beginning(written, log) is None:
+        if _beginning(written, log) is None:
             raise LabError(f"{str(self.metrics_file)!r} is not as it was when {checkpoint.name} was written")
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class RunFolder:
         """
         Drops what was written after the checkpoint that was taken at `update`: later checkpoints, rows of the log.
 
-        `log` is what [`log_sums`] was then; earlier versions did not note it.
+        `log` is what [`log_sums`] was then; `None` goes by the rows alone.
         """
         if not self.is_writer:
             return
@@ -191,7 +191,7 @@ class RunFolder:
         """
         damaged: list[str] = []
         for checkpoint in reversed(self.checkpoints() if among is None else among):
-            damage = find_damaged_file(checkpoint)
+            damage = find_damage(checkpoint)
             if damage is None:
                 if damaged:
                     warn(f"{'; '.join(damaged)}. The newest checkpoint that is whole is {checkpoint.name}.")
@@ -235,20 +235,6 @@ def _left_alone(what: str) -> LabError:
 
 def _as_text(record: dict[str, Any]) -> str:
     return json.dumps(record, indent=2) + "\n"
-
-
-def find_damaged_file(checkpoint: Path) -> str | None:
-    """What is wrong with a file of a checkpoint; `None` if nothing is, or if an earlier version wrote no manifest."""
-    if not (checkpoint / MANIFEST).exists():
-        try:
-            state = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            state = None
-        if not isinstance(state, dict):
-            return f"{str(checkpoint / 'trainer.json')!r} is damaged"
-        if "log" not in state:
-            return None
-    return find_damage(checkpoint)
 
 
 def _beginning(written: bytes, log: dict[str, Any]) -> str | None:

@@ -226,9 +226,8 @@ class Trainer(LoggedRun):
         # Of another number of processes, the mean, which is all that becomes of them.
         sums, rank = torch.tensor(state["sums"], device=self.accelerator.device), self.accelerator.process_index
         self.sums = sums[rank] if len(sums) == self.accelerator.num_processes else sums.mean(0)
-        # Earlier versions had neither.
-        self.skipped, self.rollbacks.done = SkippedUpdates(**state.get("skipped_updates", {})), state.get("rollbacks", [])
-        self.rollbacks.first_loss = state.get("first_loss") or self.rollbacks.first_loss
+        self.skipped, self.rollbacks.done = SkippedUpdates(**state["skipped_updates"]), state["rollbacks"]
+        self.rollbacks.first_loss = state["first_loss"] or self.rollbacks.first_loss
         if self.observer is not None:
             self.observer.load_state_dict(state["observer"], self.update)
 

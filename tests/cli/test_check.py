@@ -9,24 +9,16 @@ from tables import cases
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.lock import locked
-from diffusers_lrlab.core.manifest import file_sums, write_manifest
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.training.run_folder import RunFolder
 
-V1 = Path(__file__).parents[1] / "compatibility" / "fixtures" / "v1"
+FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 def copy_of_run(path):
-    """A finished run on points with two checkpoints, as this version writes them."""
-    shutil.copytree(V1 / "points-run", path)
-    shutil.copytree(path / "checkpoint-40", path / "checkpoint-20")
-    for checkpoint in (path / "checkpoint-20", path / "checkpoint-40"):
-        state = json.loads((checkpoint / "trainer.json").read_text())
-        state["log"] = file_sums(path / "lrlab" / "metrics.jsonl")
-        (checkpoint / "trainer.json").write_text(json.dumps(state))
-        write_manifest(checkpoint)
-    return path
+    """A finished run on points with two checkpoints."""
+    return shutil.copytree(FIXTURE / "run", path)
 
 
 def check(capsys, *arguments):
@@ -128,14 +120,9 @@ def test_a_run_that_goes_on_is_not_repaired(tmp_path, capsys):
     assert (status, "is being written by process" in said) == (2, True)
 
 
-def test_a_run_of_an_earlier_version_without_manifests(capsys):
-    status, said = check(capsys, V1 / "points-run")
-    assert (status, "whole  checkpoint-40" in said) == (0, True)
-
-
 def test_a_study(tmp_path, capsys):
     study = tmp_path / "study"
-    shutil.copytree(V1 / "study", study)
+    shutil.copytree(FIXTURE / "study", study)
     assert check(capsys, study)[0] == 0
     first, *_ = sorted((study / "runs").glob("*.json"))
     halve(first)
@@ -147,10 +134,9 @@ def test_a_study(tmp_path, capsys):
 
 @cases("change", [flip, Path.unlink])
 def test_weights_of_a_study_are_held_against_their_hashes(tmp_path, capsys, change):
-    study = StudyFolder(shutil.copytree(V1 / "study", tmp_path / "study"))
+    study = StudyFolder(shutil.copytree(FIXTURE / "study", tmp_path / "study"))
     first, *_ = sorted((study.path / "runs").glob("*.json"))
     weights = study.weights_file(first.stem)
-    study.write(json.loads(first.read_text()) | {"weights": file_sums(weights)})
     assert check(capsys, study.path)[0] == 0
     change(weights)
     status, said = check(capsys, study.path)

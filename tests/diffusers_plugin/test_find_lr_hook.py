@@ -73,7 +73,7 @@ def test_losses_and_rules_are_those_of_the_finder(tmp_path):
     np.testing.assert_allclose(sweep["losses"], losses_by_hand(sweep["lrs"]), rtol=1e-5)
     for name, rule in RULES.items():
         assert found["suggestions"][name]["lr"] == rule(sweep["lrs"], sweep["losses"]).lr
-        assert found["suggestions"][name].keys() == {"lr", "reason", "interval"}  # as in earlier versions
+        assert found["suggestions"][name].keys() == {"lr", "reason", "interval"}
     assert "1 test from 1e-07 to 0.01 in 200 updates" in stdout
     assert f"Wrote {tmp_path / 'run' / 'lrlab'}/lr_finder.json and .png; nothing else" in stdout
     assert "--find_lr does not train: --fix_lr_clock has no effect on the test." in stderr

@@ -42,7 +42,7 @@ from diffusers_lrlab.training.prepare import resolve_and_check
 from diffusers_lrlab.training.resume import check_fresh
 from diffusers_lrlab.training.run_folder import RunFolder
 
-FIXTURES = Path(__file__).parents[1] / "compatibility" / "fixtures" / "v1"
+FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
 CHOICES = [
     name
     for name, known in options_of(TrainingConfig).items()
@@ -243,13 +243,13 @@ def _image(text):
 
 
 def _texts(name):
-    return (FIXTURES / name).read_text(encoding="utf-8")
+    return (FIXTURE / name).read_text(encoding="utf-8")
 
 
-_RECORD = json.loads(_texts("points-run/lrlab/run.json"))
+_RECORD = json.loads(_texts("run/lrlab/run.json"))
 _SCHEDULE = {"format": "diffusers_lrlab schedule 1", "lr_scheduler": "rex", "lr_scheduler_kwargs": {"d": 0.9}}
 _ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
-_INDEX = json.loads(_texts("images-run/model_index.json"))
+_INDEX = json.loads(_texts("run/model_index.json"))
 _STUDY = {
     "base": {"max_train_steps": 10},
     "arms": {"a": {"lr_scheduler": "cosine"}, "b": {"lr_scheduler": "rex"}},

@@ -14,7 +14,7 @@ WEIGHTS, LOG, INDEX = "unet/diffusion_pytorch_model.safetensors", "lrlab/metrics
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Of a whole run, as an earlier version uploaded them."""
+    """Of a whole run, without a manifest."""
     folder = run_folder(tmp_path_factory.mktemp("run") / "run", megabytes=0)
     (folder / "unet" / "config.json").write_text("{}")
     (folder / INDEX).write_text('{"_class_name": "DDPMPipeline", "unet": ["diffusers", "UNet2DModel"]}')

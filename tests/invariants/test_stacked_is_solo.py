@@ -25,7 +25,6 @@ from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.study.stacked.captured import record_graph
-from diffusers_lrlab.study.stacked.matmul_backends import CANDIDATES
 from diffusers_lrlab.study.stacked.member import Member
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_LRS, TIMESTEP_SAMPLERS
@@ -111,13 +110,13 @@ def recorded():
         yield drawn, weights
 
 
-def run_stack(arms, last=None, dtype=torch.float32, ways=None):
+def run_stack(arms, last=None, dtype=torch.float32):
     """Members that were trained side by side, to the end or to update `last`; `inputs` are what each learned from."""
     with precision(dtype), recorded() as (drawn, weights):
         members = [Member(*plan_of(options), CPU) for options in arms]
         for member in members:
             member.inputs = []
-        stack = Stack(members, CPU, ways)
+        stack = Stack(members, CPU)
         updates = stack.updates()
         while (there := list(stack.members)) and stack.update != last and next(updates, None):
             parts = (part.view(len(there), -1, *part.shape[1:]) for part in drawn.pop())
@@ -317,16 +316,6 @@ def test_states_in_eight_bits(tmp_path):
     assert difference(member, trainer) <= member.config.learning_rate
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES)
-def test_whichever_products_the_probe_chooses(tmp_path, candidate):
-    """They round differently from the solo run, and do no more than that."""
-    arms = [{"seed": 1, "hidden_size": 64}, {"dataset_name": "line", "seed": 2, "hidden_size": 64}]
-    for place, member in enumerate(run_stack(arms, FIRST, ways=CANDIDATES[candidate])):
-        trainer = run_solo(arms[place], tmp_path / str(place), FIRST)
-        assert_same_inputs(member, trainer)
-        assert difference(member, trainer) <= CLOSE
-
-
 # --- long runs, ends, divergence -------------------------------------------------------------------------------------------
 
 LONG = {"logging_steps": 50, "validation_steps": 40}
@@ -357,17 +346,15 @@ def test_hundreds_of_updates(mixed, tmp_path, place):
     assert_same_log(members[place], trainer, 1e-6)
 
 
-@cases("ways", [None, "onednn"])
 @cases(
     "bad", [{"learning_rate": 1e6}, {"learning_rate": 1e6, "optimizer": "sgd", "max_grad_norm": 0.0}], ids=["adamw", "sgd"]
 )
-def test_a_diverging_member_changes_no_other_bit(tmp_path, bad, ways):
-    ways = ways and dict.fromkeys(("forward", "weight_gradient", "input_gradient"), ways)
+def test_a_diverging_member_changes_no_other_bit(tmp_path, bad):
     others = [{}, {"seed": 1}, {"dataset_name": "line", "timestep_sampler": "loss_second_moment:history=2"}]
     bad = {**bad, "lr_scheduler": "constant"}
-    *good, diverged = run_stack([*others, bad], ways=ways)
-    first, _, *rest = run_stack([others[0], bad, *others[1:]], ways=ways)
-    alone = [bits(member) for member in run_stack(others, ways=ways)]
+    *good, diverged = run_stack([*others, bad])
+    first, _, *rest = run_stack([others[0], bad, *others[1:]])
+    alone = [bits(member) for member in run_stack(others)]
     assert [bits(member) for member in good] == alone == [bits(member) for member in (first, *rest)]
     assert diverged.error is not None
     assert diverged.error.startswith(f"The loss was not finite at update {diverged.update}, at learning rate 1e+06")
@@ -420,14 +407,12 @@ SIDE_BY_SIDE = [
 ]
 
 
-@pytest.mark.parametrize("way", ["stock", "onednn"])
-def test_neither_number_nor_order_changes_a_bit(way):
-    ways = dict.fromkeys(("forward", "weight_gradient", "input_gradient"), way)
-    expected = [bits(member) for member in run_stack(SIDE_BY_SIDE, FIRST, ways=ways)]
+def test_neither_number_nor_order_changes_a_bit():
+    expected = [bits(member) for member in run_stack(SIDE_BY_SIDE, FIRST)]
     for number in (1, 2, 3, 5):
-        some = run_stack(SIDE_BY_SIDE[:number], FIRST, ways=ways)
+        some = run_stack(SIDE_BY_SIDE[:number], FIRST)
         assert [bits(member) for member in some] == expected[:number], f"{number} side by side"
-    backwards = run_stack(SIDE_BY_SIDE[::-1], FIRST, ways=ways)
+    backwards = run_stack(SIDE_BY_SIDE[::-1], FIRST)
     assert [bits(member) for member in backwards] == expected[::-1]
 
 

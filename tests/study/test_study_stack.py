@@ -22,8 +22,8 @@ from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS, check_installed
 from diffusers_lrlab.study.runs.curves import Curves
 from diffusers_lrlab.study.runs.measure import draw
-from diffusers_lrlab.study.stacked.matmul_backends import BACKENDS, KINDS
 from diffusers_lrlab.study.stacked.member import Member
+from diffusers_lrlab.study.stacked.products import KINDS, multiply
 from diffusers_lrlab.study.stacked.sampling import draw_together
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacked_mlp import StackedMLP
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 CPU = torch.device("cpu")
 ARCHITECTURES = [(layers, dimension) for layers in (0, 1, 3) for dimension in (1, 2, 5)]
-PRECISIONS = [("stock", torch.float64), ("stock", torch.float32), ("onednn", torch.float32)]
+PRECISIONS = [torch.float64, torch.float32]
 
 
 def networks(number, layers=2, dimension=2, dtype=torch.float32, hidden_size=24, embedding_size=12):
@@ -63,8 +63,7 @@ def some_inputs(number, batch, dimension):
 
 @cases("add", [False, True])
 @cases("kind", KINDS)
-@cases("way", BACKENDS)
-def test_products(way, kind, add):
+def test_products(kind, add):
     """x W^T, g^T x and g W, of sizes that fill no vector."""
     x, w, g = torch.randn(3, 7, 13), torch.randn(3, 5, 13), torch.randn(3, 7, 5)
     first, second = {"forward": (x, w), "weight_gradient": (g, x), "input_gradient": (g, w)}[kind]
@@ -72,7 +71,7 @@ def test_products(way, kind, add):
     expected = torch.einsum(formula, first.double(), second.double())
     before = torch.randn(expected.shape)
     out = before.clone() if add else torch.full(expected.shape, math.nan)
-    BACKENDS[way](kind)(first, second, out, add)
+    multiply(kind, first, second, out, add)
     torch.testing.assert_close(out.double(), expected + before if add else expected, rtol=1e-5, atol=1e-5)
 
 
@@ -80,11 +79,11 @@ def test_products(way, kind, add):
 
 
 @cases(("layers", "dimension"), ARCHITECTURES)
-@cases(("way", "dtype"), PRECISIONS)
-def test_gradients_by_hand_are_those_of_autograd(way, dtype, layers, dimension):
+@cases("dtype", PRECISIONS)
+def test_gradients_by_hand_are_those_of_autograd(dtype, layers, dimension):
     number, batch, tolerance = 3, 10, 1e-12 if dtype == torch.float64 else 1e-5
     alone, models = (networks(number, layers, dimension, dtype) for _ in range(2))
-    stack = StackedMLP(models, batch, dict.fromkeys(KINDS, way))
+    stack = StackedMLP(models, batch)
     points, timesteps = some_inputs(number, batch, dimension)
     for turn in range(2):  # the second time, all buffers hold something
         points = points + turn
@@ -122,16 +121,16 @@ def test_a_network_stays_usable_by_itself():
 
 @pytest.mark.usefixtures("one_thread")
 @cases(("layers", "dimension"), [(0, 1), (1, 5), (2, 2)])
-@cases(("way", "dtype"), PRECISIONS)
+@cases("dtype", PRECISIONS)
 @cases(("hidden_size", "embedding_size", "batch"), [(24, 12, 10), (36, 6, 7), (64, 32, 64), (33, 6, 7)])
-def test_neither_number_nor_order_changes_a_bit(layers, dimension, way, dtype, hidden_size, embedding_size, batch):
+def test_neither_number_nor_order_changes_a_bit(layers, dimension, dtype, hidden_size, embedding_size, batch):
     """Widths that are no multiple of 4 begin at odd addresses, where MKL rounds otherwise."""
     points, timesteps = some_inputs(8, batch, dimension)
     towards = torch.randn(8, batch, dimension, dtype=dtype)
 
     def results(places):
         models = networks(8, layers, dimension, dtype, hidden_size, embedding_size)
-        stack = StackedMLP([models[place] for place in places], batch, dict.fromkeys(KINDS, way))
+        stack = StackedMLP([models[place] for place in places], batch)
         places = torch.tensor(places)
         prediction = stack.forward(points[places], timesteps[places]).clone()
         stack.backward(towards[places])
@@ -307,7 +306,7 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
         monkeypatch.setattr(member, "config", dataclasses.replace(member.config, **few))
     before = {name: copy.deepcopy(member.model.state_dict()) for name, member in members.items()}
     drawn = {}
-    steps = draw_together([(member, spec_of(name)) for name, member in members.items()], None, drawn)
+    steps = draw_together([(member, spec_of(name)) for name, member in members.items()], drawn)
     shares = [*steps]
     assert len(shares) == 2 + 3 + 10
     assert sum(shares) == pytest.approx(1)
@@ -327,7 +326,7 @@ def test_samples_of_more_members_launch_nothing_more():
     for number in (2, 6):
         runs = [(make_member(hidden_size=8, seed=seed, distance_samples=20), spec_of(seed)) for seed in range(number)]
         Stack([member for member, _ in runs], CPU)
-        steps = draw_together(runs, None, {})
+        steps = draw_together(runs, {})
         next(steps)
         with _Counted() as counted:
             next(steps)

@@ -1,8 +1,6 @@
 """Tuned learning rates: grids go on beyond their edge until the best rate is inside, however often a study is stopped."""
 
-import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds, tuning_rows
 from diffusers_lrlab.study.spec.expansion import expand_tuning
 from diffusers_lrlab.study.spec.rates import next_beyond
-from diffusers_lrlab.study.spec.reading import load_spec, read_spec, spec_from_dict
+from diffusers_lrlab.study.spec.reading import read_spec
 
 # grid, the next number below, the next one above
 GRIDS = [
@@ -147,20 +145,8 @@ def test_a_rate_that_diverges_is_the_worst():
     assert [sorted(of_round["moons"]) for of_round in rates[1:]] == [[1e-3 * 0.3], [1e-3 * 0.1], [1e-3 * 0.03]]
 
 
-def test_a_study_of_an_earlier_version_keeps_its_grid():
-    """What it saved says nothing of extensions: its report is as it was, and its runs are those of the preset."""
-    saved = json.loads(json.dumps(spec().to_dict()))
-    assert spec_from_dict(saved, Path()).tune.extensions == 3
-    del saved["tune"]["extensions"]
-    before = spec_from_dict(saved, Path())
-    assert before.tune.extensions == 0
-    assert [run.id for run in expand_tuning(before)] == [run.id for run in expand_tuning(spec())]
-    card = load_spec(str(Path(__file__).parents[2] / "model_cards" / "warmup-2d" / "spec.yaml"))
-    assert card.tune is None
-
-
 def test_names_of_tuning_runs_stay():
-    """Written down, so that a study of before this option goes on with its results."""
+    """Written down, so that a study that was begun goes on with its results."""
     runs = expand_tuning(spec(arms={"a": ARMS["a"]}, seeds=[10]))
     assert [run.id for run in runs if run.dataset == "dino"] == IDS
 

@@ -12,12 +12,13 @@ from helpers import load_data_once
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import DiskFull, Diverged, LabError
+from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.training import checkpoint_writer, checkpoints
 from diffusers_lrlab.training.host_copies import on_host
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.run_folder import RunFolder, find_damaged_file
+from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
@@ -74,7 +75,7 @@ def test_what_is_written_is_the_run_as_it_was(tmp_path, disk):
             assert (late / file).read_bytes() == (now / file).read_bytes(), file
     logs = [json.loads((folder / "trainer.json").read_text())["log"] for folder in (late, now)]
     assert logs[0] == logs[1]
-    assert find_damaged_file(late) is None
+    assert find_damage(late) is None
     updates.close()
 
 

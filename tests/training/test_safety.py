@@ -14,10 +14,11 @@ from faults.cases import LATEST, MODEL, OPTIONS, differences
 from faults.injected import DAMAGE
 
 from diffusers_lrlab.core.errors import DiskFull, LabError
+from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.run.record import _write_end
 from diffusers_lrlab.training.interrupts import InterruptGuard
 from diffusers_lrlab.training.resume import check_fresh
-from diffusers_lrlab.training.run_folder import RunFolder, find_damaged_file
+from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.samples import load_previews, save_preview
 
 
@@ -65,7 +66,7 @@ def test_every_file_of_a_checkpoint_damaged_in_every_way(copy, capsys):
         content = (newest / name).read_bytes()
         for how in DAMAGE:
             damaged(newest / name, how)
-            assert str(newest / name) in find_damaged_file(newest), how
+            assert str(newest / name) in find_damage(newest), how
             assert RunFolder(copy).newest_checkpoint() == copy / "checkpoint-6"
             (warning,) = capsys.readouterr().err.splitlines()
             assert warning.startswith("warning: ")

@@ -47,7 +47,7 @@ def _begun_run(path: Path, data: TrainingData, study: StudyContext) -> tuple[Run
     """The folder of a run and its newest checkpoint; empty if what lies there was learned from other data, or is damaged."""
     note, folder, checkpoint = path / "data_fingerprint", RunFolder(path), None
     try:
-        same_data = note.exists() and data.is_same_as(note.read_text("utf-8", errors="replace"))
+        same_data = note.exists() and note.read_text("utf-8", errors="replace") == data.fingerprint
         checkpoint = folder.newest_checkpoint() if same_data else None
         if checkpoint is not None:
             folder.check_log_until(checkpoint)

@@ -20,13 +20,8 @@ def write_study_card(folder: Path, out: Path) -> Path:
     """
     study, report = StudyFolder(folder), folder / "report" / "report.md"
     study.read_spec()
-    if not report.exists():
+    if not (report.exists() and (folder / RUNS_TABLE).exists()):
         raise LabError(f"{str(folder)!r} has no report yet. Make one by `lrlab study report {folder}`.")
-    if not (folder / RUNS_TABLE).exists():
-        raise LabError(
-            f"{str(folder)!r} has no {RUNS_TABLE}, as its report is of an earlier version. Make it anew by `lrlab study "
-            f"report {folder}`."
-        )
     if out.exists() and not (out / "summary.json").exists() and (out.is_file() or next(out.iterdir(), None) is not None):
         raise LabError(f"{str(out)!r} holds something else than the card of a study. Give a new folder.")
     with atomic_folder(out) as temporary:

@@ -135,5 +135,4 @@ def _executor(result: RunResult) -> str:
     executor = result.record["run"]["executor"]
     if "members" not in executor:
         return executor["name"]
-    products = "/".join(executor["products"].values())
-    return f"{executor['name']}, up to {executor['members']} side by side, products {products}"
+    return f"{executor['name']}, up to {executor['members']} side by side"

@@ -82,7 +82,7 @@ class StudyContext:
             result = self.folder.read(spec.id)
             if result is None:
                 continue
-            if not self.data(spec).is_same_as(result.record["train"].get("data_fingerprint")):
+            if result.record["train"].get("data_fingerprint") != self.data(spec).fingerprint:
                 self.folder.run_file(spec.id).unlink()
                 outdated.append(spec.id)
             elif self.folder.find_damaged_weights(result):

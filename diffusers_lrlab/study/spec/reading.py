@@ -10,7 +10,7 @@ from ...core.errors import LabError, did_you_mean, must_be
 from ...core.plugins import load_plugins
 from ...core.ranges import COUNT
 from ...evaluation.metrics import METRICS
-from ...training.arguments import check_nesting, read_yaml
+from ...training.arguments import read_yaml
 from ..same_command import PRESETS_FOLDER
 from . import parts
 from .expansion import located
@@ -53,7 +53,6 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
         )
     except (TypeError, ValueError, RecursionError) as error:
         raise LabError(f"{what} must hold what YAML has: texts, numbers, booleans, lists, mappings. {error}.") from None
-    check_nesting(plain, what)
     return plain
 
 
@@ -124,7 +123,6 @@ def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
     if isinstance(options.get("base"), dict):  # it may be somebody else's, whose code is only run where --import says so
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
-        tune = {key: value for key, value in options["tune"].items() if value != []}
-        options["tune"] = {"extensions": 0, **tune}  # earlier versions had none, and did not save the key
+        options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
     spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
     return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec

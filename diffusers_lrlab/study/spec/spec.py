@@ -10,21 +10,6 @@ from typing import Any
 from ...core.options import defaults_of, options_of
 from ...training.config import ResolvedConfig, TrainingConfig
 
-# Identities have these, of options that decide nothing, at these values: the form that results are named after.
-_ALWAYS_THERE = {"cache_dir": None, "dataloader_num_workers": 0}
-# The options that identities have at their defaults, too. Any other one, and so every new one, is left out at its default,
-# so that results keep their names.
-_FIRST_OPTIONS = frozenset(
-    """
-    dataset_name dataset_config_name dataset_split train_data_dir streaming image_column point_column resolution
-    image_channels center_crop random_flip preserve_input_precision skip_corrupt_images stream_shuffle_buffer
-    model_config_name_or_path prediction_type enable_xformers_memory_efficient_attention lr_scheduler lr_num_cycles
-    lr_power momentum_scheduler strict_lr_audit timestep_sampler loss_weighting timestep_lr noise optimizer adam_beta1
-    adam_beta2 adam_weight_decay adam_epsilon max_grad_norm use_ema ema_inv_gamma ema_power ema_max_decay
-    ema_update_every ema_start_update num_epochs max_train_steps gradient_accumulation_steps mixed_precision seed
-    logging_steps validation_steps frechet_samples distance_samples
-    """.split()
-)
 ARM_NOTES = ("description", "controls")  # what an arm has besides fields of the training configuration
 PRESETS = "(presets)"  # what is saved as the folder of those of the package
 Place = tuple[str, str]  # an arm and a data set
@@ -108,10 +93,11 @@ class RunSpec:
     def digest(self) -> str:
         """Changes with everything that decides the result."""
         options, defaults = options_of(TrainingConfig), defaults_of(TrainingConfig)
-        fields = _ALWAYS_THERE | {
+        # Options at their defaults are left out, so that results keep their names when a new option comes.
+        fields = {
             name: value
             for name, value in self.fields.items()
-            if options[name].role.decides_result and (name in _FIRST_OPTIONS or value != defaults[name])
+            if options[name].role.decides_result and value != defaults[name]
         }
         if self.model is not None:  # what is in the file counts, not where it is
             fields["model_config_name_or_path"] = self.model

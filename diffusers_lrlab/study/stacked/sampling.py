@@ -20,9 +20,7 @@ from .stacked_mlp import StackedForward
 _POINTS_OF_A_PASS, _ON_A_DEVICE = 1000, 262_144
 
 
-def draw_together(
-    runs: list[tuple[Member, RunSpec]], backends: dict[str, str] | None, drawn: dict[str, Drawn]
-) -> Iterator[float]:
+def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -> Iterator[float]:
     """
     Draws what the runs are measured by into `drawn`, by their ids, and yields the share of it that each step does.
 
@@ -34,7 +32,7 @@ def draw_together(
         for name, drawing in drawings_of(member, spec).items():
             if drawing.num <= member.kind.sampling_batch:  # else in parts, by itself
                 alike.setdefault((name, *drawing[:3]), []).append((member, spec.id, name, drawing))
-    forward = StackedForward(runs[0][0].model, backends)
+    forward = StackedForward(runs[0][0].model)
     whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
     for some in alike.values():
         started = time.perf_counter()

@@ -23,19 +23,13 @@ class Stack:
     """
     Runs side by side.
 
-    Members have one architecture, batch size and objective; those that are not done are at one update. `backends`
-    are those of [`StackedMLP`]. `recorder` says how the device's part of an update is recorded, see [`CapturedUpdate`]: as
-    a CUDA graph on a GPU if not given, and elsewhere not at all.
+    Members have one architecture, batch size and objective; those that are not done are at one update. `recorder` says
+    how the device's part of an update is recorded, see [`CapturedUpdate`]: as a CUDA graph on a GPU if not given, and
+    elsewhere not at all.
     """
 
-    def __init__(
-        self,
-        members: list[Member],
-        device: torch.device,
-        backends: dict[str, str] | None = None,
-        recorder: Recorder | None = None,
-    ):
-        self.device, self.backends = device, backends
+    def __init__(self, members: list[Member], device: torch.device, recorder: Recorder | None = None):
+        self.device = device
         self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
         self.update = next((member.update for member in members if not member.is_done), members[0].update)
         self.sums = torch.zeros(3, len(members), device=device)
@@ -74,7 +68,7 @@ class Stack:
         self.members = members
         if not members:
             return
-        self.mlp = mlp = StackedMLP([member.model for member in members], members[0].plan.layout.global_batch, self.backends)
+        self.mlp = mlp = StackedMLP([member.model for member in members], members[0].plan.layout.global_batch)
         self.rates = rates_of(members)
         self._rates_on_device = self.rates.to(self.device)
         fuse = self.device.type == "cpu" and self.recorder is None

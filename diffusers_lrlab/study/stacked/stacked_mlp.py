@@ -4,22 +4,15 @@ from typing import Any
 
 import torch
 
-from .matmul_backends import BACKENDS, STOCK, Product
+from .products import multiply
 from .rows import Rows
 
 
 class StackedForward:
-    """
-    Predictions of networks of one architecture, that of a model, whose numbers are the rows of a matrix.
+    """Predictions of networks of one architecture, that of a model, whose numbers are the rows of a matrix."""
 
-    `backends` go from the kinds of products to names in `BACKENDS`, torch's own if not given.
-    """
-
-    def __init__(self, model: Any, backends: dict[str, str] | None = None):
+    def __init__(self, model: Any):
         self.model, self.rows = model, Rows(list(model.parameters()))
-        self._product = {kind: BACKENDS[name](kind) for kind, name in (backends or STOCK).items()}
-        # Too narrow for anything but torch's.
-        self._output_product = {kind: BACKENDS[name](kind) for kind, name in STOCK.items()}
 
     def layers(self, matrix: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Weights and biases `(members, ...)` of each layer of networks whose numbers are the rows of a matrix."""
@@ -36,11 +29,10 @@ class StackedForward:
         values, hidden = embedding.unflatten(0, points.shape[:2]), torch.zeros(())
         weights, biases = self.layers(matrix)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            is_last = index == len(weights) - 1
             after = values.new_empty(*points.shape[:2], weight.shape[1])
             after.copy_(bias[:, None].expand_as(after))
-            (self._output_product if is_last else self._product)["forward"](values, weight, after, True)
-            hidden = after if is_last or not index else hidden.add_(after)
+            multiply("forward", values, weight, after, add=True)
+            hidden = after if index in (0, len(weights) - 1) else hidden.add_(after)
             values = hidden.relu()
         return hidden
 
@@ -59,8 +51,8 @@ class StackedMLP(StackedForward):
     update.
     """
 
-    def __init__(self, models: list[Any], batch: int, backends: dict[str, str] | None = None):
-        super().__init__(models[0], backends)
+    def __init__(self, models: list[Any], batch: int):
+        super().__init__(models[0])
         self.models, self.batch = models, batch
         parameters = [list(model.parameters()) for model in models]
         self.values = self.rows.gather(parameters)
@@ -98,32 +90,30 @@ class StackedMLP(StackedForward):
         self._embedding = self._waves.to(self.values.dtype)
         hidden, active = self._hidden, self._active
         hidden[0].copy_(self.biases[0][:, None].expand_as(hidden[0]))
-        self._product["forward"](self._embedding, self.weights[0], hidden[0], True)
+        multiply("forward", self._embedding, self.weights[0], hidden[0], add=True)
         for index, after in enumerate(hidden[1:], start=1):
             torch.clamp_min(hidden[index - 1], 0, out=active[index - 1])
             torch.add(hidden[index - 1], self.biases[index][:, None], out=after)
-            self._product["forward"](active[index - 1], self.weights[index], after, True)
+            multiply("forward", active[index - 1], self.weights[index], after, add=True)
         torch.clamp_min(hidden[-1], 0, out=active[-1])
         self._output.copy_(self.biases[-1][:, None].expand_as(self._output))
-        self._output_product["forward"](active[-1], self.weights[-1], self._output, True)
+        multiply("forward", active[-1], self.weights[-1], self._output, add=True)
         return self._output
 
     def backward(self, gradient: torch.Tensor) -> None:
         """Fills the gradients of all parameters, from that of the output: `(members, batch, dimension)`."""
         through, total = self._through, self._gradient
-        self._layer_gradients(self._output_product, -1, gradient, self._active[-1])
-        self._output_product["input_gradient"](gradient, self.weights[-1], total, False)
+        self._layer_gradients(-1, gradient, self._active[-1])
+        multiply("input_gradient", gradient, self.weights[-1], total)
         _where_positive(total, self._active[-1])
         for index in range(len(self.weights) - 2, 0, -1):
-            self._layer_gradients(self._product, index, total, self._active[index - 1])
-            self._product["input_gradient"](total, self.weights[index], through, False)
+            self._layer_gradients(index, total, self._active[index - 1])
+            multiply("input_gradient", total, self.weights[index], through)
             total.add_(_where_positive(through, self._active[index - 1]))
-        self._layer_gradients(self._product, 0, total, self._embedding)
+        self._layer_gradients(0, total, self._embedding)
 
-    def _layer_gradients(
-        self, product: dict[str, Product], index: int, gradient: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        product["weight_gradient"](gradient, values, self.weight_grads[index], False)
+    def _layer_gradients(self, index: int, gradient: torch.Tensor, values: torch.Tensor) -> None:
+        multiply("weight_gradient", gradient, values, self.weight_grads[index])
         torch.sum(gradient, 1, out=self.bias_grads[index])
 
     def clip(self, max_norms: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import pickle
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,13 @@ from ..runs.measure import DRAWN, Drawn, record_run
 from ..runs.progress import MEASURED, StudyProgress
 from ..runs.stops import StudyInterrupted
 from ..spec.spec import RunSpec
-from .matmul_backends import CANDIDATES, STOCK
 from .member import Member
 from .sampling import draw_together
 from .worker_threads import ParallelStacks, WorkerThreads, worker_threads
 
 _SAVE_SECONDS = 60.0
 _STATE = "state.pt"
-_NAME = re.compile(r"\w+-\d+|\w+\.pt")  # of a folder, or a file of an earlier version; not of what was put aside
+_NAME = re.compile(r"\w+-\d+")  # not of what was put aside
 
 
 def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
@@ -94,14 +91,12 @@ def run_stacked(specs: list[RunSpec], study: StudyContext) -> None:
 
 def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads) -> None:
     """Trains and measures runs of a stack that have no result yet: all of them, or those that were saved together."""
-    together, states, backends, started = _find_saved(study, specs)
+    together, states, started = _find_saved(study, specs)
     members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
     for run_id, state in states.items():
         members[run_id].update, members[run_id].error = state["update"], state["error"]
-    first = next(iter(members.values()))
-    backends = backends or backends_of_study(study, first.model, first.plan.layout.global_batch)
     # All of them once, also those that are done: it makes their optimizers and averages.
-    stacks = ParallelStacks(list(members.values()), study.device, backends, threads)
+    stacks = ParallelStacks(list(members.values()), study.device, threads)
     stacks.load({members[run_id]: state for run_id, state in states.items()})
     study.progress.advance(sum(member.update for member in members.values()))
     ids = " ".join(members).encode()
@@ -112,50 +107,36 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
         folder = study.folder.stacks / f"{name}-{max(member.update for member in members.values())}"
         if not folder.exists():  # else this very state
             with atomic_folder(folder) as temporary:
-                torch.save({"members": state, "ways": backends, "started": started}, temporary / _STATE)
+                torch.save({"members": state, "started": started}, temporary / _STATE)
                 write_manifest(temporary)
         for path in saved():
             if path != folder:
                 remove(path)
 
     def saved() -> list[Path]:
-        return [*study.folder.stacks.glob(f"{name}[-.]*")]
+        return [*study.folder.stacks.glob(f"{name}-*")]
 
     def finish(spec: RunSpec) -> None:
-        member, executor = members[spec.id], {"name": "stacked", "members": len(specs), "products": backends}
+        member, executor = members[spec.id], {"name": "stacked", "members": len(specs)}
         record_run(study, spec, member, member.curves, member.error, executor, started, drawn.get(spec.id))
 
     _train(stacks, save, study)
     save()
-    drawn = _draw([(members[spec.id], spec) for spec in together], backends, threads, study.progress)
+    drawn = _draw([(members[spec.id], spec) for spec in together], threads, study.progress)
     threads.map(finish, together)
     study.discard(*saved())
 
 
-def _draw(
-    runs: list[tuple[Member, RunSpec]], backends: dict[str, str], threads: WorkerThreads, progress: StudyProgress
-) -> dict[str, Drawn]:
+def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, Drawn]:
     """What is drawn of runs that have not diverged, by their ids: in as many groups as there are threads, step by step."""
     runs = [(member, spec) for member, spec in runs if member.error is None]
     drawn: dict[str, Drawn] = {}
     groups = [group for start in range(threads.num_threads) if (group := runs[start :: threads.num_threads])]
-    steps = [draw_together(group, backends, drawn) for group in groups]
+    steps = [draw_together(group, drawn) for group in groups]
     while any(shares := threads.map(lambda step: next(step, 0.0), steps)):
         num_drawn = sum(share * len(group) for share, group in zip(shares, groups, strict=True))
         progress.advance(DRAWN * num_drawn, MEASURED)
     return drawn
-
-
-def backends_of_study(study: StudyContext, model: torch.nn.Module, batch: int) -> dict[str, str]:
-    """Torch's own products; studies that earlier versions began noted what was fastest on a machine, and go on with that."""
-    shape = "x".join(str(parameter.numel()) for parameter in model.parameters())
-    machine = [study.meta["processor"], str(study.meta["cpu_cores"]), study.meta["versions"]["torch"], study.precision]
-    key = ", ".join([f"parameters {shape}", f"batch {batch}", *machine])
-    with suppress(OSError, ValueError, AttributeError):
-        noted = json.loads((study.folder.path / "products.json").read_text(encoding="utf-8")).get(key)
-        if noted in CANDIDATES.values():
-            return noted
-    return STOCK
 
 
 def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext) -> None:
@@ -171,8 +152,8 @@ def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext
                 last_save = time.monotonic()
 
 
-# Runs that are at one update, their states there, the backends that computed them, and when they were started.
-_Saved = tuple[list[RunSpec], dict[str, dict[str, Any]], dict[str, str] | None, str]
+# Runs that are at one update, their states there, and when they were started.
+_Saved = tuple[list[RunSpec], dict[str, dict[str, Any]], str]
 
 
 def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
@@ -183,7 +164,7 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
     """
     specs = study.folder.missing(specs)
     furthest = -1
-    found: _Saved = (specs, {}, None, datetime.now(UTC).isoformat(timespec="seconds"))
+    found: _Saved = (specs, {}, datetime.now(UTC).isoformat(timespec="seconds"))
     wanted = {spec.id: study.data(spec).fingerprint for spec in specs}
     for path in sorted(path for path in study.folder.stacks.glob("*") if _NAME.fullmatch(path.name)):
         try:
@@ -196,20 +177,16 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
         if damage is not None:
             continue
         members = saved["members"].items()
-        states = {run_id: state for run_id, state in members if wanted.get(run_id) == state.get("data_fingerprint", "")}
+        states = {run_id: state for run_id, state in members if wanted.get(run_id) == state["data_fingerprint"]}
         update = max((state["update"] for state in states.values()), default=-1)
         if update > furthest:  # those of one file are at one update, or done
             together = [spec for spec in specs if spec.id in states]
-            furthest, found = update, (together, states, saved["ways"], saved["started"])
+            furthest, found = update, (together, states, saved["started"])
     return found
 
 
 def _load(path: Path) -> tuple[dict[str, Any], str | None]:
-    """What is saved of a stack, and what is wrong with it; earlier versions wrote a single file without hashes."""
-    if path.is_dir() and (damage := find_damage(path)):
+    """What is saved of a stack, and what is wrong with it."""
+    if damage := find_damage(path):
         return {}, damage
-    try:
-        file = path / _STATE if path.is_dir() else path
-        return torch.load(file, weights_only=True, map_location="cpu", mmap=True), None
-    except (RuntimeError, EOFError, pickle.UnpicklingError):  # how torch meets a truncated or empty file
-        return {}, f"{str(path)!r} is damaged"
+    return torch.load(path / _STATE, weights_only=True, map_location="cpu", mmap=True), None

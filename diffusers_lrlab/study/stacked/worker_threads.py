@@ -16,18 +16,12 @@ from .stack import Stack
 class ParallelStacks:
     """Members in as many stacks as there are worker threads; in one stack in the caller's thread without any."""
 
-    def __init__(
-        self,
-        members: list[Member],
-        device: torch.device,
-        backends: dict[str, str] | None = None,
-        threads: WorkerThreads | None = None,
-    ):
+    def __init__(self, members: list[Member], device: torch.device, threads: WorkerThreads | None = None):
         self._threads = threads or WorkerThreads(None, 1)
         num_stacks = min(self._threads.num_threads, len(members))
         edges = [len(members) * stack // num_stacks for stack in range(num_stacks + 1)]
         self._shares = [members[start:end] for start, end in zip(edges, edges[1:], strict=False)]
-        self.stacks = [Stack(share, device, backends) for share in self._shares]
+        self.stacks = [Stack(share, device) for share in self._shares]
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         for stack in self.stacks:

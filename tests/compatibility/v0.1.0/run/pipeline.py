@@ -1,0 +1,169 @@
+"""A pipeline that samples points.
+
+This file imports nothing but torch, numpy and diffusers: a copy of it travels beside saved weights, so that they load
+where diffusers_lrlab is not installed.
+"""
+
+import contextlib
+import inspect
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.utils import BaseOutput
+from diffusers.utils.torch_utils import randn_tensor
+
+# The files by which diffusers finds the code of components and of pipelines.
+
+_DENOISER_CODE, _PIPELINE_CODE = "denoiser/diffusers_lrlab.py", "pipeline.py"
+
+
+@dataclass
+class PointPipelineOutput(BaseOutput):
+    """
+    What [`PointDDPMPipeline`] returns.
+
+    Args:
+        points (`np.ndarray` or `torch.Tensor`): Of shape `(num_points, dimension)`.
+        frames (`np.ndarray`, `torch.Tensor` or `None`): The same points on their way from noise, of shape
+            `(num_frames, num_points, dimension)`, if they were asked for.
+        frame_timesteps (`list` of `int`, or `None`): The timesteps still ahead of each frame: all for pure noise, 0 for the
+            points themselves.
+    """
+
+    points: np.ndarray | torch.Tensor
+    frames: np.ndarray | torch.Tensor | None = None
+    frame_timesteps: list[int] | None = None
+
+
+_MOST_POINTS = 10**12  # more is a slip
+
+
+def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
+    if not is_allowed:
+        raise ValueError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}).")
+
+
+def _check_count(name: str, value: Any, allowed: range, zero: bool = False) -> None:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    also = "0, or " * zero
+    _check(name, value, is_whole and (value in allowed or (zero and value == 0)), f"{also}{allowed[0]} to {allowed[-1]}")
+
+
+class PointDDPMPipeline(DiffusionPipeline):
+    """
+    Pipeline for points.
+
+    Args:
+        denoiser ([`MLPDenoiser`], or any `ModelMixin` that is called as it is):
+            Predicts from `(num_points, dimension)` noisy points and a timestep.
+        scheduler ([`SchedulerMixin`]):
+            [`DDPMScheduler`], [`DDIMScheduler`], [`DPMSolverMultistepScheduler`] or another one of diffusers' that takes
+            the timesteps of a `DDPMScheduler`; with `clip_sample=False`, unless all data are within its
+            `clip_sample_range`.
+    """
+
+    __module__ = "diffusers_lrlab"
+    model_cpu_offload_seq = "denoiser"
+
+    def __init__(self, denoiser: ModelMixin, scheduler: SchedulerMixin):
+        super().__init__()
+        # Not more than that: a compiled or a prepared model will do, and a part that is loaded later.
+        is_model = denoiser is None or isinstance(denoiser, torch.nn.Module)
+        _check("denoiser", denoiser, is_model, "a ModelMixin, such as MLPDenoiser()")
+        is_scheduler = scheduler is None or isinstance(scheduler, SchedulerMixin)
+        _check("scheduler", scheduler, is_scheduler, "a scheduler of diffusers, such as DDPMScheduler()")
+        self.register_modules(denoiser=denoiser, scheduler=scheduler)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        num_points: int = 1000,
+        generator: torch.Generator | None = None,
+        num_inference_steps: int | None = None,
+        num_frames: int = 0,
+        chunk_size: int = 65_536,
+        output_type: Literal["np", "pt"] = "np",
+        return_dict: bool = True,
+    ) -> PointPipelineOutput | tuple[Any, ...]:
+        """
+        Samples points.
+
+        Args:
+            num_points (`int`, *optional*, defaults to 1000): How many.
+            generator (`torch.Generator`, *optional*): Makes sampling deterministic: the same points for the same state,
+                whatever `chunk_size` is, up to rounding.
+            num_inference_steps (`int`, *optional*): Denoising steps; 100, or all timesteps of the noise schedule if fewer.
+            num_frames (`int`, *optional*, defaults to 0): Frames of the way from noise (the first) to the points (the last),
+                evenly spread over the steps; 0, or at least 2.
+            chunk_size (`int`, *optional*, defaults to 65536): Points per pass through the model, which bounds the memory.
+            output_type (`"np"` or `"pt"`, *optional*, defaults to `"np"`): Arrays, or tensors on the device of the model.
+            return_dict (`bool`, *optional*, defaults to `True`): Return a [`PointPipelineOutput`] rather than a tuple
+                `(points, frames, frame_timesteps)`.
+
+        Example:
+        ```py
+        >>> import diffusers_lrlab
+        >>> from diffusers import DiffusionPipeline
+
+        >>> pipeline = DiffusionPipeline.from_pretrained("ddpm-dino")
+        >>> points = pipeline(num_points=10_000).points
+        ```
+        """
+        num_timesteps = self.scheduler.config.num_train_timesteps
+        steps = min(100, num_timesteps) if num_inference_steps is None else num_inference_steps
+        _check_count("num_points", num_points, range(1, _MOST_POINTS + 1))
+        _check_count("num_inference_steps", steps, range(1, num_timesteps + 1))
+        _check_count("num_frames", num_frames, range(2, steps + 2), zero=True)
+        _check_count("chunk_size", chunk_size, range(1, _MOST_POINTS + 1))
+        _check("output_type", output_type, isinstance(output_type, str) and output_type in ("np", "pt"), "'np' or 'pt'")
+        _check("generator", generator, isinstance(generator, torch.Generator | None), "a torch.Generator or None")
+        _check("return_dict", return_dict, isinstance(return_dict, bool), "True or False")
+        device = self._execution_device
+        shape = (num_points, self.denoiser.config.dimension)
+        points = randn_tensor(shape, generator=generator, device=device, dtype=self.denoiser.dtype)
+        self.scheduler.set_timesteps(steps, device=device)
+        points = points * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        arguments = {"generator": generator} if "generator" in inspect.signature(self.scheduler.step).parameters else {}
+
+        # Solvers of higher order take more steps than were asked for.
+        shown = {round(position) for position in np.linspace(0, len(self.scheduler.timesteps), num_frames)}
+        frames, ahead = [], []
+        for step, timestep in enumerate(self.progress_bar(self.scheduler.timesteps)):
+            if step in shown:
+                frames.append(points)
+                ahead.append(num_timesteps if step == 0 else int(timestep) + 1)
+            noisy = self.scheduler.scale_model_input(points, timestep)
+            prediction = torch.cat([self.denoiser(part, timestep).sample for part in noisy.split(chunk_size)])
+            points = self.scheduler.step(prediction, timestep, points, **arguments).prev_sample
+        drawn: list[Any] = [points, torch.stack([*frames, points])] if num_frames else [points]
+        if output_type == "np":
+            drawn = [values.float().cpu().numpy() for values in drawn]
+        self.maybe_free_model_hooks()
+        output = (*drawn, [*ahead, 0]) if num_frames else (*drawn, None, None)
+        return PointPipelineOutput(*output) if return_dict else output
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """
+        Saves the pipeline, and beside it the code by which it loads where diffusers_lrlab is not installed.
+
+        `DiffusionPipeline.from_pretrained(path, custom_pipeline=path, trust_remote_code=True)` runs that code; after
+        `import diffusers_lrlab` it is not needed and not run. See `DiffusionPipeline.save_pretrained` for the arguments.
+        """
+        folder = Path(save_directory)
+        if type(self.denoiser).__module__ == "diffusers_lrlab" and not folder.is_file():
+            sources = {_DENOISER_CODE: type(self.denoiser).forward, _PIPELINE_CODE: type(self).__call__}
+            for name, method in sources.items():
+                source = inspect.getfile(inspect.unwrap(method))
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(shutil.SameFileError):
+                    shutil.copyfile(source, folder / name)
+        # After the code, as this may upload the folder.
+        super().save_pretrained(save_directory, *args, **kwargs)
