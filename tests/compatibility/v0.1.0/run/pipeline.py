@@ -57,6 +57,11 @@ def _check_count(name: str, value: Any, allowed: range, zero: bool = False) -> N
     _check(name, value, is_whole and (value in allowed or (zero and value == 0)), f"{also}{allowed[0]} to {allowed[-1]}")
 
 
+def scaled_input(scheduler: Any, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+    """What the model is given of a sample: of schedulers that scale nothing, such as those of flow matching, itself."""
+    return scheduler.scale_model_input(sample, timestep) if hasattr(scheduler, "scale_model_input") else sample
+
+
 class PointDDPMPipeline(DiffusionPipeline):
     """
     Pipeline for points.
@@ -65,9 +70,9 @@ class PointDDPMPipeline(DiffusionPipeline):
         denoiser ([`MLPDenoiser`], or any `ModelMixin` that is called as it is):
             Predicts from `(num_points, dimension)` noisy points and a timestep.
         scheduler ([`SchedulerMixin`]):
-            [`DDPMScheduler`], [`DDIMScheduler`], [`DPMSolverMultistepScheduler`] or another one of diffusers' that takes
-            the timesteps of a `DDPMScheduler`; with `clip_sample=False`, unless all data are within its
-            `clip_sample_range`.
+            [`DDPMScheduler`], [`DDIMScheduler`], [`DPMSolverMultistepScheduler`], [`FlowMatchEulerDiscreteScheduler`] or
+            another one of diffusers', for the noise process that the denoiser was trained on; with `clip_sample=False`,
+            unless all data are within its `clip_sample_range`.
     """
 
     __module__ = "diffusers_lrlab"
@@ -139,8 +144,8 @@ class PointDDPMPipeline(DiffusionPipeline):
         for step, timestep in enumerate(self.progress_bar(self.scheduler.timesteps)):
             if step in shown:
                 frames.append(points)
-                ahead.append(num_timesteps if step == 0 else int(timestep) + 1)
-            noisy = self.scheduler.scale_model_input(points, timestep)
+                ahead.append(num_timesteps if step == 0 else min(num_timesteps, int(timestep) + 1))
+            noisy = scaled_input(self.scheduler, points, timestep)
             prediction = torch.cat([self.denoiser(part, timestep).sample for part in noisy.split(chunk_size)])
             points = self.scheduler.step(prediction, timestep, points, **arguments).prev_sample
         drawn: list[Any] = [points, torch.stack([*frames, points])] if num_frames else [points]
