@@ -4,6 +4,7 @@ Each message names the value, what is allowed and the remedy.
 """
 
 import difflib
+import math
 import os
 import re
 import signal
@@ -112,6 +113,13 @@ def shortened(text: str) -> str:
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({counted(len(text), 'character')})"
 
 
+def shown_number(value: Any) -> str:
+    """A number as text, however many digits it has; anything else as Python writes it."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
 def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabError:
     """
     The error for a value that is not allowed: the one form in which all of them are written.
@@ -123,7 +131,7 @@ def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabE
         hint (`str`): The remedy, or what the value means.
         of (`str`, *optional*): What the argument belongs to.
     """
-    shown = repr(value) if isinstance(value, str) else str(value)
+    shown = shown_number(value)
     given = f"{name}={shown}" if name.isidentifier() else f"{name} {shown}"
     end = "" if hint[-1:] in ".?" else "."
     return LabError(f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {shown}. Hint: {hint}{end}")

@@ -24,7 +24,7 @@ class _NoisePrediction:
         self.model, self.process = model, process
         alphas = torch.from_numpy(process.levels.inner_alphas_cumprod)
         if not alphas[-1] < alphas[0]:
-            raise ValueError(f"The noise level of all {len(alphas)} timesteps is the same; two levels are needed.")
+            raise ValueError(f"The noise level of all timesteps ({len(alphas)}) is the same; two levels are needed.")
         self.log_sigmas = ((1 - alphas).log() - alphas.log()) / 2
 
     def __call__(self, scaled: torch.Tensor, log_sigma: float) -> torch.Tensor:

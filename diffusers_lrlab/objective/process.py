@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..data.batch import Batch
 
-MOST_TIMESTEPS = 100_000
+NUM_STEPS = "[1, 1e5]"  # the range of numbers of timesteps
 BetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"]
 PredictionType = Literal["epsilon", "sample", "v_prediction"]
 
@@ -41,7 +41,7 @@ OBJECTIVES = Registry(
             int,
             None,
             "timesteps of the noise process; derived from the kind of data: 1000, or 100 for points",
-            f"[1, {MOST_TIMESTEPS}]",
+            NUM_STEPS,
         ),
     ),
     returns=_check_process,

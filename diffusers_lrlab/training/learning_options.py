@@ -16,7 +16,7 @@ from ..core.options import (
     option,
 )
 from ..data.options import IMAGES
-from ..objective.process import MOST_TIMESTEPS, BetaSchedule, PredictionType
+from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
 EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of its usual form
@@ -82,7 +82,7 @@ class ModelConfig:
         None,
         "Timesteps of the diffusion process; 1000, or 100 for points. The parameter num_steps of --objective ddpm.",
         OBJECTIVE,
-        range=f"[1, {MOST_TIMESTEPS}]",
+        range=NUM_STEPS,
     )
     ddpm_beta_schedule: BetaSchedule | None = option(
         None, "Noise schedule; linear. The parameter beta_schedule of --objective ddpm.", OBJECTIVE
@@ -92,7 +92,7 @@ class ModelConfig:
         "Denoising steps for samples during and after training; 100 (upstream 1000, at ten times the cost).",
         WHOLE_RUN,
         aliases=("--ddpm_num_inference_steps", "--ddpm-num-inference-steps"),
-        range=f"[1, {MOST_TIMESTEPS}]",
+        range=NUM_STEPS,
     )
     gradient_checkpointing: bool = option(
         False,

@@ -12,6 +12,7 @@ from ..core.errors import LabError
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
 from ..core.spec import format_spec, resolve_spec
+from ..core.words import counted
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import find_point_column, local_folder
 from ..data.toy2d_entries import TOY_DATASETS
@@ -198,8 +199,9 @@ def _check_combinations(config: ResolvedConfig) -> None:
         )
     if config.num_inference_steps > config.num_train_timesteps:
         raise LabError(
-            f"--num_inference_steps {config.num_inference_steps} is more than the {config.num_train_timesteps} "
-            f"timesteps ({named_parameter(config.objective, 'num_steps')}); use at most as many."
+            f"--num_inference_steps {config.num_inference_steps} is more than the "
+            f"{counted(config.num_train_timesteps, 'timestep')} ({named_parameter(config.objective, 'num_steps')}); use at "
+            "most as many."
         )
     if config.denoiser is not None and config.model_config_name_or_path is not None:
         raise LabError(

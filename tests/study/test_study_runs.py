@@ -1224,7 +1224,7 @@ def test_a_dry_run_knows_the_rates_that_were_chosen(home, tmp_path, capsys):
     out = study(home, tmp_path / "out", **ONE, tune=tune)
     capsys.readouterr()
     assert main(["study", "run", str(home / "study.yaml"), f"--out={out}", "--dry_run"]) == 0
-    assert f"6 of them are done already in {out}\n  together about 0 seconds" in capsys.readouterr().out
+    assert f"6 of them are done already in {out}\n  together about 0 s" in capsys.readouterr().out
 
 
 def test_what_a_study_keeps_of_itself_can_be_run(home, tmp_path):
@@ -1279,7 +1279,7 @@ def test_dry_run(home, tmp_path, monkeypatch, capsys):
         assert "2 arms (constant, cosine; baseline constant) x 2 data sets (dino, moons) x 2 seeds = 8 runs" in shown
         assert "before, 8 runs to choose learning rates" in shown
         assert f"{executor}: 16 runs, 480 updates, about " in shown
-        assert "seconds of training" in shown
+        assert " s of training" in shown
         assert re.search(r"evaluation, \d+ MiB of memory", shown)
     AcceleratorState._reset_state(reset_partial_state=True)
     assert not list(tmp_path.iterdir())

@@ -151,12 +151,12 @@ def test_names_of_tuning_runs_stay():
     assert [run.id for run in runs if run.dataset == "dino"] == IDS
 
 
-IDS = ["a--dino--10--53600be41caa", "a--dino--10--80c2a08fad95"]
+IDS = ["a--dino--10--8ab29077d9cf", "a--dino--10--2be92d634d09"]
 
 
 @cases("value", [-1, 21, 1.0, True, "3", [1], None])
 def test_extensions_are_a_whole_number(value):
-    with pytest.raises(LabError, match="tune: extensions: must be a whole number from 0 to 20, got"):
+    with pytest.raises(LabError, match="of tune: must be a whole number in .0, 20., got"):
         spec(extensions=value)
 
 

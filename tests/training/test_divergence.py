@@ -55,9 +55,9 @@ def make_trainer(folder, model, bad=(), above=0.0, **more):
     trainer = Trainer(plan, data, accelerator, RunFolder(folder))
     do_update = trainer.do_update
 
-    def poisoned(images):
+    def poisoned(batch):
         is_bad = trainer.update in bad and (trainer.lr_factor or 1.0) > above
-        return do_update(images * math.nan if is_bad else images)
+        return do_update(batch.map(lambda images: images * math.nan) if is_bad else batch)
 
     trainer.do_update = poisoned
     return trainer

@@ -102,7 +102,7 @@ class StudyFolder:
                 "folder; nothing is ever overwritten unasked."
             )
 
-    def write_spec(self, spec: StudySpec, command: str, source: str | None) -> None:
+    def write_spec(self, spec: StudySpec, command: str, source: str | None = None) -> None:
         """Writes `spec.yaml`; `source` is the sum by which [`finished_report`] knows the study again."""
         saved = json.loads(json.dumps(spec.to_dict()))
         if spec.folder != PRESETS:  # relative, so that both can be moved together, and no path of this machine is published
