@@ -48,17 +48,17 @@ def make_study(folder, updates):
     return study, expand(spec)
 
 
-def seconds_of(study, specs, executor, crew, num_workers):
+def seconds_of(study, specs, executor, pool, num_workers):
     """Seconds of all runs by so many of the workers."""
-    from diffusers_lrlab.study.executors import share_out
+    from diffusers_lrlab.study.executors import assign_executors
     from diffusers_lrlab.study.executors.jobs import make_jobs, run_jobs
 
     for spec in specs:
         study.folder.run_file(spec.id).unlink(missing_ok=True)
-    everybody, crew.workers = crew.workers, crew.workers[:num_workers]
+    everybody, pool.workers = pool.workers, pool.workers[:num_workers]
     started = time.perf_counter()
-    run_jobs(make_jobs(share_out(specs, study, executor), study, crew), crew, study)
-    seconds, crew.workers = time.perf_counter() - started, everybody
+    run_jobs(make_jobs(assign_executors(specs, study, executor), study, pool), pool, study)
+    seconds, pool.workers = time.perf_counter() - started, everybody
     return seconds
 
 
@@ -97,9 +97,9 @@ def main():
             if executor == "ray" and find_spec("ray") is None:
                 print("Ray is not installed.")
                 continue
-            with open_workers(executor, 2, None, study) as crew:
-                seconds_of(study, specs, executor, crew, 2)  # imports, data
-                turns = [[seconds_of(study, specs, executor, crew, num) for num in (1, 2)] for _ in range(options.rounds)]
+            with open_workers(executor, 2, None, study) as pool:
+                seconds_of(study, specs, executor, pool, 2)  # imports, data
+                turns = [[seconds_of(study, specs, executor, pool, num) for num in (1, 2)] for _ in range(options.rounds)]
             one, two = (statistics.median(column) for column in zip(*turns, strict=True))
             rows[executor] = f"{one:.2f} | {two:.2f}", [a / b for a, b in turns]
     rows["product"] = "- | -", products(0.2 if options.tiny else 1.5, options.rounds)

@@ -9,7 +9,7 @@ from diffusers_lrlab import launch
 
 
 @contextlib.contextmanager
-def as_it_was():
+def restored_afterwards():
     """Puts back what the launcher leaves to the script until the process ends, and accelerate's states."""
     from accelerate.state import AcceleratorState, GradientState
 
@@ -25,7 +25,7 @@ def as_it_was():
 
 def launch_here(script, *arguments, options=()):
     """The exit status of the launcher, which runs a script in this process."""
-    with as_it_was():
+    with restored_afterwards():
         sys.argv = ["launch", *map(str, options), str(script), *map(str, arguments)]
         try:
             launch.main()

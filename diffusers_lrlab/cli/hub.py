@@ -156,7 +156,7 @@ def _refuse_without_code(record: dict[str, Any]) -> None:
             f"This run used code of its own, {', '.join(one['name'] for one in plugins)}, which its record does not "
             "hold. Read that code, then give it: --import FILE_OR_MODULE."
         )
-    if names := record["run"].get("names_of_program"):
+    if names := record["run"].get("program_registrations"):
         raise LabError(
             f"This run was started by a Python program that registered {', '.join(map(repr, names))} itself, by code which "
             "its record does not hold. Put that code into a file of its own, without the call of train(), and give it: "

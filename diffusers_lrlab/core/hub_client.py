@@ -38,7 +38,7 @@ def seconds_for_all() -> float:
     return _FOR_ALL * constants.HF_HUB_DOWNLOAD_TIMEOUT
 
 
-class _Silence:
+class _StallTimeout:
     """
     The seconds since the first request that no whole answer has followed. What is sent and received meanwhile takes away as
     many as a slow connection needs for it.
@@ -81,7 +81,7 @@ class _Silence:
         return passed
 
 
-SILENCE = _Silence()
+STALL_TIMEOUT = _StallTimeout()
 
 
 def _silent() -> HubSilent:
@@ -120,14 +120,14 @@ class _LimitedFactory:
             try:
                 return send(*given, **how)
             finally:
-                SILENCE.stops()
+                STALL_TIMEOUT.stops()
 
         client.send = sent
         return client
 
 
 def _before(request: Any) -> None:
-    left = SILENCE.begins()
+    left = STALL_TIMEOUT.begins()
     if left <= 0:
         raise _silent()
     asked = request.extensions.get("timeout") or {}
@@ -161,12 +161,12 @@ def _counted(stream: Any, is_answer: bool) -> Any:
         def __iter__(self) -> Iterator[bytes]:
             try:
                 for part in stream:
-                    SILENCE.moved(len(part))
+                    STALL_TIMEOUT.moved(len(part))
                     yield part
                 if is_answer:
-                    SILENCE.ends()
+                    STALL_TIMEOUT.ends()
             finally:
-                SILENCE.stops()
+                STALL_TIMEOUT.stops()
 
         def close(self) -> None:
             stream.close()

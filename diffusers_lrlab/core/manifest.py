@@ -59,7 +59,7 @@ def with_sum(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "sha256": _sum_of(record)}
 
 
-def is_as_written(record: dict[str, Any]) -> bool:
+def checksum_matches(record: dict[str, Any]) -> bool:
     """Whether a record has the hash that [`with_sum`] gave it."""
     rest = {key: value for key, value in record.items() if key != "sha256"}
     return record.get("sha256") == _sum_of(rest)

@@ -23,7 +23,7 @@ def read_with_retries(items: Callable[[], Iterator[Item]], failure: str, remedy:
     wait = _FIRST_WAIT
     for last in [False] * (_TRIES - 1) + [True]:
         try:
-            return _never_silent(_PATIENCE, items())
+            return _with_stall_timeout(_PATIENCE, items())
         except LabError:
             raise
         except Exception as error:  # sources raise errors of fsspec, pyarrow, httpx and of the system
@@ -36,7 +36,7 @@ def read_with_retries(items: Callable[[], Iterator[Item]], failure: str, remedy:
     raise AssertionError  # the last try returns or raises
 
 
-def _never_silent(seconds: float, items: Iterator[Item]) -> list[Item]:
+def _with_stall_timeout(seconds: float, items: Iterator[Item]) -> list[Item]:
     """All items, or a `TimeoutError` if none comes for so long; a thread that hangs is left alone."""
     found: list[Item] = []
     ended: SimpleQueue[BaseException | None] = SimpleQueue()

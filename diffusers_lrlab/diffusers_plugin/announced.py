@@ -22,7 +22,7 @@ def problem_with(path: Path) -> str | None:
         return f"{path} is empty"
     for file in files:
         try:
-            is_whole = file.suffix not in _LOOKS or _LOOKS[file.suffix](file)  # a hook's own files may be empty markers
+            is_whole = file.suffix not in _CHECKS or _CHECKS[file.suffix](file)  # a hook's own files may be empty markers
         except Exception as error:
             return f"{file} cannot be read ({type(error).__name__}: {error})"
         if not is_whole:
@@ -81,7 +81,7 @@ def _has_tensors(path: Path) -> bool:
         return len([file.get_slice(name).get_shape() for name in file.keys()]) > 0
 
 
-_LOOKS: dict[str, Callable[[Path], bool]] = {
+_CHECKS: dict[str, Callable[[Path], bool]] = {
     ".json": lambda path: json.loads(path.read_text(encoding="utf-8")) is not None,  # some configurations are empty
     ".jsonl": _has_lines,
     ".parquet": _has_rows,

@@ -15,7 +15,7 @@ from .suggestions import FEWEST, Suggestion, smooth_as_needed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LOOKS = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the least"), "valley": (GREEN, "valley")}
+_STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the least"), "valley": (GREEN, "valley")}
 
 
 def finder_figure(
@@ -37,7 +37,7 @@ def finder_figure(
         curve, _, _ = smooth_as_needed(finite)
         upper.plot(lrs[: len(curve)], curve, color="black", linewidth=1.8, label="median of the tests, smoothed")
     for name, suggestion in suggestions.items():
-        color, label = _LOOKS[name]
+        color, label = _STYLES[name]
         if suggestion.lr is None:
             upper.plot([], [], color=color, linestyle=":", label=f"{label}: none")
             continue

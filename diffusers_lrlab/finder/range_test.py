@@ -20,8 +20,8 @@ from ..evaluation.validation_loss import ValidationLoss
 from ..timesteps.bands import scaled_lr
 from ..training.stepping import do_one_update
 from .readings import MEMORY, Readings, Sweep, no_finite_gradient
-from .snapshot import as_it_was
-from .still_objective import StillObjective
+from .snapshot import restored_afterwards
+from .still_objective import FixedNoiseObjective
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
@@ -117,9 +117,9 @@ def range_test(trainer: Trainer, settings: FinderConfig, repeat: int = 0, batche
         first = repeat * settings.num_updates if trainer.plan.num_images is None else 0
         seed = stream_seed(trainer.config.seed, "finder", repeat)
         batches = trainer.batches(seed, range(first, first + len(settings.lrs())))
-    with as_it_was(trainer):
+    with restored_afterwards(trainer):
         reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size)
-        objective = StillObjective.now(trainer, repeat, settings.mode == "probe")
+        objective = FixedNoiseObjective.now(trainer, repeat, settings.mode == "probe")
         trainer.objective = objective
         trainer.observer = None  # its log is the run's
         trainer.set_training()
@@ -127,7 +127,7 @@ def range_test(trainer: Trainer, settings: FinderConfig, repeat: int = 0, batche
 
 
 def _sweep(
-    trainer: Trainer, objective: StillObjective, settings: FinderConfig, batches: Iterator[Batch], reader: Any
+    trainer: Trainer, objective: FixedNoiseObjective, settings: FinderConfig, batches: Iterator[Batch], reader: Any
 ) -> Sweep:
     lrs = settings.lrs()
     readings = Readings(settings.num_updates, settings.stop_factor, reader.memory)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def as_it_was(trainer: Trainer) -> Iterator[None]:
+def restored_afterwards(trainer: Trainer) -> Iterator[None]:
     """
     Whatever updates are done inside this block, the trainer is afterwards what it was: weights, optimizer, loss scale,
     random numbers, clock and sums; after an exception, too.

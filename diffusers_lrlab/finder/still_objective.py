@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, kw_only=True)
-class StillObjective(Objective):
+class FixedNoiseObjective(Objective):
     """
     The objective of a run at one moment, with random draws of its own.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.errors import LabError, printable
 from ..core.files import FULL
-from ..core.hub_client import SILENCE, asked_wait, limit_waiting, seconds_for_all, seconds_for_one, without_tokens
+from ..core.hub_client import STALL_TIMEOUT, asked_wait, limit_waiting, seconds_for_all, seconds_for_one, without_tokens
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -75,7 +75,7 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
         raise LabError(f"{target.asked_by} needs a token with the right to write. Run `hf auth login`, or set HF_TOKEN.")
     check_repo_id(target.repo_id, f"{target.id_option} ")
     with hub_errors(target):
-        who = patiently(target.api.whoami, "Asking whose token it is", attempts=2)
+        who = with_retries(target.api.whoami, "Asking whose token it is", attempts=2)
         token = (who.get("auth") or {}).get("accessToken") or {}
         if token.get("role") == "read":
             raise LabError(
@@ -87,7 +87,7 @@ def check_can_write(target: Target, dry_run: bool = False) -> Target:
             target = dataclasses.replace(target, repo_id=f"{who['name']}/{target.repo_id}")
         if dry_run:
             return target
-        patiently(lambda: _make_ready(target), "Looking at the repository")
+        with_retries(lambda: _make_ready(target), "Looking at the repository")
     return target
 
 
@@ -177,7 +177,7 @@ def log(text: str) -> None:
     sys.stderr.write(printable(text) + "\n")
 
 
-def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
+def with_retries(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
     """
     Calls `action`, and again after a while if the Hub is busy or the connection breaks; raises what it raises the last time.
     `doing` is for messages.
@@ -194,7 +194,7 @@ def patiently(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
             status = status_of(error)
             passes = (status is None or status == 429 or status >= 500) and not isinstance(error, OfflineModeIsEnabled)
             wait = _asked_wait(error) or 2.0**attempt
-            waited, silent = waited + wait, silent + SILENCE.ends()
+            waited, silent = waited + wait, silent + STALL_TIMEOUT.ends()
             is_last = waited > _LONGEST_WAIT or silent + seconds_for_one() > seconds_for_all()
             if not passes or is_last or _is_local(error) or isinstance(error, LabError):
                 raise

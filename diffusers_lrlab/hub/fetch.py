@@ -13,7 +13,7 @@ from ..core.held import refuse_damaged
 from ..core.manifest import MANIFEST, file_sums, write_manifest
 from ..core.plain_yaml import load_plain_yaml
 from ..core.words import counted
-from .access import Target, check_repo_id, hub_errors, patiently, status_of
+from .access import Target, check_repo_id, hub_errors, status_of, with_retries
 from .cards import HUB, parsed_card
 from .contents import type_of_files
 from .pipeline_folder import check_pipeline
@@ -75,7 +75,7 @@ def _download(target: Target, announced: Any, revision: str | None, to: Path) ->
     for past_cache in (False, True):
         how = {"filename": name, "revision": revision, "force_download": past_cache}
         try:
-            path = patiently(functools.partial(hf_hub_download, **target.where, **how), f"Downloading {name}")
+            path = with_retries(functools.partial(hf_hub_download, **target.where, **how), f"Downloading {name}")
         except OSError as error:
             if status_of(error) != 404:
                 raise
@@ -131,7 +131,7 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
         target = Target(repo_id, repo_type, asked_by="lrlab pull", id_option="the id")
         try:
             look = functools.partial(target.api.repo_info, **target.where, revision=revision, files_metadata=True)
-            return target, patiently(look, "Looking at the repository")
+            return target, with_retries(look, "Looking at the repository")
         except (HTTPError, OSError, ValueError) as error:
             if status_of(error) not in (401, 403, 404):
                 with hub_errors(target):

@@ -16,7 +16,7 @@ from ..core.held import refuse_damaged
 from ..core.manifest import Sums
 from ..core.signals import interrupts_raised
 from ..core.words import counted
-from .access import Target, check_can_write, hub_errors, patiently, status_of
+from .access import Target, check_can_write, hub_errors, status_of, with_retries
 from .contents import Contents, contents_of, matches, type_of_files, type_of_folder, with_manifest
 from .pipeline_folder import check_pipeline
 
@@ -140,8 +140,8 @@ class _Upload:
     def done(self) -> Published:
         from huggingface_hub.errors import HfHubHTTPError
 
-        head = patiently(self._head, "Looking at the repository")
-        before = patiently(lambda: self._tree(head), "Looking at the repository")
+        head = with_retries(self._head, "Looking at the repository")
+        before = with_retries(lambda: self._tree(head), "Looking at the repository")
         self._check_type(before)
 
         def attempt() -> Any:
@@ -155,7 +155,7 @@ class _Upload:
                     return None
                 raise
 
-        commit: Any = patiently(attempt, f"Uploading {counted(len(self.contents.files), 'file')}")
+        commit: Any = with_retries(attempt, f"Uploading {counted(len(self.contents.files), 'file')}")
         if commit is None and self.target.create_pr:
             return Published(self.target.repo_id, len(self.sent))
         revision = self._head() if commit is None else (commit.pr_revision or commit.oid)
@@ -209,7 +209,7 @@ class _Upload:
 
     def _missing(self, revision: str) -> list[str]:
         """Files that the repository does not have as they were sent."""
-        there = patiently(lambda: self._tree(revision), "Checking what is there")
+        there = with_retries(lambda: self._tree(revision), "Checking what is there")
         return [name for name, operation in self.sent.items() if not _is_same(there.get(name), operation)]
 
 
@@ -245,7 +245,7 @@ def check_can_push(config: ResolvedConfig) -> str:
 
         with hub_errors(target):  # now, rather than with the whole card after training
             card = ModelCard(f"---\nlicense: {json.dumps(config.hub_license)}\n---\n")
-            patiently(card.validate, "Checking --hub_license")
+            with_retries(card.validate, "Checking --hub_license")
     return target.repo_id
 
 

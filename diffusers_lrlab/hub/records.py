@@ -67,9 +67,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     plugins = record["meta"].get("plugins", [])
     if not isinstance(plugins, list) or not all(_is_plugin(one) for one in plugins):
         raise LabError(f"{str(file)!r} is not the record of a run: meta.plugins is {plugins!r}.")
-    names = record["run"].get("names_of_program", [])
+    names = record["run"].get("program_registrations", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise LabError(f"{str(file)!r} is not the record of a run: run.names_of_program is {names!r}.")
+        raise LabError(f"{str(file)!r} is not the record of a run: run.program_registrations is {names!r}.")
     if not isinstance(record["train"].get("results", {}), dict):
         raise LabError(f"{str(file)!r} is not the record of a run: its results are not a mapping.")
     return record

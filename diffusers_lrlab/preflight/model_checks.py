@@ -7,8 +7,8 @@ import torch
 from ..core.errors import LabError
 from ..core.words import agreeing, counted
 from ..data.batch import Batch
-from ..finder.snapshot import as_it_was
-from ..finder.still_objective import StillObjective
+from ..finder.snapshot import restored_afterwards
+from ..finder.still_objective import FixedNoiseObjective
 from ..training.sharding import is_sharded
 from ..training.stepping import do_one_update
 from .subject import Subject
@@ -30,7 +30,7 @@ def dead_parameters(subject: Subject) -> str | None:
     batch = subject.batch[: min(_PROBED, subject.plan.layout.micro_batch)].to(trainer.accelerator.device)
     if not len(batch):
         return None
-    with as_it_was(trainer):
+    with restored_afterwards(trainer):
         model.train()
         dead: set[str] = set()
         for step in range(2):
@@ -69,7 +69,7 @@ def _probe_loss(subject: Subject, batch: Batch, step: int) -> torch.Tensor:
     return trainer.process.losses(trainer.bare_model, batch, noise, timesteps).mean()
 
 
-class _OneBatch(StillObjective):
+class _OneBatch(FixedNoiseObjective):
     """The same timesteps and the same noise at every update."""
 
     def draw(self, update: int) -> torch.Tensor:
@@ -88,7 +88,7 @@ def overfit_one_batch(subject: Subject) -> str:
     trainer, plan = subject.trainer, subject.plan
     batch = next(trainer.batches(trainer.config.seed, range(1)))
     losses = []
-    with as_it_was(trainer):
+    with restored_afterwards(trainer):
         trainer.objective, trainer.observer = _OneBatch.now(trainer, 0, evenly=True), None
         trainer.model.train()
         for group in trainer.optimizer.param_groups:

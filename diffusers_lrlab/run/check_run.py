@@ -18,7 +18,7 @@ from ..hub.records import read_log, read_record
 from ..training.resume import read_state
 from ..training.run_files import is_checkpoint
 from ..training.run_folder import RunFolder, checkpoint_update
-from .finding import Finding, leftovers_in, problem_of, put_aside_for_good, read_parquet, refuse_damage
+from .finding import Finding, leftovers_in, problem_of, quarantine, read_parquet, refuse_damage
 
 
 def check_run(path: Path) -> Finding:
@@ -52,19 +52,19 @@ def repair_run(path: Path) -> Iterator[str]:
     folder.remove_leftovers()
     for checkpoint in _checkpoints(folder):
         if problem_of(partial(_check_checkpoint, checkpoint)):
-            yield put_aside_for_good(checkpoint)
+            yield quarantine(checkpoint)
     good = newest_whole(folder)
     if problem_of(partial(_check_log, folder)):
         folder.rewind(checkpoint_update(good) if good else 0, read_state(good)["log"] if good else None)
         yield f"{folder.metrics_file} goes as far as {good.name if good else 'the start of the run'}"
     for file, check in ((path / "model_index.json", check_pipeline), (path / "lrlab" / "run.json", read_record)):
         if file.exists() and problem_of(partial(check, path)):
-            yield put_aside_for_good(file)
+            yield quarantine(file)
     damaged = held_against_manifest(path, "run").damaged
     if [*damaged] == [MANIFEST] and not problem_of(partial(check_pipeline, path)):
         # Nothing else is known to be damaged, and a pipeline that was downloaded has no checkpoint to make it again from.
         if (path / MANIFEST).is_file():
-            yield put_aside_for_good(path / MANIFEST)
+            yield quarantine(path / MANIFEST)
         record = folder.read_record()
         record["run"].pop("manifest", None)
         write_text(folder.lab / "run.json", json.dumps(record, indent=2) + "\n")
@@ -74,7 +74,7 @@ def repair_run(path: Path) -> Iterator[str]:
         # The pipeline as a whole: the rest of it is of no use, and a run that goes on replaces all parts.
         file = path / name if name.startswith("lrlab/") else path / "model_index.json"
         if file.is_file() and file != folder.metrics_file:  # which has been mended
-            yield put_aside_for_good(file)
+            yield quarantine(file)
     record = folder.read_record()
     status = record.get("run", {}).get("status")
     if status == "running" or (damaged and status == "finished"):

@@ -21,7 +21,7 @@ from .finding import (
     is_put_aside,
     leftovers_in,
     problem_of,
-    put_aside_for_good,
+    quarantine,
     read_parquet,
     refuse_damage,
 )
@@ -64,11 +64,11 @@ def repair_study(path: Path) -> Iterator[str]:
     checks += [(state, partial(_check_state, state)) for state in _states(path)]
     for file, check in checks:
         if file.exists() and problem_of(check):
-            yield put_aside_for_good(file)
+            yield quarantine(file)
     if damaged := held_against_manifest(path, "study").damaged:
         for name in damaged:
             if (path / name).is_file() and name != MANIFEST:
-                yield put_aside_for_good(path / name)
+                yield quarantine(path / name)
         open_manifest(path)
         yield f"{MANIFEST} says that the study is not finished"
 

@@ -85,7 +85,7 @@ def is_put_aside(path: Path) -> bool:
     return path.name.startswith(_BEGINNING) or path.name.endswith(_ENDING)
 
 
-def put_aside_for_good(path: Path) -> str:
+def quarantine(path: Path) -> str:
     """Renames what is damaged, so that nobody takes it for what it was; returns a sentence that says so."""
     numbers = ("", *(f"-{number}" for number in range(2, 1000)))
     names = (f"{_BEGINNING}{path.name}{number}" if path.is_dir() else f"{path.name}{number}{_ENDING}" for number in numbers)

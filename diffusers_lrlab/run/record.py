@@ -13,8 +13,8 @@ from accelerate import Accelerator
 
 from ..core.environment import describe_environment, launch_command, peak_memory_mb
 from ..core.errors import DiskFull, Interrupted, LabError, shortened, warn
-from ..training.asked import as_call, as_command, names_of_program
 from ..training.config import TrainingConfig
+from ..training.explicit_options import as_call, as_command, program_registrations
 from ..training.plan import Plan
 from ..training.trainer import Trainer
 
@@ -25,14 +25,14 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
     """The record of a run that begins, or that goes on from one with the record `previous`."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     before, command = previous.get("run", {}), launch_command()
-    names = before.get("names_of_program", [] if command or before else names_of_program(asked))
+    names = before.get("program_registrations", [] if command or before else program_registrations(asked))
     return {
         "run": {
             "status": "running",
             "command": before.get("command", command or (as_call(asked) if names else as_command(asked))),
             # Of a run that was started by a program of somebody else's, and what no command knows of it.
             "call": before.get("call", None if command or before else as_call(asked)),
-            "names_of_program": names,
+            "program_registrations": names,
             "started": before.get("started", now),
             "starts": [*before.get("starts", []), now],
             "seconds": before.get("seconds", 0.0),

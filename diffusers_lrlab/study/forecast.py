@@ -23,7 +23,7 @@ from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
 from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
-from .executors import WORKERS, check_executor, share_out
+from .executors import WORKERS, assign_executors, check_executor
 from .run import check_one_process, use_all_cores
 from .runs.context import StudyContext
 from .runs.curves import Curves
@@ -79,7 +79,7 @@ def describe_study(
     if num_done := len(tuning) + len(runs) - len(missing):
         lines.append(f"  {num_done} of them are done already in {out}")
     together = _Cost()
-    for name, some in share_out(missing, study, executor):
+    for name, some in assign_executors(missing, study, executor):
         updates = sum(study.plan(run)[0].num_updates for run in some)
         with products_in(spec.precision, study.device):
             cost = _stacked_cost(some, study) if name == "stacked" else _local_cost(some, study)

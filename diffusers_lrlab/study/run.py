@@ -21,7 +21,7 @@ from ..training.prepare import keep_freed_memory
 from .analysis.runs_table import RUNS_TABLE, read_runs, write_runs
 from .analysis.summary import notes_on, summarise, write_summary
 from .analysis.tuning import chosen_rates, tuning_rounds
-from .executors import EXECUTORS, check_executor, open_workers, share_out
+from .executors import EXECUTORS, assign_executors, check_executor, open_workers
 from .executors.jobs import Workers, make_jobs, run_jobs
 from .reading import no_result, runs_of
 from .runs.context import StudyContext
@@ -243,7 +243,7 @@ def _do_missing(
     if len(missing) < len(specs):
         done = len(specs) - len(missing)
         study.progress.log(f"{done} of {counted(len(specs), 'run')} {agreeing(done, 'is', 'are')} done already.")
-    shares = share_out(specs, study, executor)
+    shares = assign_executors(specs, study, executor)
     if workers is not None:
         with study.progress.bar(study.folder.missing(specs), description):
             run_jobs(make_jobs(shares, study, workers), workers, study)

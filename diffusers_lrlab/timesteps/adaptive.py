@@ -32,7 +32,7 @@ def check_indices(timesteps: torch.Tensor) -> None:
         )
 
 
-class MayFollowLosses:
+class LossFeedback:
     """A sampler or a weighting, whose `state` is `None` unless it follows the losses."""
 
     state: Any

@@ -9,7 +9,7 @@ from ..core.errors import LabError
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..core.words import counted
-from .adaptive import MayFollowLosses, check_indices, state_of
+from .adaptive import LossFeedback, check_indices, state_of
 from .noise_levels import NoiseLevels, convert_weights, find_prediction, noise_levels
 from .registries import LOSS_WEIGHTINGS
 
@@ -19,7 +19,7 @@ def list_loss_weightings() -> list[str]:
     return [*LOSS_WEIGHTINGS, *LOSS_WEIGHTINGS.aliases]
 
 
-class LossWeighting(MayFollowLosses):
+class LossWeighting(LossFeedback):
     """
     A weight for each timestep, on the mean squared error of what the model predicts.
 

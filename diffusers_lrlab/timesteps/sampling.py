@@ -12,7 +12,7 @@ from ..core.ranges import Range
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..schedules.schedule import ENDLESS
-from .adaptive import MayFollowLosses, check_indices, state_of
+from .adaptive import LossFeedback, check_indices, state_of
 from .noise_levels import NoiseLevels, noise_levels
 from .registries import TIMESTEP_SAMPLERS
 
@@ -25,7 +25,7 @@ def list_timestep_samplers() -> list[str]:
     return [*TIMESTEP_SAMPLERS, *TIMESTEP_SAMPLERS.aliases]
 
 
-class TimestepSampler(MayFollowLosses):
+class TimestepSampler(LossFeedback):
     """
     A density over noise levels (timesteps) at each update, and draws from it.
 

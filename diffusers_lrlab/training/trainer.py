@@ -31,7 +31,7 @@ from .samples import draw_samples, save_pipeline
 from .sharding import gather_whole, is_sharded, shard_average
 from .stepping import Stepper, do_one_update
 
-_LOOKS = 50  # for learning-rate warnings, over a run
+_NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 
 
 class Trainer(LoggedRun):
@@ -194,7 +194,7 @@ class Trainer(LoggedRun):
         if self.validation and self.at_interval(plan.validation_updates):
             with self.whole_weights():
                 self.validate()
-        if self.accelerator.is_main_process and self.at_interval(max(1, plan.num_updates // _LOOKS)):
+        if self.accelerator.is_main_process and self.at_interval(max(1, plan.num_updates // _NUM_LR_CHECKS)):
             self.warn_of_lr()
         if self.update == plan.num_updates:
             return  # the end of the run saves and samples by itself

@@ -22,7 +22,7 @@ from diffusers_lrlab.hub.card import write_model_card
 from diffusers_lrlab.run.record import start_record
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.asked import as_call, as_command, names_of_program
+from diffusers_lrlab.training.explicit_options import as_call, as_command, program_registrations
 
 SCHEDULE = """
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -92,7 +92,7 @@ def test_a_run_from_python_shows_how_to_repeat_it(tmp_path, quick):
     record, card = runs.read_record(folder), (folder / "README.md").read_text()
     assert record["run"]["call"] in card
     assert record["run"]["command"].startswith("lrlab train --")
-    assert record["run"]["names_of_program"] == []
+    assert record["run"]["program_registrations"] == []
     block = re.search(r"```python\n(from diffusers_lrlab import TrainingConfig.*?)```", card, re.DOTALL)[1]
     made = []
     exec(block.replace("import TrainingConfig, train", "import TrainingConfig"), {"train": made.append})
@@ -131,8 +131,8 @@ def falls_here():
 
 def test_names_of_a_program_are_found_wherever_they_are_used(falls_here):
     for spec in (falls_here, f"join:parts=[constant|{falls_here}],at=[0.5]"):
-        assert names_of_program(TrainingConfig(lr_scheduler=spec)) == [falls_here]
-    assert names_of_program(TrainingConfig(lr_scheduler="cosine", output_dir=falls_here)) == []
+        assert program_registrations(TrainingConfig(lr_scheduler=spec)) == [falls_here]
+    assert program_registrations(TrainingConfig(lr_scheduler="cosine", output_dir=falls_here)) == []
 
 
 def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_here, capsys):
@@ -140,11 +140,11 @@ def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_he
     config = TrainingConfig(lr_scheduler=falls_here)
     run = start_record(config, MagicMock(), MagicMock(), {})["run"]
     assert run["command"] == run["call"] == as_call(config)
-    assert run["names_of_program"] == [falls_here]
+    assert run["program_registrations"] == [falls_here]
     folder = run_folder(tmp_path / "run", megabytes=0)
     file = folder / "lrlab" / "run.json"
     record = json.loads(file.read_text())
-    record["run"] |= {name: run[name] for name in ("command", "call", "names_of_program")}
+    record["run"] |= {name: run[name] for name in ("command", "call", "program_registrations")}
     record["train"] |= {"data_shape": "8 x 8, 1 channel"}
     file.write_text(json.dumps(record))
     write_model_card(folder, record)

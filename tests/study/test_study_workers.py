@@ -74,14 +74,14 @@ class MadeUpStudy:
 def handed_out(stacks, script, workers=1, begin_at_once=False):
     """What the workers were asked for, and the study, after jobs of these stacks, named by letters."""
     log, study = [], MadeUpStudy()
-    crew = SimpleNamespace(workers=[MadeUpWorker(script, log) for _ in range(workers)])
-    crew.begin_at_once = begin_at_once
-    crew.messages = lambda: (
+    pool = SimpleNamespace(workers=[MadeUpWorker(script, log) for _ in range(workers)])
+    pool.begin_at_once = begin_at_once
+    pool.messages = lambda: (
         [] if begin_at_once else [(job.number, "alive", None) for job in all_jobs] * 2 + [(None, "log", "a warning")] * 2
     )
     all_jobs = [Job(None, [SimpleNamespace(id=letter) for letter in stack]) for stack in stacks]
     try:
-        run_jobs(iter(all_jobs), crew, study)
+        run_jobs(iter(all_jobs), pool, study)
     except (LabError, RuntimeError) as error:
         study.error = error
     return log, study

@@ -58,7 +58,7 @@ def open_workers(
         yield workers
 
 
-def share_out(specs: list[RunSpec], study: StudyContext, executor: str | None) -> list[tuple[str, list[RunSpec]]]:
+def assign_executors(specs: list[RunSpec], study: StudyContext, executor: str | None) -> list[tuple[str, list[RunSpec]]]:
     """
     Names in `EXECUTORS` and the runs of each: the one that was asked for, or stacks of all runs that can be stacked.
 

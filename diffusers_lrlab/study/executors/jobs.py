@@ -45,7 +45,7 @@ class Workers(Protocol):
 
 
 @dataclass
-class _Turn:
+class _RunningJob:
     job: Job
     future: Future[Outcome]
     last_sign: float | None  # none before it has begun, where nobody knows when that will be
@@ -53,30 +53,30 @@ class _Turn:
     hung: bool = False
 
 
-def make_jobs(shares: list[tuple[str, list[RunSpec]]], study: StudyContext, crew: Workers) -> Iterator[Job]:
+def make_jobs(shares: list[tuple[str, list[RunSpec]]], study: StudyContext, pool: Workers) -> Iterator[Job]:
     """Stacks, as many as workers if there are runs enough, and runs by themselves; what is done already is left out."""
     for name, specs in shares:
         execute, stacks = run_local, [[spec] for spec in specs]
         if name == "stacked":
-            size = min(study.stack_size, -(-len(specs) // len(crew.workers)))
-            execute, stacks = run_stacked, [*split_into_stacks(specs, study, size, crew.num_threads)]
+            size = min(study.stack_size, -(-len(specs) // len(pool.workers)))
+            execute, stacks = run_stacked, [*split_into_stacks(specs, study, size, pool.num_threads)]
         yield from (Job(execute, stack) for stack in stacks if study.folder.missing(stack))
 
 
-def run_jobs(jobs: Iterator[Job], crew: Workers, study: StudyContext) -> None:
+def run_jobs(jobs: Iterator[Job], pool: Workers, study: StudyContext) -> None:
     """Has all jobs done. Raises what a worker cannot mend, after the others have saved what they do."""
-    waiting, busy = deque(jobs), dict[Worker, _Turn]()
+    waiting, busy = deque(jobs), dict[Worker, _RunningJob]()
     logged: set[str] = set()
     try:
         while waiting or busy:
-            for worker in crew.workers:
+            for worker in pool.workers:
                 if waiting and worker not in busy:
                     job = waiting.popleft()
                     job.done = {spec.id for spec in job.specs} - {spec.id for spec in study.folder.missing(job.specs)}
-                    starts = time.monotonic() + _START_SECONDS if crew.begin_at_once else None
-                    busy[worker] = _Turn(job, worker.submit(job), starts)
+                    starts = time.monotonic() + _START_SECONDS if pool.begin_at_once else None
+                    busy[worker] = _RunningJob(job, worker.submit(job), starts)
             wait([turn.future for turn in busy.values()], _POLL_SECONDS, FIRST_COMPLETED)
-            _listen(crew, busy, logged, study)
+            _listen(pool, busy, logged, study)
             for worker, turn in [*busy.items()]:
                 if turn.future.done():
                     del busy[worker]
@@ -94,9 +94,9 @@ def run_jobs(jobs: Iterator[Job], crew: Workers, study: StudyContext) -> None:
         raise
 
 
-def _listen(crew: Workers, busy: dict[Worker, _Turn], logged: set[str], study: StudyContext) -> None:
-    turns: dict[int | None, _Turn] = {turn.job.number: turn for turn in busy.values()}
-    for number, about, value in crew.messages():
+def _listen(pool: Workers, busy: dict[Worker, _RunningJob], logged: set[str], study: StudyContext) -> None:
+    turns: dict[int | None, _RunningJob] = {turn.job.number: turn for turn in busy.values()}
+    for number, about, value in pool.messages():
         if about == "log" and value not in logged:  # workers warn of the same things
             logged.add(value)
             study.progress.log(value)
@@ -107,13 +107,13 @@ def _listen(crew: Workers, busy: dict[Worker, _Turn], logged: set[str], study: S
                 turn.shown[about] = value
 
 
-def _keep(turn: _Turn, outcome: Outcome, study: StudyContext) -> None:
+def _keep(turn: _RunningJob, outcome: Outcome, study: StudyContext) -> None:
     for result in outcome.results:
         study.keep(*result)
     study.discard(*outcome.discarded)
 
 
-def _after(turn: _Turn, study: StudyContext) -> list[Job]:
+def _after(turn: _RunningJob, study: StudyContext) -> list[Job]:
     """Keeps what came out of a job; returns what is to be done again, in halves if the memory was too small for a stack."""
     job = turn.job
     try:

@@ -16,9 +16,9 @@ from ...core.files import atomic_file, check_kinds, remove_leftovers, write_text
 from ...core.lock import LOCK_FILES, locked
 from ...core.manifest import (
     MANIFEST,
+    checksum_matches,
     file_sums,
     find_damage_of_file,
-    is_as_written,
     open_manifest,
     sums_in,
     with_sum,
@@ -141,7 +141,7 @@ class StudyFolder:
         with suppress(ValueError, KeyError, TypeError):
             record = json.loads(file.read_text(encoding="utf-8"))
             result = RunResult(record)
-            if (result.id, result.results is None, is_as_written(record)) == (run_id, False, True):
+            if (result.id, result.results is None, checksum_matches(record)) == (run_id, False, True):
                 return result
         self.damaged.add(run_id)
         return None

@@ -1,4 +1,4 @@
-"""A configuration in the words of those who asked for it: as a command, and as a call."""
+"""The explicitly set options of a configuration, as a command and as a Python call."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def asked_options(config: TrainingConfig) -> dict[str, Any]:
     return changed
 
 
-def names_of_program(config: TrainingConfig) -> list[str]:
+def program_registrations(config: TrainingConfig) -> list[str]:
     """Names in a configuration that only this program knows, as its own code registered them."""
     found = []
     for option, known in options_of(TrainingConfig).items():
