@@ -42,9 +42,6 @@ class Curve(str):
 
     ```
 
-    Args:
-        spec (`str`): A spec string.
-
     Raises:
         LabError: for an unknown name or parameter, a value out of range, and a schedule that follows a metric or also sets
             the momentum.
