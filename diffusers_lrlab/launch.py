@@ -143,6 +143,7 @@ def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
     options = make_parser().parse_args(sys.argv[1:])
     try:
+        hook_options.check_numbers(options)
         if options.explain:
             explain_script(options.script)
             return

@@ -113,11 +113,12 @@ def shortened(text: str) -> str:
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({counted(len(text), 'character')})"
 
 
-def shown_number(value: Any) -> str:
-    """A number as text, however many digits it has; anything else as Python writes it."""
+def _shown(value: Any) -> str:
+    """A value as text, without most of the digits of a long number or the rest of a long text."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    return repr(value) if isinstance(value, str) else str(value)
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 200 else f"{text[:100]}..."
 
 
 def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabError:
@@ -131,7 +132,7 @@ def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabE
         hint (`str`): The remedy, or what the value means.
         of (`str`, *optional*): What the argument belongs to.
     """
-    shown = shown_number(value)
+    shown = _shown(value)
     given = f"{name}={shown}" if name.isidentifier() else f"{name} {shown}"
     end = "" if hint[-1:] in ".?" else "."
     return LabError(f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {shown}. Hint: {hint}{end}")

@@ -169,7 +169,8 @@ def check_ranges(config: Any, config_class: Any) -> None:
     for name, known in options_of(config_class).items():
         value = getattr(config, name)
         if value is not None and known.range is not None:
-            known.range.check(f"--{name}", value, known.help)
+            hint = _type_hints(config_class)[name]
+            Range(known.range.text, whole=float not in (hint, *get_args(hint))).check(f"--{name}", value, known.help)
 
 
 def check_needs(config: Any, config_class: Any, kind: str) -> None:

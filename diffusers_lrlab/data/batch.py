@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class Batch:
 
     def __getitem__(self, rows: slice | list[int] | torch.Tensor) -> Batch:
         """The examples of a slice, of row numbers, or of a mask."""
-        if isinstance(rows, (int, tuple)):
+        if isinstance(rows, (Integral, tuple)) or getattr(rows, "ndim", 1) == 0:
             raise TypeError(f"A batch is indexed by a slice or several row numbers, got {rows!r}.")
         return self.map(lambda values: values[rows])
 

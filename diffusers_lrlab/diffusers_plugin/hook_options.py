@@ -30,10 +30,14 @@ def shown(options: argparse.Namespace, rows: list[str]) -> str:
     return " and ".join(f"--{name}" for name in given)
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raises a `LabError` for a number out of range, an option without effect, and a package that is not installed."""
+def check_numbers(options: argparse.Namespace) -> None:
     for _, option in all_options():
         option.check(getattr(options, option.name))
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises a `LabError` for a number out of range, an option without effect, and a package that is not installed."""
+    check_numbers(options)
     for entry, option in all_options():
         if option.is_given(options) and (needed := _missing(entry, option, options)):
             value = "" if option.kind is bool else f" {getattr(options, option.name)}"

@@ -34,7 +34,7 @@ class HookOption:
     acts_in_range_test: bool = False  # else --find_lr leaves it out, and says so
 
     def is_given(self, options: argparse.Namespace) -> bool:
-        return bool(getattr(options, self.name))
+        return getattr(options, self.name) not in (None, False)
 
     def check(self, value: Any) -> None:
         """Raises a `LabError` for a number out of range."""
@@ -66,7 +66,7 @@ class HookEntry:
 
     def is_asked(self, options: argparse.Namespace) -> bool:
         asking = (*(option.name for option in self.options), *self.also_for)
-        return self.is_always_there or any(getattr(options, name) for name in asking)
+        return self.is_always_there or any(getattr(options, name) not in (None, False) for name in asking)
 
     def find(self, script: HostScript) -> str:
         """What the hook acts on in a script; [`NotRecognised`] says why there is nothing."""

@@ -1,6 +1,5 @@
 """All metrics: each is one decorated function here."""
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,11 +29,6 @@ class Evaluation:
     def __init__(self, run: Any, samples: np.ndarray | None):
         self.run = run
         self.samples = np.empty(0) if samples is None else samples  # metrics that need some are not asked without
-
-    @cached_property
-    def real(self) -> torch.Tensor:
-        """Training data in random order, so that any first part of them is a fair sample."""
-        return self.some_real(MOST_REAL).data
 
     def some_real(self, num: int) -> Batch:
         """The first ones of these with their conditions, for which no others are decoded."""

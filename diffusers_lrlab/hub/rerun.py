@@ -91,6 +91,21 @@ def recorded_options(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in record["config"].items() if key in repeated and value is not None}
 
 
+def without_replaced(recorded: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
+    """Recorded options without the parameters that arguments of the command line take the place of."""
+    from ..training.learning_options import OBJECTIVE_OPTIONS
+
+    flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    given = {flag.removeprefix("--").replace("-", "_") for flag in flags}
+    kept = {name: value for name, value in recorded.items() if name.removesuffix("_kwargs") not in given or name in given}
+    if "objective_kwargs" in kept:
+        replaced = {
+            parameter for options in OBJECTIVE_OPTIONS.values() for parameter, option in options.items() if option in given
+        }
+        kept["objective_kwargs"] = {name: value for name, value in kept["objective_kwargs"].items() if name not in replaced}
+    return kept
+
+
 def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Comparison:
     """Compares the record in the folder `then` with the repeated run in the folder `now`."""
     records = read_record(then), read_record(now)

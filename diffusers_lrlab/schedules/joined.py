@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.progress import Progress
 from ..core.registry import Parameter
 from ..core.words import counted
@@ -41,6 +41,22 @@ def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
     return tuple(parts)
 
 
+def parts_of_join(
+    schedules: list[str], boundaries: list[float], scales: list[float] | None
+) -> tuple[tuple[Schedule, ...], list[float]]:
+    """The schedules of a join and the scale of each; a `LabError` for parts and numbers of them that cannot be."""
+    if not schedules:
+        raise must_be("schedules", schedules, "one schedule or more", "give spec strings in order", of="join")
+    parts = _parts(tuple(schedules))
+    scales = scales or [1.0] * len(parts)
+    if len(boundaries) != len(parts) - 1 or len(scales) != len(parts):
+        raise LabError(
+            f"join got {len(parts)} schedules, {len(boundaries)} boundaries and {len(scales)} scales; {len(parts)} "
+            f"schedules take {len(parts) - 1} boundaries and {len(parts)} scales."
+        )
+    return parts, scales
+
+
 @SCHEDULERS.register(
     "join",
     description="any schedules one after another, each over its own stretch of the run",
@@ -56,14 +72,8 @@ def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
 )  # fmt: skip
 def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:
     """Each schedule has a clock of its own that starts at its boundary and ends at the next; warm-up is the run's."""
-    parts = _parts(tuple(schedules))
+    parts, scales = parts_of_join(schedules, boundaries, scales)
     edges = boundaries_in_updates("join", boundaries, progress.total_updates)
-    scales = scales or [1.0] * len(parts)
-    if len(edges) != len(parts) - 1 or len(scales) != len(parts):
-        raise LabError(
-            f"join got {len(parts)} schedules, {len(edges)} boundaries and {len(scales)} scales; {len(parts)} schedules "
-            f"take {len(parts) - 1} boundaries and {len(parts)} scales."
-        )
     if edges and (edges[0] <= progress.warmup_updates or edges[-1] >= progress.total_updates):
         raise LabError(
             f"join has boundaries at the updates {edges}; the first must come after the "

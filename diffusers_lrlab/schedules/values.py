@@ -11,6 +11,7 @@ from ..core.progress import Progress
 from ..core.signatures import checked, refusal
 from ..core.spec import format_spec
 from .functions import own_parameters
+from .joined import parts_of_join
 from .registries import SCHEDULERS
 from .resolve import resolve_schedule
 from .schedule import Schedule
@@ -56,6 +57,8 @@ class Curve(str):
         curve.schedule = resolve_schedule(spec)
         if why := curve.schedule.more_than_a_curve:
             raise LabError(f"{spec!r} is no curve of the clock alone: it {why}. Give its spec string to get_scheduler.")
+        if curve.schedule.name == "join":
+            parts_of_join(**{name: curve.schedule.kwargs[name] for name in ("schedules", "boundaries", "scales")})
         return curve
 
     @checked
@@ -82,7 +85,11 @@ def maker(name: str) -> Callable[..., Curve]:
     signature = inspect.Signature(own_parameters(entry), return_annotation=Curve)
 
     def make(*args: Any, **kwargs: Any) -> Curve:
-        return Curve(format_spec(name, signature.bind(*args, **kwargs).arguments))
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise LabError(f"{name}(): {error}. Known: {', '.join(signature.parameters)}.") from None
+        return Curve(format_spec(name, given))
 
     make.__name__, make.__module__ = name, "diffusers_lrlab.schedules"
     make.__doc__ = f"A [`Curve`]: {entry.description}. The parameters are those of `get_{name}_schedule`."

@@ -4,15 +4,19 @@ import hashlib
 import json
 import shlex
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from .. import __version__
 from ..core.held import held_against_manifest
 
 PRESETS_FOLDER = Path(__file__).parent / "spec" / "presets"
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
 
 
 def shown_command(program: str, what: str | Path, out: str | Path, given: dict[str, Any]) -> str:
@@ -28,10 +32,9 @@ def shown_path(path: str | Path) -> str:
 
 def source_sum(source: str | Path) -> str | None:
     """SHA-256 of the text of a preset or a YAML file and of the version that reads it; `None` if there is no such file."""
-    preset = PRESETS_FOLDER / f"{source}.yaml"
+    file = PRESETS_FOLDER / f"{source}.yaml" if str(source) in preset_names() else Path(source).expanduser()
     with suppress(OSError, ValueError):
-        text = (preset if preset.is_file() else Path(source).expanduser()).read_bytes()
-        return hashlib.sha256(version("diffusers_lrlab").encode() + b"\n" + text).hexdigest()
+        return hashlib.sha256(__version__.encode() + b"\n" + file.read_bytes()).hexdigest()
     return None
 
 

@@ -249,9 +249,9 @@ class OptimizerConfig:
         None, """Its parameters as JSON, such as '{"momentum": 0.95}'; `lrlab list optimizers` shows them.""", UPDATE
     )
     adam_beta1: float = option(0.95, "beta1 of adamw, adam and adamw_8bit.", UPDATE, range="[0, 1)")
-    adam_beta2: float = option(0.999, "beta2 of the same.", UPDATE, range="[0, 1)")
-    adam_weight_decay: float = option(1e-6, "Weight decay of the same.", UPDATE, range="[0, 1e6]")
-    adam_epsilon: float = option(1e-8, "Epsilon of the same.", UPDATE, range="(0, 1]")
+    adam_beta2: float = option(0.999, "beta2 of Adam and its relatives.", UPDATE, range="[0, 1)")
+    adam_weight_decay: float = option(1e-6, "Weight decay of Adam and its relatives.", UPDATE, range="[0, 1e6]")
+    adam_epsilon: float = option(1e-8, "Epsilon of Adam and its relatives.", UPDATE, range="(0, 1]")
     max_grad_norm: float = option(1.0, "Gradients are clipped to this norm; 0 turns clipping off.", UPDATE, range="[0, 1e9]")
     skip_bad_updates: int | None = option(
         None,

@@ -99,8 +99,8 @@ def test_tokens_are_not_compared_or_repeated():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"steps": 0}, r"--steps 0: must be a number in \[1, inf\), got 0. Hint: Steps.$"),
-        ({"steps": float("inf")}, "--steps inf: must be a number in"),
+        ({"steps": 0}, r"--steps 0: must be a whole number in \[1, inf\), got 0. Hint: Steps.$"),
+        ({"steps": float("inf")}, "--steps inf: must be a whole number in"),
         ({"rate": 0.0}, r"--rate 0.0: must be a number in \(0, inf\)"),
         ({"rate": float("nan")}, "--rate nan: must be"),
         ({"beta": 1.0}, r"--beta 1.0: must be a number in \[0, 1\)"),

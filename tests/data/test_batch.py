@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -94,7 +95,7 @@ def test_conditions_of_another_length_and_single_rows_are_refused():
     with pytest.raises(LabError, match=r"conditions\['class_labels'\]: must have a row for each of 3 examples, got 2"):
         Batch(torch.zeros(3, 2), {"class_labels": torch.zeros(2)})
     batch = Batch(torch.zeros(3, 2), {"class_labels": torch.zeros(3)})
-    for rows in (0, (0, 1)):
+    for rows in (0, (0, 1), np.int64(1), torch.tensor(1)):
         with pytest.raises(TypeError, match="a slice or several row numbers"):
             batch[rows]
     with pytest.raises(TypeError):

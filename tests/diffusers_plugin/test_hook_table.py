@@ -17,7 +17,7 @@ from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOp
 from diffusers_lrlab.diffusers_plugin.hooks import Hooks
 from diffusers_lrlab.diffusers_plugin.host_script import HostScript, NotRecognised
 from diffusers_lrlab.diffusers_plugin.patches import Patches
-from diffusers_lrlab.launch import make_parser
+from diffusers_lrlab.launch import main, make_parser
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ASKED = "--count_updates cannot be used in this script: "
@@ -123,6 +123,20 @@ def test_what_has_no_effect_is_refused(register, words, more, message):
     register(**more)
     with pytest.raises(LabError, match=message):
         hook_options.check(options_of(*words))
+
+
+def test_explaining_looks_at_numbers_too(tmp_path, capsys, monkeypatch):
+    (tmp_path / "script.py").write_text("")
+    monkeypatch.setattr("sys.argv", ["launch", "--explain", "--num_updates", "0", str(tmp_path / "script.py")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code, "--num_updates 0: must be a whole number" in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["timestep_sampler", "ema", "optimizer", "lr_groups"])
+def test_an_empty_value_is_not_left_out(name):
+    options = options_of(f"--{name}=")
+    assert [entry for entry in HOOKS.values() if entry.is_asked(options) and not entry.is_always_there]
 
 
 def test_it_is_used_and_put_back(register, tmp_path, capsys):

@@ -14,7 +14,7 @@ from started import run
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.rerun import compare_runs, recorded_options, write_comparison
+from diffusers_lrlab.hub.rerun import compare_runs, recorded_options, without_replaced, write_comparison
 from diffusers_lrlab.training.arguments import parse_options
 from diffusers_lrlab.training.resolve import resolve_config
 
@@ -202,6 +202,35 @@ def test_a_committed_record_says_all_that_repeats_it(folder):
     assert {name: config[name] for name in recorded if name != "output_dir"} == {
         name: value for name, value in recorded.items() if name != "output_dir"
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (
+            ["--ddpm_num_steps", "500"],
+            {"objective_kwargs": {"prediction_type": "epsilon"}, "optimizer_kwargs": {"eps": 1e-8}},
+        ),
+        (["--objective=ddpm"], {"optimizer_kwargs": {"eps": 1e-8}}),
+        (
+            ["--optimizer", "sgd", "--prediction-type=sample"],
+            {"objective_kwargs": {"num_steps": 1000}},
+        ),
+        (
+            ["--optimizer_kwargs={}"],
+            {
+                "objective_kwargs": {"num_steps": 1000, "prediction_type": "epsilon"},
+                "optimizer_kwargs": {"eps": 1e-8},
+            },
+        ),
+    ],
+    ids=["one parameter", "objective", "optimizer and prediction", "only parameters"],
+)
+def test_options_take_the_place_of_recorded_parameters(arguments, options):
+    parameters = {"num_steps": 1000, "prediction_type": "epsilon"}
+    recorded = {"objective": "ddpm", "objective_kwargs": parameters, "optimizer": "adamw", "optimizer_kwargs": {"eps": 1e-8}}
+    kept = without_replaced(recorded, arguments)
+    assert kept == {"objective": "ddpm", "optimizer": "adamw"} | options
 
 
 def test_a_record_of_another_version_is_refused(pair):

@@ -128,10 +128,18 @@ def test_what_is_no_value(make, expected):
         make()
 
 
+@pytest.mark.parametrize(
+    ("parts", "boundaries", "message"), [([], [], "schedules"), (["rex:d=5"], [], "d=5 of 'rex'"), (["rexx"], [], "'rexx'")]
+)
+def test_a_join_says_at_once_what_is_wrong_with_its_parts(parts, boundaries, message):
+    with pytest.raises(LabError, match=message):
+        join(parts, boundaries=boundaries)
+
+
 def test_other_attributes_are_errors():
     with pytest.raises(AttributeError, match="Did you mean 'rex'"):
         schedules.rexx  # noqa: B018
-    with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
+    with pytest.raises(LabError, match=r"rex\(\): got an unexpected keyword argument 'gamma'. Known: d, "):
         rex(gamma=1)
     assert schedules.one_cycle(cycle_momentum=False)(Progress(2, 10)) == pytest.approx(1)
     assert schedules.wsd(num_decay_steps=5).schedule == resolve_schedule("wsd:num_decay_steps=5")

@@ -12,6 +12,7 @@ from runs import environment
 import diffusers_lrlab.study.run as run_module
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.study.same_command import source_sum
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 SPEC = {
@@ -86,6 +87,13 @@ def test_damage_is_looked_at(home, monkeypatch, part, damage):
     else:
         path.write_bytes(path.read_bytes().replace(b"a", b"b"))
     assert looks_again(monkeypatch, "study.yaml", "--out", "out")
+
+
+def test_a_file_beside_one_of_its_name_is_read_itself(tmp_path):
+    for name in ("quick", "spec", "spec.yaml"):
+        (tmp_path / name).write_text(name)
+    sums = [source_sum(tmp_path / name) for name in ("quick", "spec", "spec.yaml")]
+    assert len({*sums, source_sum("quick")}) == 4
 
 
 def test_another_text_is_looked_at(home, monkeypatch):

@@ -406,9 +406,9 @@ def poison_one_process(update, above):
 
     do_update = Trainer.do_update
 
-    def poisoned(trainer, images):
+    def poisoned(trainer, batch):
         is_bad = os.environ["RANK"] == "1" and trainer.update == update and (trainer.lr_factor or 1.0) > above
-        return do_update(trainer, images * math.nan if is_bad else images)
+        return do_update(trainer, batch.map(lambda images: images * math.nan) if is_bad else batch)
 
     Trainer.do_update = poisoned
 

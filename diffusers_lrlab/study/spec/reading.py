@@ -11,14 +11,10 @@ from ...core.plugins import load_plugins
 from ...core.ranges import COUNT
 from ...evaluation.metrics import METRICS
 from ...training.arguments import read_yaml
-from ..same_command import PRESETS_FOLDER
+from ..same_command import PRESETS_FOLDER, preset_names
 from . import parts
 from .expansion import located
 from .spec import PRESETS, StudySpec
-
-
-def preset_names() -> list[str]:
-    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
 
 
 def load_spec(source: str | Path | dict[str, Any] | StudySpec) -> StudySpec:
