@@ -165,8 +165,8 @@ def report_study(out: Path, figures: "Figures | None" = None) -> Path:
             return _write_results(spec, results, notes, folder, StudyProgress(), command, figures)
     if is_card and (out / "summary.json").exists():
         raise LabError(
-            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be made again. Give the folder of the study, "
-            "or write the card again: lrlab study card STUDY --out CARD"
+            f"{str(out)!r} is a card without {RUNS_TABLE}, so its tables cannot be made again. Give the folder of the "
+            "study, or write the card again: lrlab study card STUDY --out CARD"
         )
     study = StudyContext(folder)  # whatever the runs were computed in
     tuning, runs = runs_of(spec, folder)

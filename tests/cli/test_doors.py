@@ -240,7 +240,7 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_batch_size": 0}, "train_batch_size=0: must be a number in [1, 1e7], got 0."),
+        ({"train_batch_size": 0}, "train_batch_size=0: must be a whole number in [1, 1e7], got 0."),
         ({"adam_weight_decay": float("nan")}, "adam_weight_decay=nan: must be"),
         ({"learning_rate": -1e-4}, "learning_rate=-0.0001: must be"),
         ({"dataset_name": "a/b", "train_data_dir": "c"}, "Both dataset_name='a/b' and train_data_dir='c' are given"),

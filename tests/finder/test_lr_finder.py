@@ -236,7 +236,7 @@ def test_rules_that_disagree_say_so():
         ({"start_lr": 1.0}, ["--start_lr 1 is not below --end_lr 0.01"]),
         ({"start_lr": 0.0}, ["--start_lr 0.0: must be"]),
         ({"end_lr": math.inf}, ["--end_lr inf: must be"]),
-        ({"num_updates": 9}, ["--num_updates 9: must be a number in [10, 1e6]"]),
+        ({"num_updates": 9}, ["--num_updates 9: must be a whole number in [10, 1e6]"]),
         ({"repeats": 0}, ["--repeats 0", "in [1, 10000]"]),
         ({"probe_size": 4}, ["--probe_size 4", "in [8, 1e7]"]),
         ({"probe_size": 32, "mode": "classic"}, ["--probe_size 32 has no effect with --mode classic"]),

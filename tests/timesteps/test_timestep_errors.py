@@ -168,7 +168,7 @@ ERRORS = {
     "gradients every 0 updates": (["--timestep_grad_every=0"], ["--timestep_grad_every 0: must be"]),
     "gradients every -1 updates": (["--timestep_grad_every=-1"], ["--timestep_grad_every -1: must be"]),
     "gradients now and then": (["--timestep_grad_every=often"], ["--timestep_grad_every", "'often'"]),
-    "negative bins": (["--log_timestep_bins=-1"], ["--log_timestep_bins -1: must be a number in [0, 1e5], got -1"]),
+    "negative bins": (["--log_timestep_bins=-1"], ["--log_timestep_bins -1: must be a whole number in [0, 1e5], got -1"]),
     "more bins than timesteps": (
         ["--log_timestep_bins=21", "--ddpm_num_steps=20"],
         ["--log_timestep_bins 21: must be a whole number in [0, 20], got 21. Hint: --ddpm_num_steps"],

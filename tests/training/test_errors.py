@@ -144,7 +144,7 @@ OPTIONS = {
     "negative learning rate": (["--learning_rate=-1"], ["--learning_rate -1", "in (0, 1e30]"]),
     "learning rate nan": (["--learning_rate=nan"], ["--learning_rate nan", "in (0, 1e30]"]),
     "infinite learning rate": (["--learning_rate=inf"], ["--learning_rate inf", "in (0, 1e30]"]),
-    "a seed below zero": (["--seed=-1"], ["--seed -1: must be a number in [0, "]),
+    "a seed below zero": (["--seed=-1"], ["--seed -1: must be a whole number in [0, "]),
     "an epsilon without sense": (["--adam_epsilon=1e300"], ["--adam_epsilon 1e+300", "in (0, 1]"]),
     "a power without sense": (["--ema_power=1e300"], ["--ema_power 1e+300", "in [0, 1e9]"]),
     "a decay that is no number": (["--adam_weight_decay=nan"], ["--adam_weight_decay nan"]),
@@ -157,7 +157,7 @@ OPTIONS = {
     "learning rate in words": (["--learning_rate=fast"], ["--learning_rate", "'fast'", "--help"]),
     "batch of nothing": (
         ["--train_batch_size=0"],
-        ["--train_batch_size 0: must be a number in [1, 1e7], got 0. Hint: Images per process"],
+        ["--train_batch_size 0: must be a whole number in [1, 1e7], got 0. Hint: Images per process"],
     ),
     "negative validation": (["--num_validation_images=-1"], ["--num_validation_images -1: must be"]),
     "more inference steps than steps": (
