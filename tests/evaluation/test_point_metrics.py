@@ -942,7 +942,7 @@ def test_a_number_of_steps_that_is_none_is_told(num_steps):
 
 
 def test_a_schedule_of_a_single_noise_level_is_refused():
-    with pytest.raises(ValueError, match="noise level of all 1 timesteps"):
+    with pytest.raises(ValueError, match="noise level of all timesteps .1. is the same"):
         log_likelihood(Network(2), DDPM(DDPMScheduler(1)), torch.zeros(3, 2))
 
 
