@@ -85,11 +85,11 @@ def test_a_file_beside_ours_is_left_alone(made, tmp_path, capsys):
 
 
 def test_the_committed_cards_are_whole(capsys):
-    from published import RECORD, ROOT
+    from published import ROOT
 
     for folder in (ROOT / "model_cards").iterdir():
         status, text = said(capsys, "check", folder)
-        assert (status, "no manifest.json" in text) == (0, folder == RECORD), text
+        assert (status, "no manifest.json" in text) == (0, False), text
 
 
 def test_a_manifest_that_alone_is_damaged_costs_no_pipeline(made, tmp_path, capsys):
