@@ -1,7 +1,6 @@
-"""A study that is finished, found by its command alone: in a second, before anything is imported that would compute it."""
+"""Recognises a finished study by its command and its files, without importing torch."""
 
 import hashlib
-import json
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -42,13 +41,12 @@ def finished_report(source: str | Path, out: Path, command: str) -> Path | None:
     """
     The page of a study that this command has finished before, if every file of it is as it was written; otherwise `None`.
 
-    `spec.yaml` has the [`source_sum`] of studies only of which a text decides everything: no file, data or code beside it.
+    `spec.yaml` stores a [`source_sum`] only for studies that depend on no other file, data or code.
     """
     with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         saved = yaml.safe_load((out / "spec.yaml").read_text(encoding="utf-8"))
         if saved["command"] != command or saved["source"] is None or saved["source"] != source_sum(source):
             return None
-        json.loads((out / "summary.json").read_text(encoding="utf-8"))
         held = held_against_manifest(out, "study")
         page = out / "report" / "index.html"
         if not (held.damaged or held.is_open or held.notes) and page.relative_to(out).as_posix() in held.sums:

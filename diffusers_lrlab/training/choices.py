@@ -37,7 +37,7 @@ def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
 
 
 def describe_choices(fields: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was chosen for timesteps, loss and noise: (option, spec string with what is not at its default)."""
+    """The options for timesteps, loss and noise, each with its spec string; parameters at their defaults are omitted."""
     described = []
     for option in LEARNED_FROM:
         if (name := fields[option]) is not None:

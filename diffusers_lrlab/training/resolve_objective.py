@@ -1,4 +1,4 @@
-"""The objective: from what is asked for to a name with all its parameters."""
+"""Resolves the requested objective to a name with all its parameters."""
 
 from typing import Any
 

@@ -186,7 +186,7 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> _Saved:
 
 
 def _load(path: Path) -> tuple[dict[str, Any], str | None]:
-    """What is saved of a stack, and what is wrong with it."""
+    """The saved state of a stack, and a description of any damage."""
     if damage := find_damage(path):
         return {}, damage
     return torch.load(path / _STATE, weights_only=True, map_location="cpu", mmap=True), None

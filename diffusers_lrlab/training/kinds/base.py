@@ -41,7 +41,7 @@ class DataKind(ABC):
     component: ClassVar[str]  # what the pipeline calls the model, and so the folder of its weights
     sampling_batch: ClassVar[int]  # samples per pass of the pipeline
     sampling_cost: ClassVar[float] = 0.4  # a step of sampling over the training of an item: benchmarks/sampling_cost.py
-    num_train_timesteps: ClassVar[int] = 1000  # if nobody gives the parameter num_steps of the objective
+    num_train_timesteps: ClassVar[int] = 1000  # default of the objective's parameter num_steps
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
     default_length: ClassVar[dict[str, int]]  # of a run, as options
