@@ -4,6 +4,7 @@ import functools
 import importlib
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def is_optimizer(owner):
 
 def attributes():
     """The functions of these libraries' modules and classes, by owner and name, and diffusers' table of schedules."""
-    owners = [module for name, module in sys.modules.items() if name.partition(".")[0] in LIBRARIES]
+    modules = [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
+    owners = [module for module in modules if module.__name__.partition(".")[0] in LIBRARIES]
     classes = {value for module in owners for value in vars(module).values() if issubclass(type(value), type)}
     owners += [each for each in classes if str(each.__module__).partition(".")[0] in LIBRARIES]
     found = {(owner, name): value for owner in owners for name, value in [*vars(owner).items()] if is_function(value)}

@@ -18,15 +18,12 @@ from schedule_rows import BASE, rows
 from tables import cases
 
 import diffusers_lrlab
-from diffusers_lrlab import Curve, Progress, TrainingConfig, get_scheduler, lr_curve, register_schedule, schedules
+from diffusers_lrlab import Curve, Progress, get_scheduler, lr_curve, register_schedule, schedules
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.spec import format_spec, parse_spec
 from diffusers_lrlab.schedules import constant, cosine, join, linear, rex, values
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.resolve import resolve_schedule
-from diffusers_lrlab.study.spec.expansion import expand
-from diffusers_lrlab.study.spec.reading import read_spec
-from diffusers_lrlab.training.resolve import resolve_config
 
 TOTAL, WARMUP = 60, 6
 PURE = rows("momentum")
@@ -63,20 +60,6 @@ def test_what_is_joined_is_each_part_on_its_own_clock(parts, data):
 
 
 JOINED = "join:schedules=[constant|rex:d=0.9],boundaries=[0.5]"
-
-
-def test_a_run_and_a_study_have_one_record_for_both_spellings():
-    value = join([constant(), rex(d=0.9)], boundaries=[0.5])
-    configs = [resolve_config(TrainingConfig(lr_scheduler=spec, output_dir="run")) for spec in (value, JOINED)]
-    first, second = (json.dumps(config.to_dict()) for config in configs)
-    assert first == second
-    assert configs[0].schedule == resolve_schedule(JOINED)
-    digests = [
-        expand(read_spec({"base": {"max_train_steps": 5}, "arms": {"a": {"lr_scheduler": spec}}, "datasets": ["dino"],
-                          "seeds": 1, "metrics": ["kl"]}, "s"))[0].digest
-        for spec in (value, JOINED)
-    ]  # fmt: skip
-    assert digests[0] == digests[1]
 
 
 @cases("get", [get_scheduler, get_diffusers_scheduler])
