@@ -26,8 +26,8 @@ class Readings:
         factors (`Factors`): Estimates; meaningless for images that are not readable.
         mismatch (`np.ndarray`): float64 `(n,)`: absolute difference between an image and the image that its estimated
             factors make, summed over the pixels that either shape covers, over that shape's area in pixels.
-        is_readable (`np.ndarray`): bool `(n,)`: the mismatch is at most 0.15, and the size between half of the smallest and twice
-            the largest size of true images.
+        is_readable (`np.ndarray`): bool `(n,)`: the mismatch is at most 0.15, and the size between half of the
+            smallest and twice the largest size of true images.
     """
 
     factors: Factors
@@ -75,8 +75,8 @@ def divergences(factors: Factors) -> dict[str, float]:
     Jensen-Shannon divergence in bits between the histogram of estimated factors and the true, uniform distribution: of each
     factor (`kind`, `hue`, ...) and of each pair (`kind, hue`, ...).
 
-    Factors that are real numbers have 8 bins. Rotation is that of images with a rotation, so without circles. It is biased
-    upwards for few images: compare with the same number of true ones.
+    Factors that are real numbers have 8 bins. Without images, all values are 1, the largest. Rotation is that of images
+    with a rotation, so without circles. It is biased upwards for few images: compare with the same number of true ones.
     """
     bins = {"kind": factors.kind} | {name: _binned(getattr(factors, name), *RANGES[name]) for name in RANGES}
     counts = {name: len(SHAPES) if name == "kind" else NUM_BINS for name in bins}
@@ -89,7 +89,7 @@ def divergences(factors: Factors) -> dict[str, float]:
         true = np.ones_like(table)
         if "rotation" in names and "kind" in names:
             true[SHAPES.index("circle")] = 0
-        found[", ".join(names)] = _jensen_shannon(table / max(table.sum(), 1), true / true.sum())
+        found[", ".join(names)] = _jensen_shannon(table, true)
     return found
 
 
@@ -103,10 +103,11 @@ def _binned(values: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.clip((values - low) / (high - low) * NUM_BINS, 0, NUM_BINS - 1).astype(np.int64)
 
 
-def _jensen_shannon(first: np.ndarray, second: np.ndarray) -> float:
+def _jensen_shannon(counts: np.ndarray, true: np.ndarray) -> float:
+    """Of the distributions that are proportional to these; the largest value, 1, if nothing was counted."""
     from scipy.spatial.distance import jensenshannon
 
-    return float(jensenshannon(first.ravel(), second.ravel(), base=2) ** 2)
+    return float(jensenshannon(counts.ravel(), true.ravel(), base=2) ** 2) if counts.any() else 1.0
 
 
 # --- the estimator ----------------------------------------------------------------------------------------------------
