@@ -65,9 +65,9 @@ def measured_peak(trainer):
 
     from diffusers_lrlab.data.batches import iterate_batches
 
-    trainer.model.train()
-    trainer.observer = None
-    batches = iterate_batches(trainer.data, trainer.plan.layout, 0, range(2))
+    trainer.stepper.model.train()
+    trainer.log.observer = None
+    batches = iterate_batches(trainer.run.data, trainer.run.plan.layout, 0, range(2))
     trainer.do_update(next(batches))
     images = next(batches)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
@@ -97,12 +97,12 @@ CASES = {
 )
 def test_the_peak_is_what_torch_hands_out(tmp_path, name):
     trainer = make_trainer(tmp_path / "run", **{"train_batch_size": 128, **CASES[name]})
-    forecast = forecast_memory(trainer.plan)
+    forecast = forecast_memory(trainer.run.plan)
     # Of what is computed again, the tracker misses a part.
     tolerance = 0.15 if name == "checkpointing" else 0.1
     assert forecast.gradients + forecast.activations == pytest.approx(measured_peak(trainer), rel=tolerance)
-    assert forecast.parameters == 4 * trainer.plan.num_parameters == forecast.ema
-    assert forecast.optimizer == pytest.approx(optimizer_state_bytes(trainer.optimizer), rel=0.05, abs=4096)
+    assert forecast.parameters == 4 * trainer.run.plan.num_parameters == forecast.ema
+    assert forecast.optimizer == pytest.approx(optimizer_state_bytes(trainer.run.optimizer), rel=0.05, abs=4096)
     assert forecast.total == sum(forecast)
 
 
@@ -206,7 +206,7 @@ def test_memory_is_told_before_anything_is_tried(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("diffusers_lrlab.training.trainer.Trainer", too_large)
-    texts = describe_forecast(trainer.plan, trainer.data, trainer.accelerator)
+    texts = describe_forecast(trainer.run.plan, trainer.run.data, trainer.accelerator)
     assert next(texts).startswith("       memory  ")
     with pytest.raises(MemoryError):
         next(texts)
@@ -231,14 +231,14 @@ def test_compiling_is_no_update(tmp_path, monkeypatch):
     take_step = trainer.do_update
 
     def do_update(*given, **named):
-        now[0] += 1000.0 if trainer.update == 0 else 2.0
+        now[0] += 1000.0 if trainer.run.update == 0 else 2.0
         return take_step(*given, **named)
 
     monkeypatch.setattr(trainer, "do_update", do_update)
     seconds = forecast_time(trainer, Budget(5))
     assert (seconds.update, seconds.compiling, seconds.training) == (2.0, 998.0, 200.0)
     assert seconds.total >= 1198.0
-    assert "16.6 min of it to compile the model" in "\n".join(describe._time_lines(trainer.plan, seconds, "cpu"))
+    assert "16.6 min of it to compile the model" in "\n".join(describe._time_lines(trainer.run.plan, seconds, "cpu"))
 
 
 def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypat
 
     monkeypatch.setattr(describe, "forecast_time", diverge)
     trainer = make_trainer(tmp_path, dataset_name="moons")
-    shown = "\n".join(describe_forecast(trainer.plan, trainer.data, trainer.accelerator))
+    shown = "\n".join(describe_forecast(trainer.run.plan, trainer.run.data, trainer.accelerator))
     assert "No forecast of the time, as the updates to measure diverged: The loss is not finite." in shown
     assert "memory with" in shown
 
@@ -307,9 +307,9 @@ def test_without_time_the_updates_tell(tmp_path, monkeypatch):
     """The first update is measured in any case."""
     trainer = make_trainer(tmp_path, num_validation_images=64, frechet_samples=50)
     monkeypatch.setattr(trainer, "validation_losses", refuse)
-    monkeypatch.setattr(trainer.kind, "sample", refuse)
+    monkeypatch.setattr(trainer.run.kind, "sample", refuse)
     seconds = forecast_time(trainer, Budget(0))
-    assert trainer.update == 1
+    assert trainer.run.update == 1
     assert seconds.guessed == ("validation", "sampling")
     assert seconds.unknown == ("frechet_distance",)
     assert min(seconds.validation, seconds.sampling) > 0 == seconds.evaluation
