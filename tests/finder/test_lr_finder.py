@@ -617,7 +617,7 @@ def test_a_result_is_of_its_run_alone(tmp_path):
     options = {**POINTS, "output_dir": str(tmp_path)}
     find_lr_for_folder(TrainingConfig(**options), FinderConfig(**{**QUICK, "repeats": 1}))
     for name, other in OTHERS.items():
-        plan = make_trainer(tmp_path, {"dimension": 2}, **other).plan
+        plan = make_trainer(tmp_path, {"dimension": 2}, **other).run.plan
         assert (read_saved_result(tmp_path, plan) is not None) == (name == "same"), name
 
 

@@ -113,7 +113,7 @@ def test_every_optimizer_has_a_forecast(tmp_path, name):
     if facts.get("package"):
         pytest.importorskip(facts["package"].replace("-", "_"))
     own = {"use_ema": False, "lr_scheduler": "constant"} if "averages" in OPTIMIZERS[name].traits else {}
-    plan = make_trainer(tmp_path, optimizer=name, dataset_name="moons", **own).plan
+    plan = make_trainer(tmp_path, optimizer=name, dataset_name="moons", **own).run.plan
     assert forecast_memory(plan).optimizer == pytest.approx(optimizer_bytes(plan, name), rel=0.1, abs=4096)
     if name != "adafactor":  # whose state depends on shapes
         assert optimizer_bytes(plan, name) == pytest.approx(facts["state_bytes"] * plan.num_parameters, rel=0.35, abs=4096)
@@ -121,7 +121,7 @@ def test_every_optimizer_has_a_forecast(tmp_path, name):
 
 @pytest.mark.slow
 def test_what_changes_the_memory(tmp_path):
-    plan = make_trainer(tmp_path, train_batch_size=128).plan
+    plan = make_trainer(tmp_path, train_batch_size=128).run.plan
     usual = forecast_memory(plan)
     twice = forecast_memory(plan, micro_batch=256)
     assert twice.activations == pytest.approx(2 * usual.activations, rel=0.1)
@@ -137,7 +137,7 @@ def test_what_changes_the_memory(tmp_path):
 
 
 def test_several_processes_share_a_model_or_exchange_gradients(tmp_path, monkeypatch):
-    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    plan = make_trainer(tmp_path, dataset_name="moons").run.plan
     alone, layout = forecast_memory(plan), dataclasses.replace(plan.layout, num_processes=4)
     together = dataclasses.replace(plan, layout=layout)
     assert forecast_memory(together) == alone._replace(gradients=max(alone.gradients, alone.parameters))
@@ -150,7 +150,7 @@ def test_several_processes_share_a_model_or_exchange_gradients(tmp_path, monkeyp
 @pytest.mark.parametrize(("data", "mebibytes", "batch"), [("digits", 64, 1), ("moons", 64, 2), ("moons", 8, 32)])
 def test_batches_that_fit(tmp_path, data, mebibytes, batch):
     """Whatever the batch of the run itself; in small ones gradients are most of what is there."""
-    plan = make_trainer(tmp_path, dataset_name=data, train_batch_size=batch).plan
+    plan = make_trainer(tmp_path, dataset_name=data, train_batch_size=batch).run.plan
     available = mebibytes * 2**20
     most = batch_that_fits(plan, available)
     assert most & (most - 1) == 0
@@ -159,7 +159,7 @@ def test_batches_that_fit(tmp_path, data, mebibytes, batch):
 
 def test_a_batch_that_fits_a_model_whose_gradients_are_most(tmp_path):
     """A wide MLP: 64 points take less than its gradients, and say nothing about more of them."""
-    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    plan = make_trainer(tmp_path, dataset_name="moons").run.plan
     plan = dataclasses.replace(plan, model_config=plan.model_config | {"hidden_size": 1024})
     usual = forecast_memory(plan, micro_batch=64)
     assert usual.activations < usual.gradients
@@ -168,7 +168,7 @@ def test_a_batch_that_fits_a_model_whose_gradients_are_most(tmp_path):
 
 
 def test_where_nothing_fits(tmp_path):
-    assert batch_that_fits(make_trainer(tmp_path, dataset_name="moons").plan, 1000) is None
+    assert batch_that_fits(make_trainer(tmp_path, dataset_name="moons").run.plan, 1000) is None
 
 
 CGROUPS = {
@@ -316,7 +316,7 @@ def test_without_time_the_updates_tell(tmp_path, monkeypatch):
 
 
 def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
-    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    plan = make_trainer(tmp_path, dataset_name="moons").run.plan
     lines = describe._alternatives(plan, forecast_memory(plan), "cpu", Budget(0))
     assert len(lines) == 3
     assert lines[2].startswith("There was no time for --no_use_ema, --optimizer sgd")
@@ -324,7 +324,7 @@ def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
 
 @pytest.mark.parametrize("epochs", [None, 1, 2, 100])
 def test_pictures_are_counted_as_they_are_drawn(tmp_path, epochs):
-    plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).plan
+    plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).run.plan
     assert plan.num_pictures == sum(plan.due(epochs, update, plan.num_previews) for update in range(1, 201))
 
 

@@ -167,4 +167,4 @@ def test_the_forecast_knows_of_the_copy(tmp_path):
     tensors = torch.utils._pytree.tree_leaves(on_host(held))
     forecast = forecast_memory(trainer.run.plan)
     assert forecast.checkpoint == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.05)
-    assert forecast_memory(make_trainer(tmp_path, checkpointing_steps=12).plan) == forecast._replace(checkpoint=0)
+    assert forecast_memory(make_trainer(tmp_path, checkpointing_steps=12).run.plan) == forecast._replace(checkpoint=0)

@@ -125,7 +125,7 @@ def test_channels_stay_last_in_a_run_that_goes_on_and_files_are_plain(tmp_path):
         assert not value.is_contiguous()
     assert "channels last" in describe_plan(again.run.plan)
     with pytest.raises(LabError, match="--channels_last: True then, False now"):
-        resumed_config(make_trainer(tmp_path / "other", **UNET, backend="no").config, checkpoint)
+        resumed_config(make_trainer(tmp_path / "other", **UNET, backend="no").run.config, checkpoint)
 
 
 def test_channels_of_points_cannot_be_last():
