@@ -287,9 +287,9 @@ def test_the_ends_were_as_meant(without_a_stop):
     for name, member in without_a_stop.items():
         assert (member.error is not None) == (name == "diverges")
     assert without_a_stop["short"].run.update == 9
-    assert without_a_stop["diverges"].update < 24
-    assert without_a_stop["plateau"].current_lr < without_a_stop["plateau"].config.learning_rate
-    sampler = without_a_stop["follows losses"].objective.sampler
+    assert without_a_stop["diverges"].run.update < 24
+    assert without_a_stop["plateau"].run.current_lr < without_a_stop["plateau"].run.config.learning_rate
+    sampler = without_a_stop["follows losses"].run.objective.sampler
     assert sampler.probabilities(0).std() > 0
 
 
