@@ -40,7 +40,7 @@ WAITED, THREAD = "waited for", "by a thread"
 def seconds_of_checkpoint(trainer, way):
     """One checkpoint, with nothing of other files waiting to be written."""
     os.sync()
-    trainer.update += 1
+    trainer.run.update += 1
     with ExitStack() as stack:
         for part in WAYS[way]:
             for where, instead in PARTS[part]:
@@ -56,7 +56,7 @@ def seconds_of_updates(trainer, rounds):
     next(updates)
     times = {False: [], True: []}
     for number in range(2 * rounds):
-        trainer.step.skips_bad = might_be = bool((number + number // 2) % 2)
+        trainer.stepper.skips_bad = might_be = bool((number + number // 2) % 2)
         started = time.perf_counter()
         for _ in range(UPDATES):
             next(updates)
@@ -124,7 +124,7 @@ def main():
                 Path(folder) / "run", [*arguments, "--max_train_steps=1000000", "--validation_steps=1000000"]
             )
             update, skippable = seconds_of_updates(trainer, options.rounds)
-            between = update * trainer.config.checkpointing_steps
+            between = update * trainer.run.config.checkpointing_steps
             medians = seconds_of_checkpoints(trainer, options.rounds)
             lost = seconds_lost(trainer, options.rounds)
         for way, seconds in medians.items():

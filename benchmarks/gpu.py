@@ -158,13 +158,13 @@ def make_trainer(folder, model, batch, precision="no", tf32=False, channels_last
 
 def updates_of(trainer):
     """A function that does one update, with everything that belongs to it but the log's rows."""
-    batches = trainer.batches(0, range(trainer.update, trainer.plan.num_updates))
+    batches = trainer.batches(0, range(trainer.run.update, trainer.run.plan.num_updates))
     trainer.set_training()
 
     def update():
-        trainer.check_schedules()
+        trainer.run.check_schedules()
         trainer.do_update(next(batches))
-        trainer.advance()
+        trainer.run.advance()
 
     return update
 
@@ -174,8 +174,8 @@ def flops_of(trainer, batch):
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
-        model = trainer.kind.model_class()(**trainer.plan.model_config)
-        images = torch.empty(1, *trainer.plan.item_shape)
+        model = trainer.run.kind.model_class()(**trainer.run.plan.model_config)
+        images = torch.empty(1, *trainer.run.plan.item_shape)
         with FlopCounterMode(display=False) as counter:
             model(images, torch.zeros(1, dtype=torch.long)).sample.sum().backward()
     return batch * counter.get_total_flops()
@@ -223,7 +223,7 @@ def unet_rows(options, roof, name, model, batch, with_forecast):
             "first_update_seconds": first,
         }
         if with_forecast:
-            forecast = forecast_memory(trainer.plan, device=DEVICE.type).total / 2**20
+            forecast = forecast_memory(trainer.run.plan, device=DEVICE.type).total / 2**20
             yield {"what": f"memory of {what}", "forecast_mib": forecast, "peak_mib": peak}
 
 
@@ -269,7 +269,7 @@ def loss_rows(options):
             update = updates_of(trainer)
             for _ in range(count):
                 update()
-            found[precision] = trainer.mean_losses()[0]
+            found[precision] = trainer.log.mean_losses()[0]
     yield {
         "what": f"mean loss of {count} updates",
         "loss": found["no"],
@@ -375,10 +375,10 @@ def member_rows(options):
                 states = [member.state_dict() | {"sums": stack.sums_of(member)} for member in runs]
                 runs = make_points(options.tiny, number, length, short)
                 for member, state in zip(runs, states, strict=True):
-                    member.update = state["update"]
+                    member.run.update = state["update"]
                 stack = make_stack(runs, how)
                 stack.load(dict(zip(runs, states, strict=True)))
-        ends[how] = torch.stack([torch.nn.utils.parameters_to_vector(member.model.parameters()) for member in runs])
+        ends[how] = torch.stack([torch.nn.utils.parameters_to_vector(member.run.model.parameters()) for member in runs])
     largest = ends["launches"].abs().max()
     for how in ("launches", "graph, resumed"):
         apart = (ends["graph"] - ends[how]).abs().max() / largest

@@ -164,8 +164,8 @@ def print_cost(rounds, num_updates):
         settings = resolve_settings(settings, "adamw")
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
-            trainer.model.train()
-            trainer.observer = None  # the finder has none
+            trainer.stepper.model.train()
+            trainer.log.observer = None  # the finder has none
             times = {"plain": [], "finder": []}
             for turn in range(rounds + 1):
                 started = time.perf_counter()

@@ -116,10 +116,10 @@ def measure(arguments):
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder)))
         batches = iterate_batches(data, plan.layout, 0, range(_UPDATES))
-        trainer.model.train()
+        trainer.stepper.model.train()
         for images in batches:
             trainer.do_update(images)
-            trainer.advance()
+            trainer.run.advance()
     after = torch.cuda.max_memory_allocated() if on_gpu else memory_now(peak=True)
     forecast = forecast_memory(plan, device=accelerator.device.type)._replace(checkpoint=0)  # none is written here
     return {"before": before, "measured": after - before, "forecast": forecast.total, **forecast._asdict()}

@@ -37,11 +37,11 @@ def main():
             trainer = make_trainer(Path(folder) / "run", arguments)
             updates = trainer.updates(show_progress=False)
             times = [seconds(lambda updates=updates: next(updates)) for _ in range(10 + options.updates)][10:]
-            num = trainer.config.eval_batch_size
-            step = seconds(lambda trainer=trainer, num=num: draw_samples(trainer, num)) / num / options.steps
-            item = statistics.median(times) / trainer.plan.layout.global_batch
+            num = trainer.run.config.eval_batch_size
+            step = seconds(lambda trainer=trainer, num=num: draw_samples(trainer.run, num)) / num / options.steps
+            item = statistics.median(times) / trainer.run.plan.layout.global_batch
             updates.close()
-        print(f"| {name} | {1e6 * item:.1f} | {1e6 * step:.1f} | {step / item:.2f} | {trainer.kind.sampling_cost} |")
+        print(f"| {name} | {1e6 * item:.1f} | {1e6 * step:.1f} | {step / item:.2f} | {trainer.run.kind.sampling_cost} |")
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def evaluation_seconds(stacks, threads, num_samples, rounds):
 def _to_sample(member, num_samples):
     """A member's share of a study that compares so many samples, in `SAMPLING_STEPS`."""
     few = {"distance_samples": num_samples, "num_inference_steps": SAMPLING_STEPS}
-    member.config = dataclasses.replace(member.config, **few)
+    member.run.config = dataclasses.replace(member.run.config, **few)
     return SimpleNamespace(id=id(member), metrics=("kl",), stage="tune")
 
 
@@ -259,7 +259,10 @@ def measure_loops(study, folder, options):
     sizes = sorted({20, *map(int, options.sizes.split(","))})  # samples are drawn of a stack of 20
     total = (options.rounds + 2) * options.updates + 10
     trainer = make_point_trainer(folder / "local", total)
-    loops = {"plain loop": plain_updates(trainer.data.in_memory.data, total), "local": trainer.updates(show_progress=False)}
+    loops = {
+        "plain loop": plain_updates(trainer.run.data.in_memory.data, total),
+        "local": trainer.updates(show_progress=False),
+    }
     torch.set_num_threads(options.threads)
     with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
         stacks = {f"stacked, R = {size}": make_stacks(study, size, total, threads) for size in sizes}

@@ -47,8 +47,8 @@ def compare_updates(rounds, batch):
 
 def cost_alone(trainer, batch, repeats=300):
     """Milliseconds of what the diagnostics do in an update, and of what they do at a logging point, medians."""
-    observer, losses = trainer.observer, torch.rand(batch)
-    timesteps = [trainer.objective.draw(update)[:batch] for update in range(repeats)]
+    observer, losses = trainer.log.observer, torch.rand(batch)
+    timesteps = [trainer.run.objective.draw(update)[:batch] for update in range(repeats)]
     adding = statistics.median(timed(observer.add, part, losses) for part in timesteps)
     reading = statistics.median(timed(observer.read_sums, update, update + 9) for update in range(repeats))
     return adding, reading
@@ -56,18 +56,18 @@ def cost_alone(trainer, batch, repeats=300):
 
 def variances(trainer, num_losses, num_gradients):
     """The variance of the batch's loss and the trace of the covariance of its gradient, for each way of drawing."""
-    pixels, batch = trainer.data.in_memory.data, trainer.config.train_batch_size
+    pixels, batch = trainer.run.data.in_memory.data, trainer.run.config.train_batch_size
     order, generator = RowOrder(len(pixels), 1), torch.Generator().manual_seed(0)
-    model, parameters = trainer.bare_model.eval(), list(trainer.bare_model.parameters())
+    model, parameters = trainer.run.model.eval(), list(trainer.run.model.parameters())
     found = {}
     for spec in DRAWS:
-        sampler = get_timestep_sampler(spec, noise_scheduler=trainer.process.scheduler)
+        sampler = get_timestep_sampler(spec, noise_scheduler=trainer.run.process.scheduler)
 
         def batch_losses(number, sampler=sampler):
             images = pixels[order.rows(list(range(number * batch, (number + 1) * batch)))]
             timesteps = sampler.sample(batch, number, generator)
             noise = torch.randn(images.shape, generator=generator)
-            losses = trainer.process.losses(model, Batch(images), noise, timesteps)
+            losses = trainer.run.process.losses(model, Batch(images), noise, timesteps)
             weights = sampler.loss_weights(timesteps, number)
             return timesteps, losses, losses if weights is None else losses * weights
 
@@ -99,13 +99,13 @@ def main():
         for batch in (64, 16):
             plain, ratio = compare_updates(options.rounds, batch)
             adding, reading = cost_alone(trainer, batch)
-            share = (adding + reading / trainer.config.logging_steps) / plain
+            share = (adding + reading / trainer.run.config.logging_steps) / plain
             print(
                 f"| {batch} | {plain:.1f} | {ratio:.3f} | {adding:.3f} | {reading:.3f} | {100 * share:.2f} % |", flush=True
             )
         for _ in trainer.updates():
             pass
-        gradients = min(timed(trainer.observer.measure_gradients, 0, trainer.bare_model) for _ in range(3))
+        gradients = min(timed(trainer.log.observer.measure_gradients, 0, trainer.run.model) for _ in range(3))
         print(f"\na measurement of gradients in 10 bins: {gradients:.0f} ms")
         found = variances(trainer, options.losses, options.gradients)
     base = found["uniform"]

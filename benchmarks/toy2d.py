@@ -59,22 +59,22 @@ def matmul_limit(repeats):
 
 def breakdown(trainer, repeats):
     """Milliseconds of the parts of an update of ours, each alone."""
-    model, objective = trainer.bare_model, trainer.objective
-    batch = trainer.data.in_memory[:BATCH].map(torch.clone)
+    model, objective = trainer.run.model, trainer.run.objective
+    batch = trainer.run.data.in_memory[:BATCH].map(torch.clone)
     points = batch.data
     timesteps = objective.draw(0)
     (noise,) = objective.noise(0, points)
 
     def forward():
-        return trainer.process.losses(model, batch, noise, timesteps).mean()
+        return trainer.run.process.losses(model, batch, noise, timesteps).mean()
 
     def forward_backward():
         forward().backward()
 
     both, alone = median_ms(forward_backward, repeats), median_ms(forward, repeats)
     embedding = median_ms(lambda: model.embed(points, timesteps), repeats)
-    clip = median_ms(lambda: trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 0.5), repeats)
-    step = median_ms(trainer.optimizer.step, repeats)
+    clip = median_ms(lambda: trainer.accelerator.clip_grad_norm_(trainer.stepper.model.parameters(), 0.5), repeats)
+    step = median_ms(trainer.run.optimizer.step, repeats)
     drawing = median_ms(lambda: (objective.draw(0), list(objective.noise(0, points))), repeats)
     return {
         "forward and loss": alone,
@@ -89,7 +89,7 @@ def breakdown(trainer, repeats):
 def evaluation_seconds(trainer, num_points, repeats):
     """Seconds of what is done with a model once it is trained."""
     real, other = toy_points("dino", 10 * num_points), toy_points("dino", num_points, split="test")
-    pipeline = trainer.kind.make_pipeline(trainer.bare_model.eval(), trainer.process.scheduler)
+    pipeline = trainer.run.kind.make_pipeline(trainer.run.model.eval(), trainer.run.process.scheduler)
     pipeline.set_progress_bar_config(disable=True)
     calls = {
         f"KL by nearest neighbours, {len(real):,} against {num_points:,} points": lambda: knn_kl(real, other),
@@ -116,7 +116,7 @@ def main():
     num_updates = (options.rounds + 1) * options.updates
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_point_trainer(folder, num_updates + 1)
-        loops = {"plain": plain_updates(trainer.data.in_memory.data, num_updates), "ours": trainer.updates()}
+        loops = {"plain": plain_updates(trainer.run.data.in_memory.data, num_updates), "ours": trainer.updates()}
         times = {name: [] for name in loops}
         for turn in range(options.rounds + 1):
             for name in ("plain", "ours") if turn % 2 else ("ours", "plain"):

@@ -72,12 +72,12 @@ def bare_updates(trainer):
     from diffusers import UNet2DModel
     from diffusers.training_utils import EMAModel
 
-    config, scheduler = trainer.config, trainer.process.scheduler
+    config, scheduler = trainer.run.config, trainer.run.process.scheduler
     torch.manual_seed(0)
-    model = UNet2DModel(**trainer.plan.model_config).train()
+    model = UNet2DModel(**trainer.run.plan.model_config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.95, 0.999), fused=True)
     ema = EMAModel(model.parameters(), use_ema_warmup=True, power=0.75, foreach=True)
-    pixels, batch = trainer.data.in_memory.data, config.train_batch_size
+    pixels, batch = trainer.run.data.in_memory.data, config.train_batch_size
     while True:
         for rows in torch.randperm(len(pixels)).split(batch):
             images = pixels[rows]
@@ -118,8 +118,8 @@ def compare_precisions(rounds, batch):
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(folder, [f"--train_batch_size={batch}", "--max_train_steps=1", "--num_validation_images=0"])
-        model = UNet2DModel(**trainer.plan.model_config).train()
-        images = trainer.data.in_memory.data[:batch]
+        model = UNet2DModel(**trainer.run.plan.model_config).train()
+        images = trainer.run.data.in_memory.data[:batch]
     timesteps = torch.randint(0, 1000, (batch,))
     times = {"float32": [], "bf16": []}
     for turn in range(rounds + 2):

@@ -13,17 +13,17 @@ def state_of(trainer):
     """All that an update depends on, as copies."""
     return copy.deepcopy(
         {
-            "model": trainer.bare_model.state_dict(),
-            "training": trainer.bare_model.training,
-            "optimizer": trainer.optimizer.state_dict(),
-            "ema": trainer.average.state_dict() if trainer.average else None,
-            "schedules": [scheduler.state_dict() for scheduler in trainer.schedulers],
-            "objective": trainer.objective.state_dict(),
-            "observer": trainer.observer.state_dict(),
+            "model": trainer.run.model.state_dict(),
+            "training": trainer.run.model.training,
+            "optimizer": trainer.run.optimizer.state_dict(),
+            "ema": trainer.run.average.state_dict() if trainer.run.average else None,
+            "schedules": [scheduler.state_dict() for scheduler in trainer.run.schedulers],
+            "objective": trainer.run.objective.state_dict(),
+            "observer": trainer.log.observer.state_dict(),
             "random": [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64)), random.getstate()[1]],
-            "clock": [trainer.update, trainer.sums, trainer.training_seconds],
-            "skipped": list(trainer.data.skipped),
-            "draw": trainer.objective.sampler.draw,
+            "clock": [trainer.run.update, trainer.log.sums, trainer.run.training_seconds],
+            "skipped": list(trainer.run.data.skipped),
+            "draw": trainer.run.objective.sampler.draw,
         }
     )
 

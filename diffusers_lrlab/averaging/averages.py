@@ -1,9 +1,8 @@
-"""Averages of the weights: the exponential moving average, and what a schedule-free optimizer makes by itself."""
+"""Averages of the weights: the exponential moving average, and the one that a schedule-free optimizer makes."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from .forms import EMAForm
 @contextmanager
 def without_config_warnings() -> Iterator[None]:
     """
-    Diffusers takes what an EMA keeps in its config.json for misspelt arguments of the model, and says so; and its own
-    `EMAModel.from_pretrained` calls what it has deprecated.
+    Silences two warnings of diffusers: that the state of an EMA in config.json looks like misspelt arguments of the model,
+    and that its own `EMAModel.from_pretrained` calls a deprecated function.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -29,85 +28,62 @@ def without_config_warnings() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-class FormedEMA(EMAModel):
-    """Diffusers' average of these parameters, with the decay of a form."""
+class EMA(EMAModel):
+    """
+    The exponential moving average of parameters, with the decay of a form, by the clock of a run.
 
-    def __init__(self, parameters: list[Any], form: EMAForm, **about_model: Any):
+    The parameters must stay where they are: those of a model, the shards of them that a process has, or what a third-party
+    script trains.
+    """
+
+    shadow_params: list[torch.Tensor]
+
+    def __init__(self, parameters: Iterable[Any], form: EMAForm, device: Any = None, dtype: torch.dtype | None = None):
+        self.parameters, self.form = list(parameters), form
         known, is_warmup = form.kwargs, form.name == "warmup_power"
         super().__init__(
-            parameters,
-            # What is saved with it, and what diffusers makes of it.
+            self.parameters,
+            # Only what is saved with it: the decay is that of the form.
             decay=known.get("max_decay", known.get("decay", 0.9999)),
             min_decay=known.get("min_decay", known.get("decay", 0.0)),
             use_ema_warmup=is_warmup,
             update_after_step=known["start_update"],
             foreach=True,
             **({"inv_gamma": known["inv_gamma"], "power": known["power"]} if is_warmup else {}),
-            **about_model,
         )
-        self.form = form
+        self.to(device, dtype)
 
     def get_decay(self, optimization_step: int) -> float:
         return self.form.decay(optimization_step)
 
-
-class EMA:
-    """The exponential moving average of a model, stepped by the clock; its parameters must stay where they are."""
-
-    def __init__(self, model: Any, device: Any, form: EMAForm, parameters: list[Any] | None = None):
-        # Those of the model, or what is to be averaged in their place, such as shards of them.
-        self.parameters = list(model.parameters()) if parameters is None else parameters
-        self.model_class, self.device = type(model), device
-        self.update_every = form.update_every
-        self.ema = FormedEMA(self.parameters, form, model_cls=self.model_class, model_config=model.config)
-        self.ema.to(device)
-
-    @property
-    def decay(self) -> float:
-        return self.ema.cur_decay_value
-
-    def step(self, update: int) -> None:
-        if update % self.update_every == 0:
-            # Its decay follows the clock, however often it is updated.
-            self.ema.optimization_step = update - 1
-            self.ema.step(self.parameters)
+    def advance(self, update: int) -> None:
+        """Averages the weights after so many updates, if it is due."""
+        if update % self.form.update_every == 0:
+            self.optimization_step = update - 1
+            self.step(self.parameters)
 
     def move_to(self, update: int) -> None:
-        """Its clock after so many updates, of which somebody else averaged the weights."""
-        if last := update - update % self.update_every:
-            self.ema.optimization_step, self.ema.cur_decay_value = last, self.ema.get_decay(last)
+        """Sets its clock after so many updates, whose weights a stack of runs has averaged."""
+        if last := update - update % self.form.update_every:
+            self.optimization_step, self.cur_decay_value = last, self.get_decay(last)
 
     @contextmanager
-    def weights(self) -> Iterator[None]:
-        self.ema.store(self.parameters)
-        self.ema.copy_to(self.parameters)
+    def swapped_in(self) -> Iterator[None]:
+        """The parameters hold the average inside this block; afterwards they are back to the bit."""
+        self.store(self.parameters)
+        self.copy_to(self.parameters)
         try:
             yield
         finally:
-            self.ema.restore(self.parameters)
+            self.restore(self.parameters)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.ema.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        places = self.ema.shadow_params
-        self.ema.load_state_dict(state)
-        self.ema.to(self.device)
-        for index, (place, saved) in enumerate(zip(places, self.ema.shadow_params, strict=True)):
-            if saved.stride() != place.stride():  # files hold no memory format
-                self.ema.shadow_params[index] = torch.empty_like(place).copy_(saved)
-        if self.ema.optimization_step:  # not in the state, and the log asks for it before the next step
-            self.ema.cur_decay_value = self.ema.get_decay(self.ema.optimization_step)
-
-    def save(self, folder: Path) -> None:
-        # diffusers builds a model for this, which draws random numbers that dropout would miss.
-        with torch.random.fork_rng(devices=[]):
-            self.ema.save_pretrained(folder)
-
-    def load(self, folder: Path) -> None:
-        with torch.random.fork_rng(devices=[]), without_config_warnings():
-            saved = EMAModel.from_pretrained(str(folder), self.model_class, foreach=self.ema.foreach)
-        self.load_state_dict(saved.state_dict())
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a state, in place: a file has neither the device nor the memory format."""
+        kept = self.shadow_params
+        super().load_state_dict(state_dict)
+        torch._foreach_copy_(kept, self.shadow_params)
+        self.shadow_params = kept
+        self.move_to(self.optimization_step)  # the decay is not in the state, and the log may need it before the next step
 
 
 def averages_itself(optimizer: Any) -> bool:
@@ -117,11 +93,11 @@ def averages_itself(optimizer: Any) -> bool:
 
 @contextmanager
 def own_average(parameters: list[torch.nn.Parameter], optimizer: Any) -> Iterator[None]:
-    """The parameters hold the average of an optimizer that makes one; afterwards they are back to the bit."""
+    """The parameters hold the average that an optimizer makes, if it makes one; afterwards they are back to the bit."""
     if not averages_itself(optimizer) or not optimizer.param_groups[0]["train_mode"]:
         yield
         return
-    # There and back by its own arithmetic would round, and validating more often would change the run.
+    # Its own arithmetic would round on the way back, so how often a run validates would change it.
     before = [parameter.detach().clone() for parameter in parameters]
     optimizer.eval()
     try:

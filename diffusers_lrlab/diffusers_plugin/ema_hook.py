@@ -79,7 +79,7 @@ class EMAHook:
         self.swaps: tuple[str | None, ...] = SWAPS[:2] if swap == "both" else (swap,)
         self.is_active, self.is_saved, self.is_swapped = True, False, False
         self.trained: Any = None  # the models, once they are prepared
-        self.average: Any = None  # diffusers', by the form; none before, and after a resume without it
+        self.average: Any = None  # an `EMA`; none before, and after a resume without it
         self.num_seen = 0  # updates that are in the average, those before a resume among them
         self.saved: Saved | None = None
         self.not_finite: list[str] = []  # names of tensors that were so when they were written
@@ -133,10 +133,9 @@ class EMAHook:
 
     def _restart(self) -> None:
         """The average is the weights as they are."""
-        from ..averaging.averages import FormedEMA
+        from ..averaging.averages import EMA
 
-        self.average = FormedEMA(self.trained.parameters, self.form)
-        self.average.to(dtype=torch.float32)
+        self.average = EMA(self.trained.parameters, self.form, dtype=torch.float32)
 
     def _swap_in_validation(self) -> None:
         variables = sys.modules["__main__"].__dict__
@@ -180,9 +179,7 @@ class EMAHook:
         if self.average is None:  # of a resume from a checkpoint without it
             self._restart()
         self.num_seen += 1
-        if self.num_seen % self.form.update_every == 0:
-            self.average.optimization_step = self.num_seen - 1
-            self.average.step(self.trained.parameters)
+        self.average.advance(self.num_seen)
 
     def _num_updates(self) -> int:
         """Of the whole run, those before a resume among them."""
@@ -191,16 +188,11 @@ class EMAHook:
     @contextmanager
     def weights(self) -> Iterator[None]:
         """The parameters hold the average; afterwards they are back to the bit."""
-        average = self.average
-        if average is None or self.is_swapped:
+        if self.average is None or self.is_swapped:
             yield
             return
-        average.store(self.trained.parameters)
-        average.copy_to(self.trained.parameters)
-        try:
+        with self.average.swapped_in():
             yield
-        finally:
-            average.restore(self.trained.parameters)
 
     # --- what is saved -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
     The metrics of a trained run, besides those in its log.
 
     Args:
-        run: A [`BaseRun`]; the `form` of its kind decides which metrics it has.
+        run: A [`RunState`]; the `form` of its kind decides which metrics it has.
         samples (`np.ndarray` or `None`): Of its averaged weights; without them, metrics that need some are left out.
         names (`Collection[str]`, *optional*): Only these; else all but those that are computed on request.
     """

@@ -26,7 +26,7 @@ def sharpness(run: Any) -> float:
     Power iteration on Hessian-vector products (Pearlmutter, 1994), on 2,000 points at most, until the eigenvalue changes by
     less than a thousandth, or 30 times.
     """
-    model = run.bare_model
+    model = run.model
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     generator = stream_generator(0, "sharpness", device=model.device)
     vector = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in parameters]

@@ -26,7 +26,7 @@ MOST_REAL = 100_000  # samples of a stream, or of data that are not in memory, t
 
 
 class Evaluation:
-    """What metrics are computed from: a trained [`BaseRun`], and samples of its averaged weights if any were drawn."""
+    """What metrics are computed from: a trained [`RunState`], and samples of its averaged weights if any were drawn."""
 
     def __init__(self, run: Any, samples: np.ndarray | None):
         self.run = run
@@ -178,7 +178,7 @@ def _part_of_training_set_loss(evaluation: Evaluation) -> float:
     points = run.data.all_in_memory(_LOSS_BATCH)
     num = min(MOST_REAL, run.data.num_images or MOST_REAL, len(points) if run.data.in_memory is not None else MOST_REAL)
     points = points[: _LOSS_BATCH // 10]
-    ValidationLoss(points, run.process, _LOSS_BATCH, run.bare_model.device)(run.bare_model)
+    ValidationLoss(points, run.process, _LOSS_BATCH, run.model.device)(run.model)
     return _LOSS_DRAWS * num / len(points)
 
 
@@ -198,7 +198,7 @@ def _part_of_training_set_loss(evaluation: Evaluation) -> float:
 def _training_set_loss(evaluation: Evaluation) -> float:
     """Of fixed draws of noise."""
     run = evaluation.run
-    model, data = run.bare_model, evaluation.some_real(MOST_REAL)
+    model, data = run.model, evaluation.some_real(MOST_REAL)
     with run.raw_weights():
         losses = [ValidationLoss(data, run.process, _LOSS_BATCH, model.device, draw)(model) for draw in range(_LOSS_DRAWS)]
     return float(np.mean(losses))
@@ -228,7 +228,7 @@ def _part_of_exact_kl(evaluation: Evaluation) -> float:
     run, points = evaluation.run, _points_of_likelihood(evaluation)
     if run.config.dataset_name not in LOG_PROBS or len(points) < 2 or run.process.num_train_timesteps < 2:
         return 0.0
-    log_likelihood(run.bare_model, run.process, torch.from_numpy(points).to(run.bare_model.device), num_steps=2)
+    log_likelihood(run.model, run.process, torch.from_numpy(points).to(run.model.device), num_steps=2)
     return (NUM_STEPS + NUM_STEPS // 2 * len(points[:_HALF_STEPS_POINTS]) / len(points)) / 2
 
 
@@ -250,9 +250,9 @@ def _exact_kl(evaluation: Evaluation) -> dict[str, float]:
     if log_prob is None or len(points) < 2 or run.process.num_train_timesteps < 2:
         return {}  # the path of the ODE is from the first timestep to the last
     with run.averaged_weights():
-        points_there = torch.from_numpy(points).to(run.bare_model.device)
-        of_model = log_likelihood(run.bare_model, run.process, points_there)
-        half_steps = log_likelihood(run.bare_model, run.process, points_there[:_HALF_STEPS_POINTS], NUM_STEPS // 2)
+        points_there = torch.from_numpy(points).to(run.model.device)
+        of_model = log_likelihood(run.model, run.process, points_there)
+        half_steps = log_likelihood(run.model, run.process, points_there[:_HALF_STEPS_POINTS], NUM_STEPS // 2)
     mean, error = exact_kl(log_prob(points), of_model.cpu().numpy(), half_steps.cpu().numpy())
     return {"exact_kl": mean, "exact_kl_standard_error": error}
 

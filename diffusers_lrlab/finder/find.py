@@ -138,7 +138,7 @@ def find_lr_of(
 
     `batches` are those of [`range_test`]; with them there is a single test.
     """
-    settings = resolve_settings(settings or FinderConfig(), trainer.config.optimizer)
+    settings = resolve_settings(settings or FinderConfig(), trainer.run.config.optimizer)
     started, sweeps = time.perf_counter(), []
     repeats = settings.repeats if batches is None else 1
     quiet = not trainer.accelerator.is_main_process
@@ -163,9 +163,9 @@ def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
 
 
 def _about(trainer: Trainer) -> dict[str, Any]:
-    config, plan = trainer.config, trainer.plan
+    config, plan = trainer.run.config, trainer.run.plan
     return {
-        "data": trainer.data.name,
+        "data": trainer.run.data.name,
         "model": plan.model_config,
         "num_parameters": plan.num_parameters,
         "deciding": deciding(config.to_dict(), plan.num_parameters, plan.layout.global_batch),
@@ -173,7 +173,7 @@ def _about(trainer: Trainer) -> dict[str, Any]:
         "optimizer_kwargs": config.optimizer_kwargs,
         "global_batch": plan.layout.global_batch,
         "seed": config.seed,
-        "at_update": trainer.update,
+        "at_update": trainer.run.update,
         "command": launch_command() or as_call(config, "find_lr"),
         "meta": describe_environment(),
     }

@@ -110,18 +110,18 @@ def range_test(trainer: Trainer, settings: FinderConfig, repeat: int = 0, batche
     The tests of a number of repeats have batches, timesteps and noise of their own. `batches` replace the trainer's data:
     this process's share of an update each, `(micro_batch * accumulation, ...)`.
     """
-    if not any(parameter.requires_grad for parameter in trainer.bare_model.parameters()):
+    if not any(parameter.requires_grad for parameter in trainer.run.model.parameters()):
         raise LabError("The model has no parameter that is trained, so there is no learning rate to find.")
     if batches is None:
         # A stream has one order, whatever the seed: each test begins where the one before it should have ended.
-        first = repeat * settings.num_updates if trainer.plan.num_images is None else 0
-        seed = stream_seed(trainer.config.seed, "finder", repeat)
+        first = repeat * settings.num_updates if trainer.run.plan.num_images is None else 0
+        seed = stream_seed(trainer.run.config.seed, "finder", repeat)
         batches = trainer.batches(seed, range(first, first + len(settings.lrs())))
     with restored_afterwards(trainer):
         reader = _Classic(trainer) if settings.mode == "classic" else _Probe(trainer, settings.probe_size)
         objective = FixedNoiseObjective.now(trainer, repeat, settings.mode == "probe")
-        trainer.objective = objective
-        trainer.observer = None  # its log is the run's
+        trainer.run.objective = objective
+        trainer.log.observer = None  # its rows are the run's
         trainer.set_training()
         return _sweep(trainer, objective, settings, iter(batches), reader)
 
@@ -143,10 +143,10 @@ def _sweep(
                 f"the data ended after {update} of {counted(settings.num_updates, 'update')}, at a rate of {lr:.3g}"
             )
             break
-        for group in trainer.optimizer.param_groups:
+        for group in trainer.run.optimizer.param_groups:
             group["lr"] = float(lr)
-        trainer.update = update
-        with scaled_lr(trainer.optimizer, objective.lr_factor(update)):
+        trainer.run.update = update
+        with scaled_lr(trainer.run.optimizer, objective.lr_factor(update)):
             if not do_one_update(trainer, batch):
                 readings.ended = no_finite_gradient(lr)
                 break
@@ -168,21 +168,21 @@ class _Probe:
     before_first, memory = True, MEMORY["probe"]
 
     def __init__(self, trainer: Trainer, size: int | None):
-        data, layout = trainer.data, trainer.plan.layout
+        self.run = run = trainer.run
+        data, layout = run.data, run.plan.layout
         size = size or _PROBE_BATCHES * layout.global_batch
         probe = data.held_out[:size] if len(data.held_out) >= 8 else data.all_in_memory(size)[:size]
-        batch_size = trainer.kind.evaluation_batch(layout)
-        self.trainer = trainer
-        self.loss = ValidationLoss(probe, trainer.process, batch_size, trainer.accelerator.device)
+        batch_size = run.kind.evaluation_batch(layout)
+        self.loss = ValidationLoss(probe, run.process, batch_size, trainer.accelerator.device)
         timesteps = self.loss.timesteps.cpu().numpy()
         self.num_bins = _NOISE_BINS if len(probe) >= 2 * _NOISE_BINS else 1
-        place = timesteps * self.num_bins // trainer.process.num_train_timesteps
+        place = timesteps * self.num_bins // run.process.num_train_timesteps
         self._members = [place == index for index in range(self.num_bins)]
 
     def read(self) -> tuple[float, np.ndarray]:
         """The mean, and the means by noise level, low noise first."""
-        with self.trainer.raw_weights():
-            losses = self.loss(self.trainer.bare_model)
+        with self.run.raw_weights():
+            losses = self.loss(self.run.model)
         return float(losses.mean()), np.array([losses[members].mean() for members in self._members])
 
 
@@ -193,9 +193,9 @@ class _Classic:
 
     def __init__(self, trainer: Trainer):
         self.trainer, self._before = trainer, 0.0
-        trainer.sums = torch.zeros_like(trainer.sums)
+        trainer.log.sums = torch.zeros_like(trainer.log.sums)
 
     def read(self) -> tuple[float, np.ndarray]:
-        total = self.trainer.accelerator.gather(self.trainer.sums[None, :1].double()).mean().item()
+        total = self.trainer.accelerator.gather(self.trainer.log.sums[None, :1].double()).mean().item()
         loss, self._before = total - self._before, total
         return loss, np.empty(0)

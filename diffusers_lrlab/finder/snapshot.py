@@ -24,14 +24,15 @@ def restored_afterwards(trainer: Trainer) -> Iterator[None]:
     The copies of weights and optimizer are on the CPU. Samplers that follow the losses must not see any inside this block:
     `range_test` takes care of that.
     """
-    model, optimizer, scaler = trainer.bare_model, trainer.optimizer.optimizer, trainer.accelerator.scaler
+    run, log, scaler = trainer.run, trainer.log, trainer.accelerator.scaler
+    model, optimizer = run.model, run.optimizer
     saved = optimizer.state_dict()
     groups, state, weights = copy.deepcopy(saved["param_groups"]), _on_cpu(saved["state"]), _on_cpu(model.state_dict())
     scale = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
     numbers = random_states()
-    own = {name: copy.deepcopy(getattr(trainer, name)) for name in ("update", "training_seconds", "sums")}
-    parts = {name: getattr(trainer, name) for name in ("objective", "observer")}
-    was_training, num_skipped = model.training, len(trainer.data.skipped)
+    clock, sums = (run.update, run.training_seconds), log.sums.clone()
+    objective, observer = run.objective, log.observer
+    was_training, num_skipped = model.training, len(run.data.skipped)
     step, syncs = trainer.accelerator.step, trainer.accelerator.sync_gradients
     try:
         yield
@@ -43,9 +44,9 @@ def restored_afterwards(trainer: Trainer) -> Iterator[None]:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         if scaler is not None:
             scaler.load_state_dict(scale)
-        for name, value in (own | parts).items():
-            setattr(trainer, name, value)
-        del trainer.data.skipped[num_skipped:]
+        (run.update, run.training_seconds), log.sums = clock, sums
+        run.objective, log.observer = objective, observer
+        del run.data.skipped[num_skipped:]
         # An interrupted update would otherwise leave its count of micro-batches.
         trainer.accelerator.step = step
         trainer.accelerator.gradient_state._set_sync_gradients(syncs)

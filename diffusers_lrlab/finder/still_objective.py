@@ -33,10 +33,11 @@ class FixedNoiseObjective(Objective):
     @classmethod
     def now(cls, trainer: Trainer, repeat: int, evenly: bool) -> Self:
         """What a trainer learns from now, samplers and their state included, for one of several tests."""
-        seed = stream_seed(trainer.config.seed, "finder", repeat)
-        parts = {part.name: getattr(trainer.objective, part.name) for part in dataclasses.fields(Objective)}
-        parts["spec"] = dataclasses.replace(trainer.objective.spec, seed=seed)
-        return cls(**parts, at=trainer.update, evenly=evenly)
+        seed = stream_seed(trainer.run.config.seed, "finder", repeat)
+        objective = trainer.run.objective
+        parts = {part.name: getattr(objective, part.name) for part in dataclasses.fields(Objective)}
+        parts["spec"] = dataclasses.replace(objective.spec, seed=seed)
+        return cls(**parts, at=trainer.run.update, evenly=evenly)
 
     @property
     def _bands(self) -> TimestepLR | None:

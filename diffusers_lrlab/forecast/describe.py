@@ -65,7 +65,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
             times = _time_lines(plan, seconds, device.type)
         except Diverged as error:
             times = [f"{'warning':>13}  No forecast of the time, as the updates to measure diverged: {error}"]
-        state = max(memory.optimizer, optimizer_state_bytes(trainer.optimizer))
+        state = max(memory.optimizer, optimizer_state_bytes(trainer.run.optimizer))
         trainer.release()
     yield "\n".join(times)
     yield "\n".join(_disk_lines(plan, memory.parameters, memory.parameters + memory.ema + state))

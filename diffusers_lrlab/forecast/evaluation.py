@@ -14,22 +14,22 @@ from ..evaluation.registry import Metric
 from .probes import Budget, grow, power_of
 
 if TYPE_CHECKING:
-    from ..training.trainer import Trainer
+    from ..training.run_state import RunState
 
 _FIRST_SHARE = 32  # of what a metric compares, its first part is one in so many
 _SMALLEST = 50  # samples
 
 
-def forecast_evaluation(trainer: Trainer, num_samples: int, budget: Budget) -> dict[str, float | None]:
+def forecast_evaluation(run: RunState, num_samples: int, budget: Budget) -> dict[str, float | None]:
     """Seconds of each metric of the run, by name; `None` for one whose time cannot be estimated from a part."""
-    evaluation = Evaluation(trainer, None)
-    metrics = metrics_of(trainer, bool(num_samples))
+    evaluation = Evaluation(run, None)
+    metrics = metrics_of(run, bool(num_samples))
     seconds: dict[str, float | None] = {}
     for num_done, metric in enumerate(metrics):
         with budget.shown(f"the evaluation, {metric.name}"), failures_located(f"The metric {metric.name!r}"):
             share = budget.share(1 / (len(metrics) - num_done))
             if metric.of == "samples":
-                seconds[metric.name] = _seconds_of_comparison(trainer, metric, num_samples, share)
+                seconds[metric.name] = _seconds_of_comparison(run, metric, num_samples, share)
             else:
                 seconds[metric.name] = _seconds_by_part(metric, evaluation) if share else None
     return seconds
@@ -48,14 +48,14 @@ def _seconds_by_part(metric: Metric, evaluation: Evaluation) -> float | None:
     return factor * times[-1]
 
 
-def _seconds_of_comparison(trainer: Trainer, metric: Metric, num_samples: int, seconds: float) -> float | None:
+def _seconds_of_comparison(run: RunState, metric: Metric, num_samples: int, seconds: float) -> float | None:
     """Of samples with data, and of held-out data in their place; measured with data in the place of either."""
-    data = trainer.data
+    data = run.data
     num_data = len(data.in_memory) if data.in_memory is not None else data.num_images or len(data.held_out)
     held_out = min(len(data.held_out), num_samples)
     num_real, num_generated = sizes_for(metric, num_data, num_samples)
     known = data.all_in_memory(num_generated) if data.in_memory is not None else data.held_out
-    points = trainer.kind.as_samples(known.data)
+    points = run.kind.as_samples(known.data)
     if min(num_real, num_generated) <= NEIGHBOUR or len(points) <= 2 * NEIGHBOUR or metric.function is None:
         return 0.0
     if (metric.most_dimensions or points.shape[1]) < points.shape[1]:

@@ -22,6 +22,7 @@ from .probes import Budget, grow, line_through
 
 if TYPE_CHECKING:
     from ..evaluation.validation_loss import ValidationLoss
+    from ..training.run_state import RunState
     from ..training.trainer import Trainer
 
 SECONDS = 5.0  # for all that is measured, if nobody gives a budget
@@ -61,24 +62,25 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
     The trainer cannot be used afterwards. All processes call this.
     """
     budget = budget or Budget(SECONDS)
-    config, plan, started = trainer.config, trainer.plan, budget.spent
+    run, started = trainer.run, budget.spent
+    config, plan = run.config, run.plan
     times = _times_of_updates(trainer, budget)
     low, update, high = np.quantile(_warm(times), [0.1, 0.5, 0.9]).tolist()
     compiling = max(0.0, times[0] - update) if config.compile else 0.0
     item, guessed = update / (plan.layout.micro_batch * plan.layout.accumulation), []
     validation, evaluation = 0.0, {}
-    if trainer.validation is not None:
-        validation, is_guess = _seconds_of_validation(trainer, trainer.validation, item, budget)
+    if run.validation is not None:
+        validation, is_guess = _seconds_of_validation(run, run.validation, item, budget)
         validation *= plan.num_validations
         guessed += ["validation"] * is_guess
     samples, shown = 0, 0
     if config.evaluation:
-        samples, shown = results_of(trainer.kind).num_samples(config, plan.num_held_out, plan.num_images), plan.num_pictures
-    of_samples, is_guess = _seconds_of_samples(trainer, max(samples, config.eval_batch_size), item, budget)
+        samples, shown = results_of(run.kind).num_samples(config, plan.num_held_out, plan.num_images), plan.num_pictures
+    of_samples, is_guess = _seconds_of_samples(run, max(samples, config.eval_batch_size), item, budget)
     guessed += ["sampling"] * is_guess
     sampling = of_samples(config.eval_batch_size) * shown + (of_samples(samples) if samples else 0.0)
     if trainer.accelerator.is_main_process and config.evaluation:
-        evaluation = forecast_evaluation(trainer, samples, budget)
+        evaluation = forecast_evaluation(run, samples, budget)
     known = {name: seconds for name, seconds in evaluation.items() if seconds is not None}
     num, of_evaluation = plan.num_updates, sum(known.values())
     slowest = sorted(((name, took) for name, took in known.items() if took > of_evaluation / 5), key=lambda one: -one[1])
@@ -100,13 +102,14 @@ def forecast_time(trainer: Trainer, budget: Budget | None = None) -> TimeForecas
 
 def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
     """Seconds of each update without validations and pictures. After one that compiles come others, whatever it takes."""
-    validation, config, times = trainer.validation, trainer.config, []
-    trainer.validation, trainer.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
-    seconds, compiles = budget.share(_FOR_UPDATES), trainer.config.compile
+    run, times = trainer.run, []
+    validation, config = run.validation, run.config
+    run.validation, run.config = None, dataclasses.replace(config, save_images_epochs=sys.maxsize)
+    seconds, compiles = budget.share(_FOR_UPDATES), config.compile
     with budget.shown("updates, the first of which compiles" if compiles else "updates"):
         begun = started = time.perf_counter()
         for _ in trainer.updates(show_progress=False):
-            trainer.sums.sum().item()  # waits for the device
+            trainer.log.sums.sum().item()  # waits for the device
             now = time.perf_counter()
             times.append(now - started)
             # The main process's clock decides: all must stop at the same update. The first one is slow: it needs a second.
@@ -117,7 +120,7 @@ def _times_of_updates(trainer: Trainer, budget: Budget) -> list[float]:
             if ends[0]:
                 break
             started = time.perf_counter()
-    trainer.validation, trainer.config = validation, config
+    run.validation, run.config = validation, config
     return times
 
 
@@ -126,35 +129,35 @@ def _warm(times: list[float]) -> list[float]:
     return times[min(_WARM, max(1, len(times) // 4)) :] or times
 
 
-def _seconds_of_validation(trainer: Trainer, whole: ValidationLoss, item: float, budget: Budget) -> tuple[float, bool]:
+def _seconds_of_validation(run: RunState, whole: ValidationLoss, item: float, budget: Budget) -> tuple[float, bool]:
     """Of one, and whether it is guessed by the seconds of training for an item."""
     num, seconds = len(whole.batch), budget.share(_FOR_VALIDATION)
     first = min(num, whole.batch_size)
-    models = 1 if trainer.average is None else 2
+    models = 1 if run.average is None else 2
     if 2 * first * models * FORWARD_SHARE * item > seconds:
         return num * models * FORWARD_SHARE * item, True
 
     def validate(size: int) -> None:
-        part = trainer.validation = copy.copy(whole)
+        part = run.validation = copy.copy(whole)
         part.batch = whole.batch[:size]
-        trainer.validation_losses()
+        run.validation_losses()
 
     with budget.shown("validation"):
         start, slope = line_through(grow(validate, first, num, seconds))
     return start + slope * num, False
 
 
-def _seconds_of_samples(trainer: Trainer, most: int, item: float, budget: Budget) -> tuple[Callable[[int], float], bool]:
+def _seconds_of_samples(run: RunState, most: int, item: float, budget: Budget) -> tuple[Callable[[int], float], bool]:
     """
     A function from a number of samples, up to `most`, to seconds, and whether it is guessed by the seconds of training for
     an item: a line through times of few samples and of many.
     """
-    config, kind, model = trainer.config, trainer.kind, trainer.bare_model.eval()
+    config, kind, model = run.config, run.kind, run.model.eval()
     steps, seconds = min(_STEPS, config.num_inference_steps), budget.share(_FOR_SAMPLES)
     if 2 * _FEW * steps * kind.sampling_cost * item > seconds:
         each = config.num_inference_steps * kind.sampling_cost * item
         return lambda num: num * each, True
-    pipeline = sampling_pipeline(trainer)
+    pipeline = sampling_pipeline(run)
     pipeline.set_progress_bar_config(disable=True)
 
     def sample(size: int, steps: int = steps) -> None:

@@ -22,7 +22,7 @@ def dead_parameters(subject: Subject) -> str | None:
     trainer = subject.trainer
     if is_sharded(trainer.accelerator):
         raise LabError("the model is sharded, and this is about a whole one.")
-    model = trainer.bare_model
+    model = trainer.run.model
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     frozen = sum(1 for _ in model.parameters()) - len(named)
     if not named:
@@ -61,12 +61,12 @@ def dead_parameters(subject: Subject) -> str | None:
 
 
 def _probe_loss(subject: Subject, batch: Batch, step: int) -> torch.Tensor:
-    trainer, num_steps, images = subject.trainer, subject.trainer.process.num_train_timesteps, batch.data
+    run, num_steps, images = subject.run, subject.run.process.num_train_timesteps, batch.data
     generator = torch.Generator(device=images.device).manual_seed(step)
     noise = torch.randn(images.shape, generator=generator, device=images.device)
     timesteps = torch.linspace(0, num_steps - 1, len(images), device=images.device).long()
     # In float32: without a loss scale, small gradients in half precision would underflow to zero.
-    return trainer.process.losses(trainer.bare_model, batch, noise, timesteps).mean()
+    return run.process.losses(run.model, batch, noise, timesteps).mean()
 
 
 class _OneBatch(FixedNoiseObjective):
@@ -86,22 +86,22 @@ def overfit_one_batch(subject: Subject) -> str:
     processes call this.
     """
     trainer, plan = subject.trainer, subject.plan
-    batch = next(trainer.batches(trainer.config.seed, range(1)))
+    batch = next(trainer.batches(subject.config.seed, range(1)))
     losses = []
     with restored_afterwards(trainer):
-        trainer.objective, trainer.observer = _OneBatch.now(trainer, 0, evenly=True), None
-        trainer.model.train()
-        for group in trainer.optimizer.param_groups:
+        trainer.run.objective, trainer.log.observer = _OneBatch.now(trainer, 0, evenly=True), None
+        trainer.stepper.model.train()
+        for group in trainer.run.optimizer.param_groups:
             group["lr"] = plan.learning_rate
         for update in range(_SANITY_UPDATES):
-            trainer.update, trainer.sums = update, torch.zeros_like(trainer.sums)
+            trainer.run.update, trainer.log.sums = update, torch.zeros_like(trainer.log.sums)
             if not do_one_update(trainer, batch):
                 raise LabError(
                     f"The sanity run failed: no fp16 gradient was finite at update {update}. Train without "
                     "--mixed_precision fp16, or lower the learning rate."
                 )
             if update in (0, _SANITY_UPDATES - 1):
-                losses.append(float(trainer.accelerator.gather(trainer.sums[None, :1]).mean()))
+                losses.append(float(trainer.accelerator.gather(trainer.log.sums[None, :1]).mean()))
     first, last = losses
     times = f"seen {_SANITY_UPDATES} times at a learning rate of {plan.learning_rate:.3g}"
     text = f"one batch, {times}: loss {first:.3g}, then {last:.3g}"

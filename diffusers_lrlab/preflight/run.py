@@ -44,7 +44,7 @@ def checks_for(kind: DataKind) -> dict[str, Callable[[Subject], str | None]]:
 def run_checks(trainer: Trainer) -> dict[str, str]:
     """From names of checks that found something to their messages; afterwards the trainer is as it was, to the bit."""
     subject, found = Subject(trainer), {}
-    for name, check in checks_for(trainer.kind).items():
+    for name, check in checks_for(trainer.run.kind).items():
         try:
             message = check(subject)
         except LabError as error:
@@ -56,7 +56,7 @@ def run_checks(trainer: Trainer) -> dict[str, str]:
 
 def check_before_training(trainer: Trainer) -> dict[str, str]:
     """The checks that were asked for: what was found is shown and returned; a sanity run that fails is a `LabError`."""
-    config, accelerator = trainer.config, trainer.accelerator
+    config, accelerator = trainer.run.config, trainer.accelerator
     found: dict[str, str] = {}
     if config.preflight and accelerator.is_main_process:
         found = run_checks(trainer)

@@ -22,7 +22,7 @@ _USUAL = {True: (1e-4, 1e-3), False: (1e-4, 3e-4)}
 
 def timesteps(subject: Subject) -> str | None:
     """Timesteps that are not whole numbers, or outside the process."""
-    sampler, last = subject.trainer.objective.sampler, subject.trainer.process.num_train_timesteps - 1
+    sampler, last = subject.run.objective.sampler, subject.run.process.num_train_timesteps - 1
     for update in (0, subject.plan.num_updates // 2, subject.plan.num_updates - 1):
         device = subject.trainer.accelerator.device
         drawn = sampler.sample(1000, update, stream_generator(0, "preflight", update, device=device))
@@ -39,7 +39,7 @@ def terminal_snr(subject: Subject) -> str | None:
     A process that does not end in noise, though samples start from it (arXiv 2305.08891). Silent on the default noise
     levels, whose cost is in the documentation: a first run is to warn of what somebody did.
     """
-    config, process = subject.config, subject.trainer.process
+    config, process = subject.config, subject.run.process
     snr = float(process.levels.snr[-1])
     if snr <= 0.01:
         return None
@@ -66,7 +66,7 @@ def model_and_scheduler(subject: Subject) -> str | None:
         saved = json.loads(next(path for path in beside if path.exists()).read_text(encoding="utf-8"))
     except (OSError, ValueError, StopIteration):
         return None
-    found = subject.trainer.process.contradictions(saved)
+    found = subject.run.process.contradictions(saved)
     return f"The scheduler beside the model {config.model_config_name_or_path!r} {found[0]}" if found else None
 
 

@@ -21,7 +21,8 @@ class Subject:
     """A run that is about to begin; checks leave its trainer as it was, to the bit."""
 
     def __init__(self, trainer: Trainer):
-        self.trainer, self.plan, self.data, self.config = trainer, trainer.plan, trainer.data, trainer.config
+        self.trainer, self.run = trainer, trainer.run
+        self.plan, self.data, self.config = trainer.run.plan, trainer.run.data, trainer.run.config
 
     @property
     def sample(self) -> torch.Tensor:

@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from ..training.results.base import results_of
+from ..training.sharding import whole_weights
 from ..training.trackers import show_pictures
 from ..training.trainer import Trainer
 from .record import training_figures
@@ -16,7 +17,7 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
     """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
     trainer.save_result()
-    with trainer.whole_weights():
+    with whole_weights(trainer.run, trainer.accelerator):
         if trainer.accelerator.is_main_process:
             _evaluate_and_draw(trainer, record)
     trainer.accelerator.wait_for_everyone()
@@ -24,18 +25,18 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
 
 def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     """Final samples, their figures, plots and card."""
-    accelerator, config, folder = trainer.accelerator, trainer.config, trainer.folder
-    shown_by = results_of(trainer.kind)
+    run, folder, accelerator = trainer.run, trainer.folder, trainer.accelerator
+    config, shown_by = run.config, results_of(run.kind)
     rows = folder.read_metrics()
     results = {key: value for row in rows[-2:] for key, value in row.items() if key not in _NOT_RESULTS}
     record["train"]["results"] = results
     figures: dict[str, Any] = {}
     if config.evaluation:
-        with trainer.averaged_weights():
-            samples = shown_by.samples_to_show(trainer)
-        figures = shown_by.evaluate(trainer, shown_by.samples_to_evaluate(trainer))
+        with run.averaged_weights():
+            samples = shown_by.samples_to_show(run)
+        figures = shown_by.evaluate(run, shown_by.samples_to_evaluate(run))
         results.update(figures)
-        trainer.keep_samples(samples)
+        trainer.log.keep_samples(samples)
     record["train"] |= training_figures(trainer)
 
     from ..diagnostics.plot import plot_timesteps
@@ -43,21 +44,21 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     from ..training.plots.run import plot_losses, plot_lr
 
     plot_losses(rows, folder.lab / "loss.png")
-    plot_lr(rows, trainer.plan, folder.lab / "lr.png", trainer.rollbacks.factors(np.arange(trainer.update)))
+    plot_lr(rows, run.plan, folder.lab / "lr.png", trainer.divergence.lr_factors(np.arange(run.update)))
     if config.evaluation:
-        shown_by.draw(trainer, samples, folder.lab)
-    if trainer.observer is not None:
-        plot_timesteps(trainer.observer.log.table, folder.lab / "timesteps.png")
+        shown_by.draw(run, samples, folder.lab)
+    if trainer.log.observer is not None:
+        plot_timesteps(trainer.log.observer.log.table, folder.lab / "timesteps.png")
     _show_results(trainer, figures)
     write_model_card(folder.path, record)
     accelerator.print(
-        f"Finished: {trainer.kind.pipeline_name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
+        f"Finished: {run.kind.pipeline_name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
     )
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
     """What is known at the end, for the trackers: figures of the samples, plots of losses, rates and noise levels."""
-    trackers, update = trainer.accelerator.trackers, trainer.update
+    trackers, update = trainer.accelerator.trackers, trainer.run.update
     if not trackers:
         return
     trainer.accelerator.log({f"results/{name}": value for name, value in figures.items()}, step=update)

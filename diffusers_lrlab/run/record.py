@@ -66,15 +66,16 @@ def warn_of_changed_plugins(record: dict[str, Any], previous: dict[str, Any]) ->
 
 def training_figures(trainer: Trainer) -> dict[str, Any]:
     """What is known of the training at any time."""
+    run, divergence = trainer.run, trainer.divergence
     return {
-        "updates_done": trainer.update,
-        "training_seconds": trainer.training_seconds,
+        "updates_done": run.update,
+        "training_seconds": run.training_seconds,
         "peak_memory_mb": peak_memory_mb(),
-        "schedule_audit": trainer.audit.state_dict(),
-        "skipped_updates": trainer.skipped.total,
-        "rollbacks": trainer.rollbacks.done,
-        "skipped_corrupt_images": trainer.data.skipped,
-        "warnings": trainer.lr_warnings,
+        "schedule_audit": run.audit.state_dict(),
+        "skipped_updates": divergence.num_skipped,
+        "rollbacks": divergence.rollbacks,
+        "skipped_corrupt_images": run.data.skipped,
+        "warnings": trainer.log.lr_warnings,
     }
 
 
@@ -135,9 +136,9 @@ def _write_end(trainer: Trainer, record: dict[str, Any], room: Path) -> None:
     try:
         if trainer.folder.is_writer:
             trainer.folder.check_log()
-        if trainer.observer is not None:
-            record["train"]["loss_spikes"] = trainer.observer.log.num_spikes
-            trainer.observer.write()
+        if (observer := trainer.log.observer) is not None:
+            record["train"]["loss_spikes"] = observer.log.num_spikes
+            observer.write()
         if names := make_writable(record):
             raise LabError(f"JSON cannot hold {', '.join(names)} of the record, which has a text in their place.")
         if record["run"]["status"] == "finished":

@@ -124,7 +124,7 @@ def _train_and_record(
     trainer.on_saved = uploads
     if checkpoint is not None:
         trainer.resume(checkpoint)
-        accelerator.print(f"Resumed at update {trainer.update} from {checkpoint}.")
+        accelerator.print(f"Resumed at update {trainer.run.update} from {checkpoint}.")
     # Only now is it certain that the folder is this run's.
     record = start_record(asked, plan, accelerator, previous)
     warn_of_changed_plugins(record, previous)
@@ -145,9 +145,9 @@ def _train_and_record(
         if uploads is not None:
             uploads.stop()
         raise
-    accelerator.print(trainer.audit.summary())
-    if trainer.observer is not None and trainer.observer.log.num_spikes:
-        accelerator.print(f"Loss spikes by noise level: {trainer.observer.log.num_spikes}, see lrlab/timesteps.png.")
+    accelerator.print(trainer.run.audit.summary())
+    if (observer := trainer.log.observer) is not None and observer.log.num_spikes:
+        accelerator.print(f"Loss spikes by noise level: {observer.log.num_spikes}, see lrlab/timesteps.png.")
     # A distributed model that is freed after its process group can wait for ever inside gloo.
     del trainer
     accelerator.free_memory()
@@ -156,11 +156,11 @@ def _train_and_record(
 
 
 def _updates(trainer: Trainer) -> Iterator[int]:
-    if trainer.config.profile is None:
+    if trainer.run.config.profile is None:
         return trainer.updates()
     from ..training.profiling import profiled_updates
 
-    return profiled_updates(trainer, trainer.config.profile)
+    return profiled_updates(trainer, trainer.run.config.profile)
 
 
 def _start_trackers(
@@ -178,8 +178,8 @@ def _start_trackers(
 def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
     """What the checks said when the run began that now goes on; its warnings are not repeated."""
     before = previous.get("train", {})
-    trainer.lr_warnings = before.get("warnings", {})
-    if trainer.config.sanity:
+    trainer.log.lr_warnings = before.get("warnings", {})
+    if trainer.run.config.sanity:
         trainer.accelerator.print("The sanity run is for runs that begin; this one goes on without.")
     return before.get("preflight", {})
 

@@ -17,10 +17,10 @@ from ..core.words import counted, duration
 from ..data.batches import iterate_batches
 from ..forecast.memory import forecast_memory
 from ..optimizers.entries import optimizer_state_bytes
-from ..training.base_run import BaseRun
 from ..training.plan import Plan
 from ..training.prepare import make_accelerator
 from ..training.run_folder import RunFolder
+from ..training.run_state import RunState
 from ..training.trainer import Trainer
 from .analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds
 from .executors import WORKERS, assign_executors, check_executor
@@ -142,20 +142,22 @@ class _StackProbe(NamedTuple):
 
 def _probe_stack(specs: list[RunSpec], study: StudyContext) -> _StackProbe:
     members = [Member(*study.plan(spec), study.device) for spec in specs]
-    plan = members[0].plan
+    plan = members[0].run.plan
     with worker_threads(study.device, len(specs)) as threads:
         stacks = ParallelStacks(members, study.device, threads)
         memory: float = sum(stack.mlp.num_bytes for stack in stacks.stacks)
         seconds = _seconds_per_update(partial(next, stacks.updates(), 0), plan.num_updates)
         memory += sum(map(_bytes_of, members))  # optimizers have their states now
-        return _StackProbe(seconds, *_validation_and_measurement_seconds(members[0], specs[0]), threads.num_threads, memory)
+        return _StackProbe(
+            seconds, *_validation_and_measurement_seconds(members[0].run, specs[0]), threads.num_threads, memory
+        )
 
 
 def _num_validations(plan: Plan) -> int:
     return plan.num_updates // plan.validation_updates if plan.config.num_validation_images else 0
 
 
-def _validation_and_measurement_seconds(run: BaseRun, spec: RunSpec) -> tuple[float, float]:
+def _validation_and_measurement_seconds(run: RunState, spec: RunSpec) -> tuple[float, float]:
     """One validation, and the evaluation at the end, with samples drawn in two steps instead of all."""
     validation, started = 0.0, time.perf_counter()
     if run.validation is not None:
@@ -181,8 +183,9 @@ def _seconds_per_update(do_update: Any, num_updates: int) -> float:
 
 def _bytes_of(member: Member) -> float:
     """Memory of a member's own: weights and gradients are the stack's."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in member.model.parameters())
-    return weights * (member.average is not None) + optimizer_state_bytes(member.optimizer)
+    run = member.run
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in run.model.parameters())
+    return weights * (run.average is not None) + optimizer_state_bytes(run.optimizer)
 
 
 def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
@@ -196,8 +199,10 @@ def _local_cost(specs: list[RunSpec], study: StudyContext) -> _Cost:
             with tempfile.TemporaryDirectory() as folder:
                 trainer = Trainer(plan, data, make_accelerator(plan.config), RunFolder(Path(folder)))
                 batches = iterate_batches(data, plan.layout, 0, range(plan.num_updates))
-                seconds = _seconds_per_update(lambda run=trainer, rest=batches: run.do_update(next(rest)), plan.num_updates)
-                validation, measurement = _validation_and_measurement_seconds(trainer, spec)
+                seconds = _seconds_per_update(
+                    lambda trainer=trainer, rest=batches: trainer.do_update(next(rest)), plan.num_updates
+                )
+                validation, measurement = _validation_and_measurement_seconds(trainer.run, spec)
             memory = forecast_memory(plan, device=study.device.type).total
             probed[key] = _Cost(seconds * plan.num_updates, validation * _num_validations(plan) + measurement, memory)
         total += probed[key]

@@ -14,12 +14,12 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from ..core.files import SHARED, atomic_folder, full_disk_explained, remove, temporary_beside
-from .base_run import BaseRun
 from .checkpoints import Contents, contents_of, save_shards
 from .config import ResolvedConfig
-from .divergence import kept_checkpoints
+from .divergence_rules import rollback_rule
 from .run_files import check_own_checkpoint
-from .run_folder import RunFolder
+from .run_folder import RunFolder, checkpoint_update
+from .run_state import RunState
 from .sharding import is_sharded
 
 
@@ -53,14 +53,14 @@ class CheckpointWriter:
         broadcast_object_list(values)
         return values[0]
 
-    def begin(self, run: BaseRun, rows: Any = None) -> Path:
+    def begin(self, run: RunState, more: dict[str, Any], rows: Any = None) -> Path:
         """
         Begins `checkpoint-<update>`, once the one before is whole, between two updates; it appears atomically, and then the
-        oldest ones are removed.
+        oldest ones are removed. `more` is saved beside the state of the run, and `rows` of losses by noise level.
         """
         self._wait()
         path = self.folder.path / f"checkpoint-{run.update}"
-        contents = contents_of(self.accelerator, run, self.folder, rows)
+        contents = contents_of(self.accelerator, run, more, self.folder, rows)
         self._begun_at = time.monotonic()
         if is_sharded(self.accelerator):
             self._write_sharded(run, path, contents)
@@ -92,7 +92,7 @@ class CheckpointWriter:
             check_own_checkpoint(path)
         remove_old_checkpoints(self.folder, self.config)
 
-    def _write_sharded(self, run: BaseRun, path: Path, contents: Contents) -> None:
+    def _write_sharded(self, run: RunState, path: Path, contents: Contents) -> None:
         accelerator = self.accelerator
         if accelerator.is_main_process:
             check_own_checkpoint(path)
@@ -109,6 +109,20 @@ class CheckpointWriter:
                 save_shards(accelerator, run, temporary_beside(path, SHARED))
             accelerator.wait_for_everyone()
         accelerator.wait_for_everyone()
+
+
+def regular_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
+    """Those of a run that was never interrupted: a signal's must not change where a run goes back to."""
+    return [path for path in folder.checkpoints() if checkpoint_update(path) % config.checkpointing_steps == 0]
+
+
+def kept_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
+    """What `checkpoints_total_limit` leaves: the newest, and of a run that may go back the newest regular ones."""
+    everything, limit = folder.checkpoints(), config.checkpoints_total_limit
+    if not limit:
+        return everything
+    found = everything if rollback_rule(config) is None else regular_checkpoints(folder, config)
+    return [*found[-limit:], *everything[-1:]]
 
 
 def remove_old_checkpoints(folder: RunFolder, config: ResolvedConfig) -> None:

@@ -23,21 +23,22 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import OPTIMIZER_NAME, SCALER_NAME, gather_object, set_seed
+from diffusers.training_utils import EMAModel
 from safetensors.torch import load_file, save_file
 
-from ..averaging.averages import without_config_warnings
+from ..averaging.averages import EMA, without_config_warnings
 from ..core.files import atomic_file, write_text
 from ..core.manifest import write_manifest
 from ..core.random_states import random_states, restore_random_states
 from ..core.streams import stream_seed
 from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
-from .base_run import BaseRun
 from .compiling import compile_backend
 from .host_copies import on_host, with_weights
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder
-from .sharding import is_sharded
+from .run_state import RunState
+from .sharding import is_sharded, load_sharded_average, save_sharded_average
 
 _TENSORS = "timesteps.safetensors"
 _OWNERS = ("objective", "observer")  # of what is in there
@@ -60,7 +61,7 @@ def register_model_format(accelerator: Accelerator, component: str) -> Any:
     return accelerator.register_load_state_pre_hook(load)
 
 
-def _facts(accelerator: Accelerator, run: BaseRun) -> dict[str, Any]:
+def _facts(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
     """What a start must have in common with the checkpoint that it goes on from, besides its configuration."""
     plan, data = run.plan, run.data
     stream = {"stream": data.train.facts} if isinstance(data.train, ShardedStream) else {}
@@ -104,16 +105,16 @@ class Contents:
         folder.check_there()
 
 
-def contents_of(accelerator: Accelerator, run: BaseRun, folder: RunFolder, rows: Any) -> Contents:
-    """A copy of a run; all processes call this."""
-    state = run.state_dict()
+def contents_of(accelerator: Accelerator, run: RunState, more: dict[str, Any], folder: RunFolder, rows: Any) -> Contents:
+    """A copy of a run, and of `more` state; all processes call this."""
+    state = run.state_dict() | more
     parts = {owner: state.pop(owner, {}) for owner in _OWNERS}
     facts = {"config": run.config.to_dict(), **_facts(accelerator, run), "num_processes": run.plan.layout.num_processes}
     models, states = {}, {}
     if accelerator.is_main_process and not is_sharded(accelerator):
-        models[run.kind.component] = with_weights(run.bare_model, run.bare_model.state_dict())
+        models[run.kind.component] = with_weights(run.model, run.model.state_dict())
         if run.average is not None:
-            models[f"{run.kind.component}_ema"] = _average_model(run.bare_model, run.average.state_dict())
+            models[f"{run.kind.component}_ema"] = average_as_model(run.model, run.average)
         states[f"{OPTIMIZER_NAME}.bin"] = on_host(run.optimizer.state_dict())
         if accelerator.scaler is not None:
             states[SCALER_NAME] = on_host(accelerator.scaler.state_dict())
@@ -128,8 +129,9 @@ def contents_of(accelerator: Accelerator, run: BaseRun, folder: RunFolder, rows:
     )
 
 
-def _average_model(model: Any, state: dict[str, Any]) -> Any:
+def average_as_model(model: Any, average: EMA) -> Any:
     """What `EMAModel.save_pretrained` would save, without a new model that draws random numbers."""
+    state = average.state_dict()
     own = {key: value for key, value in state.items() if key != "shadow_params"}
     names = [name for name, _ in model.named_parameters()]
     held = with_weights(model, model.state_dict() | dict(zip(names, state["shadow_params"], strict=True)))
@@ -137,11 +139,11 @@ def _average_model(model: Any, state: dict[str, Any]) -> Any:
     return held
 
 
-def save_shards(accelerator: Accelerator, run: BaseRun, folder: Path) -> None:
+def save_shards(accelerator: Accelerator, run: RunState, folder: Path) -> None:
     """The shards of this process: by accelerate, but for its pickle of random states; and those of the average."""
     accelerator.save_state(str(folder))
     if run.average is not None:
-        run.average.save(folder / f"{run.kind.component}_ema")
+        save_sharded_average(run, folder / f"{run.kind.component}_ema")
     os.remove(_states_file(folder, accelerator.process_index).with_suffix(".pkl"))
 
 
@@ -149,12 +151,19 @@ def _states_file(folder: Path, rank: int) -> Path:
     return folder / f"random_states_{rank}.json"
 
 
-def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: RunFolder) -> None:
-    """Puts a run back to where a checkpoint was written; raises a `LabError` if that is of another run."""
+def load_checkpoint(accelerator: Accelerator, run: RunState, path: Path, folder: RunFolder) -> dict[str, Any]:
+    """
+    Puts a run and its folder back to where a checkpoint was written, and returns all state that was saved there; raises a
+    `LabError` if it is of another run.
+    """
     state: dict[str, Any] = read_state(path)
     check_same_run(state, _facts(accelerator, run), path)
     if run.average is not None:
-        run.average.load(path / f"{run.kind.component}_ema")
+        saved = path / f"{run.kind.component}_ema"
+        if is_sharded(accelerator):
+            load_sharded_average(run, saved)
+        else:
+            load_average(run.average, type(run.model), saved)
     accelerator.load_state(str(path))
     # Random states last: building a model, as diffusers does for the weights, draws from them.
     if state["num_processes"] != accelerator.num_processes:
@@ -176,3 +185,11 @@ def load_checkpoint(accelerator: Accelerator, run: BaseRun, path: Path, folder: 
             shutil.copyfile(rows, temporary)
     run.load_state_dict(state)
     folder.rewind(run.update, state["log"])
+    return state
+
+
+def load_average(average: EMA, model_class: Any, folder: Path) -> None:
+    """Restores an average from the model that it was saved as."""
+    with without_config_warnings():
+        saved = EMAModel.from_pretrained(str(folder), model_class)
+    average.load_state_dict(saved.state_dict())

@@ -1,8 +1,7 @@
-"""What becomes of a run whose numbers are no longer finite: it stops, or goes back and on at a lower learning rate."""
+"""What becomes of a run whose numbers diverge: it stops, or goes back to a checkpoint and on at a lower learning rate."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +10,69 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import Diverged, warn
-from .base_run import BaseRun
-from .config import ResolvedConfig
+from ..core.words import counted
+from .checkpoint_writer import CheckpointWriter, regular_checkpoints
 from .divergence_rules import rollback_rule
-from .run_folder import RunFolder, checkpoint_update
+from .run_folder import checkpoint_update
+from .run_state import RunState
 from .sharding import local_shard
 
 
-def regular_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """Those of a run that was never interrupted: a signal's must not change where a run goes back to."""
-    return [path for path in folder.checkpoints() if checkpoint_update(path) % config.checkpointing_steps == 0]
+class DivergenceGuard:
+    """
+    Says when a run has diverged, and which checkpoint it goes back to.
 
+    Attributes:
+        rollbacks: Where the run went back to, and what that made of its learning rate; oldest first.
+        first_loss: The unweighted loss of the first update, or of the first row of the log.
+        num_skipped: Updates that were left out, since their gradients were not finite.
+    """
 
-def kept_checkpoints(folder: RunFolder, config: ResolvedConfig) -> list[Path]:
-    """What `checkpoints_total_limit` leaves: the newest, and of a run that may go back the newest regular ones."""
-    everything, limit = folder.checkpoints(), config.checkpoints_total_limit
-    if not limit:
-        return everything
-    found = everything if rollback_rule(config) is None else regular_checkpoints(folder, config)
-    return [*found[-limit:], *everything[-1:]]
+    def __init__(self, run: RunState, checkpoints: CheckpointWriter):
+        self.run, self.checkpoints, self.folder = run, checkpoints, checkpoints.folder
+        self.rule = rollback_rule(run.config)
+        self.rollbacks: list[dict[str, Any]] = []
+        self.first_loss: float | None = None
+        self.num_skipped = self._skipped_in_a_row = 0
 
+    def error(self, what: str = "The loss is not finite") -> Diverged:
+        """The error for a run that diverges now, with what to do about it."""
+        self.checkpoints.finish()  # the message names the last one
+        run, last = self.run, self.folder.checkpoints()
+        lr = run.current_lr * self.lr_factors(run.update)
+        go_on = f"go on from {last[-1]} by --resume_from_checkpoint latest" if last else "give"
+        or_else = "" if self.rule else f"; or {go_on} --on_divergence rollback"
+        return Diverged(
+            f"{what} around update {run.update} at learning rate {lr:.3g}: training has diverged. Lower --learning_rate, "
+            f"lengthen --lr_warmup_steps or lower --max_grad_norm{or_else}."
+        )
 
-class Rollbacks:
-    """Where a run that diverged went back to, and what that made of its learning rate."""
+    def count_skipped(self, was_skipped: bool) -> None:
+        """Counts an update that was skipped or not; raises `Diverged` after more in a row than are allowed."""
+        self.num_skipped += was_skipped
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if was_skipped else 0
+        if self._skipped_in_a_row > (most := self.run.config.skip_bad_updates or 0):
+            raise self.error(f"The gradients of {counted(most + 1, 'update')} in a row are not finite")
 
-    def __init__(self, config: ResolvedConfig, folder: RunFolder):
-        self.config, self.folder, self.rule = config, folder, rollback_rule(config)
-        self.done: list[dict[str, Any]] = []  # oldest first
-        self.first_loss: float | None = None  # unweighted, of the first update, or of the first row of the log
+    def check_loss(self, loss: float | None) -> None:
+        """Raises `Diverged` for an unweighted loss so large that the run counts as diverged."""
+        if self.rule is None or self.first_loss is None or loss is None or loss <= self.rule["explosion"] * self.first_loss:
+            return
+        raise self.error(f"The loss grew to {loss / self.first_loss:.3g} times its first value")
 
-    def factors(self, updates: Any) -> Any:
-        """Factors on the learning rates of updates: float64, of their shape."""
+    def lr_factors(self, updates: Any) -> Any:
+        """What the rollbacks make of the learning rates of updates: float64 factors, of their shape."""
         factors = np.ones(np.shape(updates))
-        for rollback in self.done:  # a later one may have gone further back
+        for rollback in self.rollbacks:  # a later one may have gone further back
             factors = np.where(np.asarray(updates) >= rollback["back_to"], rollback["lr_factor"], factors)
         return factors
-
-    def explosion(self, loss: float | None) -> str | None:
-        """What is wrong with an unweighted loss, if it is so large that the run counts as diverged."""
-        if self.rule is None or self.first_loss is None or loss is None or loss <= self.rule["explosion"] * self.first_loss:
-            return None
-        return f"The loss grew to {loss / self.first_loss:.3g} times its first value"
 
     def find_checkpoint(self, reason: Diverged) -> Path:
         """The checkpoint to go back to, for all processes; raises `reason` if that is not asked for, or was no help."""
         if self.rule is None:
             raise reason
-        if len(self.done) >= self.rule["max_rollbacks"]:
-            at = ", ".join(str(rollback["back_to"]) for rollback in self.done)
+        if len(self.rollbacks) >= self.rule["max_rollbacks"]:
+            at = ", ".join(str(rollback["back_to"]) for rollback in self.rollbacks)
             raise Diverged(
                 f"{reason} It went back to update {at} before, as often as max_rollbacks of --on_divergence allows; "
                 "that may be raised with --resume_from_checkpoint latest."
@@ -71,40 +85,45 @@ class Rollbacks:
         return values[0]
 
     def _newest(self) -> Path | None:
-        found = regular_checkpoints(self.folder, self.config) or self.folder.checkpoints()
+        found = regular_checkpoints(self.folder, self.run.config) or self.folder.checkpoints()
         # From the last one even a lower rate did not help: what it holds may be finite and ruined.
-        if self.done and len(found) > 1 and checkpoint_update(found[-1]) == self.done[-1]["back_to"]:
+        if self.rollbacks and len(found) > 1 and checkpoint_update(found[-1]) == self.rollbacks[-1]["back_to"]:
             found.pop()
         return self.folder.newest_checkpoint(found)
 
-    def add(self, reason: Diverged, diverged_at: int, back_to: int) -> None:
-        """Notes that the run went back, and says so."""
-        if self.rule is None:
-            raise reason
-        number, what = len(self.done) + 1, str(reason).partition(":")[0]
+    def add_rollback(self, reason: Diverged, diverged_at: int, earlier: list[dict[str, Any]]) -> None:
+        """Lowers the learning rate of a run that went back after `earlier` rollbacks, and says so."""
+        assert self.rule is not None
+        number, what, back_to = len(earlier) + 1, str(reason).partition(":")[0], self.run.update
         factor = self.rule["factor"] ** number
-        self.done = [*self.done, {"diverged_at": diverged_at, "back_to": back_to, "lr_factor": factor, "reason": what}]
+        rollback = {"diverged_at": diverged_at, "back_to": back_to, "lr_factor": factor, "reason": what}
+        self._set_rollbacks([*earlier, rollback])
         warn(
             f"{what}. Back to update {back_to}, and on from there at {factor:g} of the scheduled learning rate (rollback "
             f"{number} of {self.rule['max_rollbacks']})."
         )
 
+    def _set_rollbacks(self, rollbacks: list[dict[str, Any]]) -> None:
+        self.rollbacks, plan = rollbacks, self.run.plan
+        self.run.lr_factors = plan.lr_factors
+        if rollbacks:
+            of_bands = 1.0 if plan.lr_factors is None else plan.lr_factors
+            self.run.lr_factors = self.lr_factors(np.arange(plan.num_updates)) * of_bands
 
-@dataclass
-class SkippedUpdates:
-    """How many updates were left out, since their gradients were not finite."""
+    def state_dict(self) -> dict[str, Any]:
+        skipped = {"total": self.num_skipped, "in_a_row": self._skipped_in_a_row}
+        return {"skipped_updates": skipped, "rollbacks": self.rollbacks, "first_loss": self.first_loss}
 
-    total: int = 0
-    in_a_row: int = 0
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        skipped = state["skipped_updates"]
+        self.num_skipped, self._skipped_in_a_row = skipped["total"], skipped["in_a_row"]
+        self._set_rollbacks(state["rollbacks"])
+        self.first_loss = state["first_loss"] or self.first_loss
 
-    def count(self, was_skipped: bool) -> None:
-        self.total += was_skipped
-        self.in_a_row = self.in_a_row + 1 if was_skipped else 0
 
-
-def find_nonfinite(run: BaseRun, **more: Any) -> str | None:
-    """What of a run, or of `more`, is not finite and must not be saved; all processes call this, and get one answer."""
-    parts = {**more, "model": run.bare_model.state_dict(), "optimizer": run.optimizer.state_dict()["state"]}
+def find_nonfinite(run: RunState, **more: Any) -> str | None:
+    """The part of a run, or of `more`, that is not finite and must not be saved, for all processes, which all ask."""
+    parts = {**more, "model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()["state"]}
     if run.average is not None:
         parts["moving average"] = run.average.state_dict()["shadow_params"]
     device = run.objective.device

@@ -69,19 +69,19 @@ def _table(profiler: profile, trainer: Trainer) -> str:
 @contextmanager
 def ranges_of(trainer: Trainer) -> Iterator[None]:
     """What the trainer does in this block is recorded under the name of its part, of nested ones the outermost."""
-    step, objective = trainer.step, trainer.objective
+    run, stepper, objective = trainer.run, trainer.stepper, trainer.run.objective
     doing: list[tuple[str, Any, str]] = [
         ("data", trainer, "batches"),
         ("data", trainer, "to_device"),
         *(("timesteps and noise", objective, name) for name in ("draw", "weights", "noise")),
-        ("forward", trainer.process, "losses"),
-        ("backward", step, "backward"),
-        ("clip", step, "clip"),
-        ("optimizer", step, "take_step"),
-        ("EMA", trainer.average, "step"),
+        ("forward", run.process, "losses"),
+        ("backward", stepper, "backward"),
+        ("clip", stepper, "clip"),
+        ("optimizer", stepper, "take_step"),
+        ("EMA", run.average, "advance"),
         ("diagnostics", objective, "observe"),
-        ("diagnostics", trainer.observer, "add"),
-        *(("diagnostics", trainer, name) for name in ("check_schedules", "log_row")),
+        *(("diagnostics", trainer.log, name) for name in ("add", "write_row")),
+        ("diagnostics", run, "check_schedules"),
         *(("validation, samples, checkpoints", trainer, name) for name in ("_at_boundary", "save")),
         ("waits", InterruptGuard, "received"),  # for the other processes
     ]

@@ -12,15 +12,15 @@ from ..core.errors import warn
 from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temporary_beside
 from ..core.streams import stream_generator
 from ..models.registry import denoiser_code
-from .base_run import BaseRun
+from .run_state import RunState
 
 
-def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
+def draw_samples(run: RunState, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
     """
     Samples of the model as it is, see [`DataKind.sample`]; always from the same starting noise, whose stream is named after
     the purpose.
     """
-    kind, config, model = run.kind, run.config, run.bare_model
+    kind, config, model = run.kind, run.config, run.model
     was_training = model.training
     model.eval()
     pipeline = sampling_pipeline(run)
@@ -36,9 +36,9 @@ def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress
     return np.concatenate(parts)
 
 
-def sampling_pipeline(run: BaseRun) -> Any:
+def sampling_pipeline(run: RunState) -> Any:
     """A pipeline around the model as it is, with a scheduler of its own."""
-    return run.kind.make_pipeline(run.bare_model, run.process.sampling_scheduler())
+    return run.kind.make_pipeline(run.model, run.process.sampling_scheduler())
 
 
 def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
@@ -58,7 +58,7 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
     return previews
 
 
-def save_pipeline(run: BaseRun, folder: Path) -> None:
+def save_pipeline(run: RunState, folder: Path) -> None:
     """
     Writes the pipeline into the folder of a run, whole or not at all: it can be loaded while there is an index, which is
     removed before anything is replaced, and written last.
@@ -66,9 +66,9 @@ def save_pipeline(run: BaseRun, folder: Path) -> None:
     temporary, index = temporary_beside(folder / "pipeline"), folder / "model_index.json"
     try:
         with full_disk_explained(index):
-            run.kind.make_pipeline(run.bare_model, run.process.scheduler).save_pretrained(temporary)
-            if (code := denoiser_code(run.bare_model)) is not None:
-                shutil.copyfile(code, temporary / run.kind.component / f"{type(run.bare_model).__module__}.py")
+            run.kind.make_pipeline(run.model, run.process.scheduler).save_pretrained(temporary)
+            if (code := denoiser_code(run.model)) is not None:
+                shutil.copyfile(code, temporary / run.kind.component / f"{type(run.model).__module__}.py")
         sync_tree(temporary)
         index.unlink(missing_ok=True)
         sync(folder)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..averaging.averages import EMA
     from ..averaging.forms import EMAForm
-    from .base_run import BaseRun
+    from .run_state import RunState
 
 _ELEMENTWISE = ("adamw", "adam", "sgd", "nesterov", "rmsprop", "lion")  # a shard's step is that of the whole
 _STATE = "ema.json"
@@ -102,59 +104,80 @@ def _sharded_like(local: Any, parameter: Any) -> Any:
     return DTensor.from_local(local, parameter.device_mesh, parameter.placements, **how)
 
 
-def shard_average(model: Any, device: Any, form: EMAForm) -> EMA:
-    """An [`EMA`] of the shards of a model that is sharded already, which all processes save and load together."""
-    import torch.distributed.checkpoint as dcp
-
+def shard_average(model: Any, form: EMAForm, device: Any) -> EMA:
+    """The average of the shards that this process has of a model."""
     from ..averaging.averages import EMA
 
-    named = dict(model.named_parameters())
-    shards = [local_shard(value.detach()).requires_grad_(value.requires_grad) for value in named.values()]
-
-    class ShardedEMA(EMA):
-        def tensors(self) -> dict[str, Any]:
-            shadows = zip(named.items(), self.ema.shadow_params, strict=True)
-            return {name: _sharded_like(shadow, parameter) for (name, parameter), shadow in shadows}
-
-        def save(self, folder: Path) -> None:
-            dcp.save(self.tensors(), checkpoint_id=folder)
-            if os.environ.get("RANK", "0") == "0":
-                own = {key: value for key, value in self.ema.state_dict().items() if key != "shadow_params"}
-                (folder / _STATE).write_text(json.dumps(own), encoding="utf-8")
-
-        def load(self, folder: Path) -> None:
-            tensors = self.tensors()
-            dcp.load(tensors, checkpoint_id=folder)
-            own = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-            self.load_state_dict({**own, "shadow_params": [local_shard(value) for value in tensors.values()]})
-
-    return ShardedEMA(model, device, form, shards)
+    parameters = list(model.parameters())
+    shards = [local_shard(value.detach()).requires_grad_(value.requires_grad) for value in parameters]
+    return EMA(shards, form, device)
 
 
-def gather_whole(run: BaseRun, accelerator: Accelerator, sharded: Any) -> tuple[Any, EMA | None]:
+def _sharded_average(run: RunState) -> dict[str, Any]:
+    """The average by the names of the parameters, sharded as they are, in the memory that it has."""
+    assert run.average is not None
+    shadows = zip(run.model.named_parameters(), run.average.shadow_params, strict=True)
+    return {name: _sharded_like(shadow, parameter) for (name, parameter), shadow in shadows}
+
+
+def save_sharded_average(run: RunState, folder: Path) -> None:
+    """Writes the shards of the average; all processes call this."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(_sharded_average(run), checkpoint_id=folder)
+    if os.environ.get("RANK", "0") == "0":
+        assert run.average is not None
+        own = {key: value for key, value in run.average.state_dict().items() if key != "shadow_params"}
+        (folder / _STATE).write_text(json.dumps(own), encoding="utf-8")
+
+
+def load_sharded_average(run: RunState, folder: Path) -> None:
+    """Restores what [`save_sharded_average`] wrote; all processes call this."""
+    import torch.distributed.checkpoint as dcp
+
+    assert run.average is not None
+    tensors = _sharded_average(run)
+    dcp.load(tensors, checkpoint_id=folder)
+    own = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    run.average.load_state_dict({**own, "shadow_params": [local_shard(value) for value in tensors.values()]})
+
+
+@contextmanager
+def whole_weights(run: RunState, accelerator: Accelerator) -> Iterator[None]:
     """
-    A whole copy of the model as it is now, and its average, on the device of each process; all processes call this.
-
-    Both are for looking at: what is done to them does not reach the shards.
+    Model and average of a run are whole copies inside this block if they are sharded, and their shards stay as they are; all
+    processes enter it.
     """
+    if not is_sharded(accelerator):
+        yield
+        return
+    model, average = run.model, run.average
+    run.model, run.average = _gather(run, accelerator)
+    try:
+        yield
+    finally:
+        run.model, run.average = model, average
+
+
+def _gather(run: RunState, accelerator: Accelerator) -> tuple[Any, EMA | None]:
+    """A whole copy of the model as it is now, and its average, on the device of each process."""
     import torch
     from accelerate.utils import convert_outputs_to_fp32
 
     from ..averaging.averages import EMA
 
-    with torch.random.fork_rng(devices=[]):  # of the weights that the gathered ones replace
+    with torch.random.fork_rng(devices=[]):  # building a model draws random numbers
         model = run.kind.model_class()(**run.plan.model_config).to(accelerator.device)
-    whole = {
-        name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in sharded.state_dict().items()
-    }
+    state = run.model.state_dict()
+    whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
     model.load_state_dict(whole)
-    model.train(sharded.training)
+    model.train(run.model.training)
     if accelerator.mixed_precision != "no":
         forward = convert_outputs_to_fp32(accelerator.autocast()(type(model).forward))
         model.forward = MethodType(forward, model)
     if run.average is None:
         return model, None
-    average = EMA(model, accelerator.device, run.config.ema_form)
-    shadows = [value.full_tensor() for value in run.average.tensors().values()]  # type: ignore[attr-defined]
-    average.load_state_dict({**run.average.ema.state_dict(), "shadow_params": shadows})
+    average = EMA(model.parameters(), run.config.ema_form, accelerator.device)
+    shadows = [value.full_tensor() for value in _sharded_average(run).values()]
+    average.load_state_dict({**run.average.state_dict(), "shadow_params": shadows})
     return model, average

@@ -5,6 +5,7 @@ beside the small network of points.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from ..data.batch import Batch
+from .compiling import prepare_compiled
 
 _MOST_OVERFLOWS = 30  # in a row
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -23,21 +25,34 @@ def do_one_update(trainer: Any, batch: Batch) -> bool:
 
 
 class Stepper:
-    """What is done with a loss, inside `accelerator.accumulate`; model and optimizer are prepared by that accelerator."""
+    """
+    Takes the steps of an optimizer, from the losses of micro-batches.
 
-    norm: torch.Tensor  # of the gradients of the last update, before clipping
-    # Whether updates with gradients that are not finite do nothing. Any optimizer can be spared a step, but only by a host
-    # that knows: the norm is read at every update, which on a GPU waits for it.
+    Attributes:
+        model: The model that losses are computed with, and `optimizer`: both as accelerate prepares them.
+        norm: Of the gradients of the last update, before clipping.
+        skips_bad: Whether an update with gradients that are not finite takes no step. The norm is read at every update then,
+            which on a GPU waits for it.
+        was_skipped: Whether the last update was.
+    """
+
+    norm: torch.Tensor
     skips_bad = False
-    was_skipped = False  # the last update
+    was_skipped = False
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
-        self.accelerator, self.optimizer = accelerator, optimizer
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.accelerator = accelerator
+        self.model, self.optimizer = prepare_compiled(accelerator, model, optimizer)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.max_norm = max_grad_norm or math.inf  # then it is only measured
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
 
-    def __call__(self, loss: torch.Tensor) -> None:
+    def micro_batch(self) -> AbstractContextManager[Any]:
+        """Forward and [`step`] of a micro-batch are inside it; processes exchange gradients after the last one only."""
+        accelerator = self.accelerator
+        return accelerator.accumulate(self.model) if accelerator.gradient_accumulation_steps > 1 else nullcontext()
+
+    def step(self, loss: torch.Tensor) -> None:
         """Backward, and at the last micro-batch of an update clipping and a step."""
         self.backward(loss)
         if not self.accelerator.sync_gradients:

@@ -2,118 +2,115 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
+from ..averaging.averages import averages_itself
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
-from ..core.words import counted
 from ..data.batch import Batch, to_device
+from ..data.batches import iterate_batches
 from ..data.loading import TrainingData
-from ..diagnostics.observer import TimestepObserver
+from ..data.prefetch import prefetched
 from ..objective.objective import Objective
 from ..timesteps.bands import scaled_lr
 from .checkpoint_writer import CheckpointWriter, remove_old_checkpoints
 from .checkpoints import load_checkpoint, register_model_format
-from .compiling import prepare_compiled
-from .divergence import SkippedUpdates, find_nonfinite
+from .divergence import DivergenceGuard, find_nonfinite
 from .interrupts import InterruptGuard
-from .logged_run import LoggedRun
 from .plan import Plan
+from .resolve_timesteps import objective_spec
 from .run_folder import RunFolder
+from .run_log import RunLog
+from .run_state import RunState
 from .samples import draw_samples, save_pipeline
-from .sharding import gather_whole, is_sharded, shard_average
+from .sharding import is_sharded, shard_average, whole_weights
 from .stepping import Stepper, do_one_update
 
 _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
 
 
-class Trainer(LoggedRun):
-    """A run, and the loop over its updates."""
+class Trainer:
+    """
+    The loop over the updates of a run.
 
-    _whole: Any = None  # in the place of a model that is sharded
-    on_saved: Callable[[int], None] | None = None  # called with the update when the pipeline was saved in the middle
+    Attributes:
+        run: Its state: model, optimizer, schedules, average, objective, clock.
+        stepper: Backward pass, clipping and the optimizer's step.
+        checkpoints: Writes checkpoints while training goes on.
+        divergence: Says when the run has diverged, and where it goes back to.
+        log: Rows of losses, validation, samples and warnings, in `folder`.
+        on_saved: Called with the update when the pipeline was saved before the end.
+    """
+
+    on_saved: Callable[[int], None] | None = None
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
-        super().__init__(plan, data, accelerator, folder)
-        config, device = plan.config, accelerator.device
-        sharded = is_sharded(accelerator)
-        self.make_parts(device, has_average=not sharded)
-        self._format_hook = register_model_format(accelerator, self.kind.component)
-        self.checkpoints = CheckpointWriter(accelerator, config, folder)
-        self.model, self.optimizer = prepare_compiled(accelerator, self.model, self.optimizer)
+        config, device, sharded = plan.config, accelerator.device, is_sharded(accelerator)
+        self.accelerator, self.folder = accelerator, folder
+        self.run = run = RunState(plan, data, device, accelerator.process_index, sharded)
+        self._format_hook = register_model_format(accelerator, run.kind.component)
+        self.stepper = Stepper(accelerator, run.model, run.optimizer, config.max_grad_norm)
         if sharded and config.use_ema:
-            self.average = shard_average(self.bare_model, device, config.ema_form)
-        self.step = Stepper(accelerator, self.model, self.optimizer, config.max_grad_norm)
-        self.objective = Objective.of(
-            self.objective_spec, self.process, plan.layout, plan.num_updates, device, accelerator.gather
-        )
-        if config.log_timestep_bins:
-            probes = data.held_out if config.timestep_grad_every else None
-            bins, path = config.log_timestep_bins, folder.timesteps_file
-            self.observer = TimestepObserver(bins, self.objective, self.process, probes, path)
+            run.average = shard_average(run.model, config.ema_form, device)
+        spec, gather = objective_spec(config), accelerator.gather
+        run.objective = Objective.of(spec, run.process, plan.layout, plan.num_updates, device, gather)
+        self.checkpoints = CheckpointWriter(accelerator, config, folder)
+        self.divergence = DivergenceGuard(run, self.checkpoints)
+        self.log = RunLog(run, accelerator, folder, self.divergence)
 
     def release(self) -> None:
         """Leaves the accelerator to another trainer."""
         self._format_hook.remove()
-        self.accelerator.free_memory(self.model, self.optimizer)
+        self.accelerator.free_memory()
 
-    @property
-    def bare_model(self) -> Any:
-        return self._whole or self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+    def batches(self, seed: int, updates: range) -> Iterator[Batch]:
+        """The data of these updates, in the order that belongs to a seed: the share of this process."""
+        run, skip_corrupt = self.run, self.run.config.skip_corrupt_images
+        plan, data = run.plan, run.data
+        batches = iterate_batches(data, plan.layout, seed, updates, plan.num_workers, skip_corrupt, compact=True)
+        # Rows of data in memory are there at once, but for a GPU they are pinned, which takes the host longer.
+        is_at_hand = data.in_memory is not None and not torch.cuda.is_available()
+        return batches if is_at_hand else prefetched(batches)
 
-    @contextmanager
-    def whole_weights(self) -> Iterator[None]:
-        """Model and average are whole inside this block, also where they are sharded; all processes enter it."""
-        if not is_sharded(self.accelerator) or self._whole is not None:
-            yield
-            return
-        average = self.average
-        self._whole, self.average = gather_whole(self, self.accelerator, self.bare_model)
-        try:
-            yield
-        finally:
-            self._whole, self.average = None, average
+    def set_training(self) -> None:
+        """Prepares model and optimizer for updates."""
+        self.stepper.model.train()
+        if averages_itself(self.run.optimizer):
+            self.run.optimizer.train()
 
     def to_device(self, batch: Batch) -> Batch:
         batch = to_device(batch, self.accelerator.device)
-        if not self.config.channels_last:
+        if not self.run.config.channels_last:
             return batch
         return batch.with_data(batch.data.contiguous(memory_format=torch.channels_last))
 
     def do_update(self, batch: Batch) -> bool:
         """One optimizer update on this process's share of a batch; `False` if fp16 overflowed and it has to be repeated."""
-        layout, device = self.plan.layout, self.accelerator.device
-        timesteps = self.objective.draw(self.update)
+        run, stepper, layout = self.run, self.stepper, self.run.plan.layout
+        timesteps = run.objective.draw(run.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
-        weights = self.objective.weights(local, self.update)
+        weights = run.objective.weights(local, run.update)
         batch = self.to_device(batch)
-        loss, unweighted = torch.zeros((), device=device), []
-        for step, noise in enumerate(self.objective.noise(self.update, batch.data)):
-            part = slice(step * layout.micro_batch, (step + 1) * layout.micro_batch)
-            # Gradients are exchanged between processes after the last micro-batch only.
-            with self.accelerator.accumulate(self.model) if layout.accumulation > 1 else nullcontext():
-                is_first = self.update == 0 and not self.step.skips_bad
-                losses = self.process.losses(self.model, batch[part], noise, local[part], is_first)
+        loss, unweighted = torch.zeros((), device=self.accelerator.device), []
+        for index, noise in enumerate(run.objective.noise(run.update, batch.data)):
+            part = slice(index * layout.micro_batch, (index + 1) * layout.micro_batch)
+            with stepper.micro_batch():
+                is_first = run.update == 0 and not stepper.skips_bad
+                losses = run.process.losses(stepper.model, batch[part], noise, local[part], is_first)
                 unweighted.append(losses.detach())
                 weighted = (losses if weights is None else losses * weights[part]).mean()
-                self.step(weighted)
+                stepper.step(weighted)
                 loss += weighted.detach() / layout.accumulation
         if self.accelerator.optimizer_step_was_skipped:
             return False
-        if self.step.was_skipped:
-            return True
-        losses = torch.cat(unweighted)
-        self.sums += torch.stack([loss, losses.mean(), self.step.norm.detach().to(loss), torch.ones_like(loss)])
-        if self.observer is not None:
-            self.observer.add(local, losses)
-        self.objective.observe(timesteps, losses)
+        if not stepper.was_skipped:
+            losses = torch.cat(unweighted)
+            self.log.add(loss, stepper.norm, local, losses)
+            run.objective.observe(timesteps, losses)
         return True
 
     def updates(self, show_progress: bool = True) -> Iterator[int]:
@@ -122,129 +119,107 @@ class Trainer(LoggedRun):
         than before after a rollback. It may end in `Interrupted`, after SIGINT or SIGTERM and with everything saved, and in
         `Diverged`.
         """
-        config, plan = self.config, self.plan
-        if self.update == 0 and self.validation is not None and not is_sharded(self.accelerator):
-            self.validation.try_one(self.bare_model)
-        self._shows = show_progress and self.accelerator.is_main_process
-        pace, hide = 0.2 if is_watched() else 10, not self._shows
-        bar = tqdm(total=plan.num_updates, initial=self.update, desc="train", unit="update", disable=hide, mininterval=pace)
-        self.step.skips_bad = config.skip_bad_updates is not None
+        run, divergence = self.run, self.divergence
+        if run.update == 0 and run.validation is not None and not is_sharded(self.accelerator):
+            run.validation.try_one(run.model)
+        self.log.shows = show_progress and self.accelerator.is_main_process
+        pace, hide = 0.2 if is_watched() else 10, not self.log.shows
+        num = run.plan.num_updates
+        bar = tqdm(total=num, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
+        self.stepper.skips_bad = run.config.skip_bad_updates is not None
         with InterruptGuard() as guard, bar, self.checkpoints:
-            if self.rollbacks.rule is not None and self.update == 0:
+            if divergence.rule is not None and run.update == 0:
                 self.save()  # to have something to go back to
-            elif self.rollbacks.rule is not None and self.rollbacks.first_loss is None:  # the rule came later
-                self.rollbacks.first_loss = self.first_logged_loss()
+            elif divergence.rule is not None and divergence.first_loss is None:  # the rule came later
+                divergence.first_loss = self.log.first_loss()
             while True:
                 try:
                     yield from self._updates_to_the_end(guard, bar)
                     return
                 except Diverged as reason:
                     self._go_back(reason)
-                    bar.n = self.update
+                    bar.n = run.update
                     bar.refresh()
 
     def _updates_to_the_end(self, guard: InterruptGuard, bar: tqdm) -> Iterator[int]:
-        config = self.config
-        batches = self.batches(config.seed, range(self.update, self.plan.num_updates))
+        run, config, stepper, divergence = self.run, self.run.config, self.stepper, self.divergence
+        batches = self.batches(config.seed, range(run.update, run.plan.num_updates))
         self.set_training()
         started = time.perf_counter()
         for batch in batches:
-            with scaled_lr(self.optimizer, self.lr_factor):
-                self.check_schedules()
+            with scaled_lr(run.optimizer, run.lr_factor):
+                run.check_schedules()
                 is_done = do_one_update(self, batch)
-                lr, momentum = self.current_lr, self.current_momentum
+                lr, momentum = run.current_lr, run.current_momentum
             if not is_done:
-                raise self.diverged()
-            self.skipped.count(self.step.was_skipped)
-            if self.skipped.in_a_row > (most := config.skip_bad_updates or 0):
-                raise self.diverged(f"The gradients of {counted(most + 1, 'update')} in a row are not finite")
-            self.advance(averages=not self.step.was_skipped)
-            if self.rollbacks.rule is not None and self.update == 1:
-                self.rollbacks.first_loss = self.mean_losses()[1]
+                raise divergence.error()
+            divergence.count_skipped(stepper.was_skipped)
+            run.advance(averages=not stepper.was_skipped)
+            if divergence.rule is not None and run.update == 1:
+                divergence.first_loss = self.log.mean_losses()[1]
             bar.update()
-            if self.at_interval(config.logging_steps):
-                self.log_row(lr, momentum, bar)
-            self.training_seconds += time.perf_counter() - started
+            if run.at_interval(config.logging_steps):
+                self.log.write_row(lr, momentum, bar)
+            run.training_seconds += time.perf_counter() - started
             self.checkpoints.check()
             self._at_boundary()
             if signal_number := guard.received():
                 raise Interrupted(signal_number, self._save_or_last())
             # The last one keeps the raw weights, and what comes after it can be interrupted without loss.
-            if self.update == self.plan.num_updates:
+            if run.update == run.plan.num_updates:
                 checkpoint = self.save()
                 if signal_number := guard.received(now=True):  # while it was written
                     raise Interrupted(signal_number, checkpoint)
-            elif self.update % config.checkpointing_steps == 0 and self.checkpoints.is_due():
+            elif run.update % config.checkpointing_steps == 0 and self.checkpoints.is_due():
                 self.save(waits=False)
-            yield self.update
+            yield run.update
             started = time.perf_counter()
 
     def _go_back(self, reason: Diverged) -> None:
         """Goes back to a checkpoint, for a lower rate from there on; raises `reason` if that is not asked for or no help."""
-        done, diverged_at = self.rollbacks.done, self.update
-        self.resume(self.rollbacks.find_checkpoint(reason))
-        self.rollbacks.done = done  # the checkpoint knows of earlier ones only
-        self.rollbacks.add(reason, diverged_at, self.update)
+        earlier, diverged_at = self.divergence.rollbacks, self.run.update  # the checkpoint knows of older ones only
+        self.resume(self.divergence.find_checkpoint(reason))
+        self.divergence.add_rollback(reason, diverged_at, earlier)
 
     def _at_boundary(self) -> None:
         """What happens between updates: validation, sample images, saving the pipeline."""
-        config, plan = self.config, self.plan
-        if self.observer is not None and config.timestep_grad_every and self.update % config.timestep_grad_every == 0:
-            self.observer.measure_gradients(self.update, self.bare_model)
-        if self.validation and self.at_interval(plan.validation_updates):
-            with self.whole_weights():
-                self.validate()
-        if self.accelerator.is_main_process and self.at_interval(max(1, plan.num_updates // _NUM_LR_CHECKS)):
-            self.warn_of_lr()
-        if self.update == plan.num_updates:
+        run, config, plan = self.run, self.run.config, self.run.plan
+        is_main, observer = self.accelerator.is_main_process, self.log.observer
+        if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
+            observer.measure_gradients(run.update, run.model)
+        if run.validation and run.at_interval(plan.validation_updates):
+            with whole_weights(run, self.accelerator):
+                self.log.validate()
+        if is_main and run.at_interval(max(1, plan.num_updates // _NUM_LR_CHECKS)):
+            self.log.warn_of_lr()
+        if run.update == plan.num_updates:
             return  # the end of the run saves and samples by itself
-        if plan.due(config.save_images_epochs, self.update, default_times=plan.num_previews):
-            with self.whole_weights():
-                if self.accelerator.is_main_process:
-                    with self.averaged_weights():
-                        samples = draw_samples(self, config.eval_batch_size)
-                    self.keep_samples(samples)
-        is_pushed = config.hub_push_every is not None and self.update % config.hub_push_every == 0
-        if is_pushed or (config.save_model_epochs and plan.due(config.save_model_epochs, self.update, 0)):
+        if plan.due(config.save_images_epochs, run.update, default_times=plan.num_previews):
+            with whole_weights(run, self.accelerator):
+                if is_main:
+                    with run.averaged_weights():
+                        samples = draw_samples(run, config.eval_batch_size)
+                    self.log.keep_samples(samples)
+        is_pushed = config.hub_push_every is not None and run.update % config.hub_push_every == 0
+        if is_pushed or (config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0)):
             self.save_result()
             if self.on_saved:
                 self.checkpoints.finish()  # an upload looks through the folder, which is to hold still
-            if self.on_saved and self.accelerator.is_main_process:
-                self.on_saved(self.update)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See [`BaseRun`]; the sums and `observer` are those of all processes, which all call this."""
-        own: dict[str, Any] = {"sums": self.accelerator.gather(self.sums[None]).tolist()}
-        own |= {"skipped_updates": asdict(self.skipped), "rollbacks": self.rollbacks.done}
-        own["first_loss"] = self.rollbacks.first_loss
-        if self.observer is not None:
-            own["observer"] = self.observer.state_dict()
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        # Of another number of processes, the mean, which is all that becomes of them.
-        sums, rank = torch.tensor(state["sums"], device=self.accelerator.device), self.accelerator.process_index
-        self.sums = sums[rank] if len(sums) == self.accelerator.num_processes else sums.mean(0)
-        self.skipped, self.rollbacks.done = SkippedUpdates(**state["skipped_updates"]), state["rollbacks"]
-        self.rollbacks.first_loss = state["first_loss"] or self.rollbacks.first_loss
-        if self.observer is not None:
-            self.observer.load_state_dict(state["observer"], self.update)
-
-    def diverged(self, what: str = "The loss is not finite") -> Diverged:
-        self.checkpoints.finish()  # the message names the last one
-        return super().diverged(what)
+            if self.on_saved and is_main:
+                self.on_saved(run.update)
 
     def save(self, waits: bool = True) -> Path:
         """
         Writes a checkpoint; raises `Diverged` in the place of one that is of no use. Training may go on before it is written
         if this does not wait.
         """
-        if part := find_nonfinite(self, loss=self.sums):
-            raise self.diverged(f"The {part} of the run is not finite")
-        if self.rollbacks.rule is not None and (exploded := self.rollbacks.explosion(self.mean_losses()[1])):
-            raise self.diverged(exploded)
-        path = self.checkpoints.begin(self, None if self.observer is None else self.observer.log.table)
+        divergence, log = self.divergence, self.log
+        if part := find_nonfinite(self.run, loss=log.sums):
+            raise divergence.error(f"The {part} of the run is not finite")
+        if divergence.rule is not None:
+            divergence.check_loss(log.mean_losses()[1])
+        rows = None if log.observer is None else log.observer.log.table
+        path = self.checkpoints.begin(self.run, log.state_dict() | divergence.state_dict(), rows)
         if waits:
             self.checkpoints.finish()
         return path
@@ -259,13 +234,16 @@ class Trainer(LoggedRun):
             return last[-1]
 
     def resume(self, checkpoint: Path) -> None:
-        load_checkpoint(self.accelerator, self, checkpoint, self.folder)
+        state = load_checkpoint(self.accelerator, self.run, checkpoint, self.folder)
+        self.log.load_state_dict(state)
+        self.divergence.load_state_dict(state)
         if self.accelerator.is_main_process:
-            remove_old_checkpoints(self.folder, self.config)
+            remove_old_checkpoints(self.folder, self.run.config)
 
     def save_result(self) -> None:
-        with self.whole_weights(), self.averaged_weights():
-            if not all(parameter.isfinite().all() for parameter in self.bare_model.parameters()):
-                raise self.diverged()
+        run = self.run
+        with whole_weights(run, self.accelerator), run.averaged_weights():
+            if not all(parameter.isfinite().all() for parameter in run.model.parameters()):
+                raise self.divergence.error()
             if self.accelerator.is_main_process:
-                save_pipeline(self, self.folder.path)
+                save_pipeline(run, self.folder.path)

@@ -7,15 +7,16 @@ from diffusers.training_utils import EMAModel
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig
-from diffusers_lrlab.averaging.averages import EMA, FormedEMA
+from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMA_FORMS, EMAForm, gamma_of_width
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.training.checkpoints import average_as_model, load_average
 from diffusers_lrlab.training.resolve import resolve_config
 
 
 def model_and_average(spec):
     model = MLPDenoiser(dimension=2, hidden_size=8, num_layers=1, embedding_size=4)
-    return model, EMA(model, "cpu", EMAForm.of(spec))
+    return model, EMA(model.parameters(), EMAForm.of(spec))
 
 
 def test_the_decay_follows_the_clock_and_the_average_the_decay():
@@ -25,12 +26,12 @@ def test_the_decay_follows_the_clock_and_the_average_the_decay():
     for update in range(1, 20):
         with torch.no_grad():
             weight.fill_(update)
-        average.step(update)
+        average.advance(update)
         if update % 2 == 0:
             decay = min(0.8, 1 - (1 + (update - 2) / 2.0) ** -0.75)
             expected = decay * expected + (1 - decay) * update
-            assert average.decay == pytest.approx(decay)
-    with average.weights():
+            assert average.cur_decay_value == pytest.approx(decay)
+    with average.swapped_in():
         torch.testing.assert_close(weight.detach(), expected)
     assert (weight == 19).all()
 
@@ -41,12 +42,12 @@ def test_an_average_is_saved_and_loaded_without_a_warning(tmp_path, spec):
     (model, first), (_, second) = (model_and_average(spec) for _ in range(2))
     with torch.no_grad():
         next(model.parameters()).fill_(1)
-    first.step(3)
-    first.save(tmp_path)
-    second.load(tmp_path)
+    first.advance(3)
+    average_as_model(model, first).save_pretrained(tmp_path)
+    load_average(second, MLPDenoiser, tmp_path)
     for saved, loaded in zip(first.state_dict()["shadow_params"], second.state_dict()["shadow_params"], strict=True):
         assert torch.equal(saved, loaded)
-    assert second.decay == first.decay == EMAForm.of(spec).decay(3)
+    assert second.cur_decay_value == first.cur_decay_value == EMAForm.of(spec).decay(3)
 
 
 OF_DIFFUSERS = {
@@ -62,7 +63,7 @@ OF_DIFFUSERS = {
 @cases(("spec", "options"), OF_DIFFUSERS.items())
 def test_what_diffusers_has_is_the_same_to_the_bit(spec, options):
     weights = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(4))]
-    ours, theirs = FormedEMA(weights, EMAForm.of(spec)), EMAModel(weights, foreach=True, **options)
+    ours, theirs = EMA(weights, EMAForm.of(spec)), EMAModel(weights, foreach=True, **options)
     for _ in range(30):
         with torch.no_grad():
             for weight in weights:
@@ -77,7 +78,7 @@ def test_what_diffusers_has_is_the_same_to_the_bit(spec, options):
 def test_a_power_function_weighs_updates_by_its_profile(start, every):
     """The weight of the n-th of N updates is (n/N)^(gamma + 1) - ((n-1)/N)^(gamma + 1)."""
     form = EMAForm.of(f"power_function:gamma=2.5,start_update={start},update_every={every}")
-    average = FormedEMA([torch.nn.Parameter(torch.full((), torch.nan))], form)
+    average = EMA([torch.nn.Parameter(torch.full((), torch.nan))], form)
     average.shadow_params = [torch.zeros((), dtype=torch.float64)]
     values = np.random.default_rng(0).normal(size=24)
     expected = 0.0

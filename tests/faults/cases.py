@@ -192,7 +192,7 @@ def diverge_until_the_rate_is_a_quarter():
     do_update = Trainer.do_update
 
     def poisoned(trainer, batch):
-        is_bad = trainer.update == 5 and (trainer.lr_factor or 1) > 0.3
+        is_bad = trainer.run.update == 5 and (trainer.run.lr_factor or 1) > 0.3
         return do_update(trainer, batch.map(lambda images: images * math.nan) if is_bad else batch)
 
     Trainer.do_update = poisoned

@@ -413,9 +413,9 @@ def test_classic_reads_what_was_trained_on(tmp_path):
 
 def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
     trainer, seen = make_trainer(tmp_path), []
-    add_noise = trainer.process.scheduler.add_noise
+    add_noise = trainer.run.process.scheduler.add_noise
     monkeypatch.setattr(
-        trainer.process.scheduler,
+        trainer.run.process.scheduler,
         "add_noise",
         lambda images, noise, timesteps: seen.append((noise, timesteps)) or add_noise(images, noise, timesteps),
     )
@@ -450,7 +450,7 @@ def test_bands_take_turns_at_their_own_rates(tmp_path, monkeypatch):
     do_update = trainer.do_update
 
     def watched(images):
-        seen.append((trainer.objective.draw(trainer.update), trainer.optimizer.param_groups[0]["lr"]))
+        seen.append((trainer.run.objective.draw(trainer.run.update), trainer.run.optimizer.param_groups[0]["lr"]))
         return do_update(images)
 
     monkeypatch.setattr(trainer, "do_update", watched)
@@ -514,7 +514,7 @@ def test_data_that_end_with_the_test_are_not_complained_of(tmp_path):
 def test_a_loss_that_is_not_finite_from_the_start(tmp_path):
     trainer = make_trainer(tmp_path)
     with torch.no_grad():
-        trainer.bare_model.output.weight.fill_(math.nan)
+        trainer.run.model.output.weight.fill_(math.nan)
     before = state_of(trainer)
     with pytest.raises(LabError, match="returns predictions that are not finite .* before the first update"):
         find_lr_of(trainer, FinderConfig(**QUICK))
@@ -523,7 +523,7 @@ def test_a_loss_that_is_not_finite_from_the_start(tmp_path):
 
 def test_a_model_without_parameters_to_train(tmp_path):
     trainer = make_trainer(tmp_path)
-    trainer.bare_model.requires_grad_(False)
+    trainer.run.model.requires_grad_(False)
     with pytest.raises(LabError, match="no parameter that is trained"):
         range_test(trainer, resolve_settings(FinderConfig(), "adamw"))
 
@@ -617,7 +617,7 @@ def test_a_result_is_of_its_run_alone(tmp_path):
     options = {**POINTS, "output_dir": str(tmp_path)}
     find_lr_for_folder(TrainingConfig(**options), FinderConfig(**{**QUICK, "repeats": 1}))
     for name, other in OTHERS.items():
-        plan = make_trainer(tmp_path, {"dimension": 2}, **other).plan
+        plan = make_trainer(tmp_path, {"dimension": 2}, **other).run.plan
         assert (read_saved_result(tmp_path, plan) is not None) == (name == "same"), name
 
 

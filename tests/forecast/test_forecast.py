@@ -65,9 +65,9 @@ def measured_peak(trainer):
 
     from diffusers_lrlab.data.batches import iterate_batches
 
-    trainer.model.train()
-    trainer.observer = None
-    batches = iterate_batches(trainer.data, trainer.plan.layout, 0, range(2))
+    trainer.stepper.model.train()
+    trainer.log.observer = None
+    batches = iterate_batches(trainer.run.data, trainer.run.plan.layout, 0, range(2))
     trainer.do_update(next(batches))
     images = next(batches)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
@@ -97,12 +97,12 @@ CASES = {
 )
 def test_the_peak_is_what_torch_hands_out(tmp_path, name):
     trainer = make_trainer(tmp_path / "run", **{"train_batch_size": 128, **CASES[name]})
-    forecast = forecast_memory(trainer.plan)
+    forecast = forecast_memory(trainer.run.plan)
     # Of what is computed again, the tracker misses a part.
     tolerance = 0.15 if name == "checkpointing" else 0.1
     assert forecast.gradients + forecast.activations == pytest.approx(measured_peak(trainer), rel=tolerance)
-    assert forecast.parameters == 4 * trainer.plan.num_parameters == forecast.ema
-    assert forecast.optimizer == pytest.approx(optimizer_state_bytes(trainer.optimizer), rel=0.05, abs=4096)
+    assert forecast.parameters == 4 * trainer.run.plan.num_parameters == forecast.ema
+    assert forecast.optimizer == pytest.approx(optimizer_state_bytes(trainer.run.optimizer), rel=0.05, abs=4096)
     assert forecast.total == sum(forecast)
 
 
@@ -113,7 +113,7 @@ def test_every_optimizer_has_a_forecast(tmp_path, name):
     if facts.get("package"):
         pytest.importorskip(facts["package"].replace("-", "_"))
     own = {"use_ema": False, "lr_scheduler": "constant"} if "averages" in OPTIMIZERS[name].traits else {}
-    plan = make_trainer(tmp_path, optimizer=name, dataset_name="moons", **own).plan
+    plan = make_trainer(tmp_path, optimizer=name, dataset_name="moons", **own).run.plan
     assert forecast_memory(plan).optimizer == pytest.approx(optimizer_bytes(plan, name), rel=0.1, abs=4096)
     if name != "adafactor":  # whose state depends on shapes
         assert optimizer_bytes(plan, name) == pytest.approx(facts["state_bytes"] * plan.num_parameters, rel=0.35, abs=4096)
@@ -121,7 +121,7 @@ def test_every_optimizer_has_a_forecast(tmp_path, name):
 
 @pytest.mark.slow
 def test_what_changes_the_memory(tmp_path):
-    plan = make_trainer(tmp_path, train_batch_size=128).plan
+    plan = make_trainer(tmp_path, train_batch_size=128).run.plan
     usual = forecast_memory(plan)
     twice = forecast_memory(plan, micro_batch=256)
     assert twice.activations == pytest.approx(2 * usual.activations, rel=0.1)
@@ -137,7 +137,7 @@ def test_what_changes_the_memory(tmp_path):
 
 
 def test_several_processes_share_a_model_or_exchange_gradients(tmp_path, monkeypatch):
-    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    plan = make_trainer(tmp_path, dataset_name="moons").run.plan
     alone, layout = forecast_memory(plan), dataclasses.replace(plan.layout, num_processes=4)
     together = dataclasses.replace(plan, layout=layout)
     assert forecast_memory(together) == alone._replace(gradients=max(alone.gradients, alone.parameters))
@@ -150,7 +150,7 @@ def test_several_processes_share_a_model_or_exchange_gradients(tmp_path, monkeyp
 @pytest.mark.parametrize(("data", "mebibytes", "batch"), [("digits", 64, 1), ("moons", 64, 2), ("moons", 8, 32)])
 def test_batches_that_fit(tmp_path, data, mebibytes, batch):
     """Whatever the batch of the run itself; in small ones gradients are most of what is there."""
-    plan = make_trainer(tmp_path, dataset_name=data, train_batch_size=batch).plan
+    plan = make_trainer(tmp_path, dataset_name=data, train_batch_size=batch).run.plan
     available = mebibytes * 2**20
     most = batch_that_fits(plan, available)
     assert most & (most - 1) == 0
@@ -159,7 +159,7 @@ def test_batches_that_fit(tmp_path, data, mebibytes, batch):
 
 def test_a_batch_that_fits_a_model_whose_gradients_are_most(tmp_path):
     """A wide MLP: 64 points take less than its gradients, and say nothing about more of them."""
-    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    plan = make_trainer(tmp_path, dataset_name="moons").run.plan
     plan = dataclasses.replace(plan, model_config=plan.model_config | {"hidden_size": 1024})
     usual = forecast_memory(plan, micro_batch=64)
     assert usual.activations < usual.gradients
@@ -168,7 +168,7 @@ def test_a_batch_that_fits_a_model_whose_gradients_are_most(tmp_path):
 
 
 def test_where_nothing_fits(tmp_path):
-    assert batch_that_fits(make_trainer(tmp_path, dataset_name="moons").plan, 1000) is None
+    assert batch_that_fits(make_trainer(tmp_path, dataset_name="moons").run.plan, 1000) is None
 
 
 CGROUPS = {
@@ -206,7 +206,7 @@ def test_memory_is_told_before_anything_is_tried(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("diffusers_lrlab.training.trainer.Trainer", too_large)
-    texts = describe_forecast(trainer.plan, trainer.data, trainer.accelerator)
+    texts = describe_forecast(trainer.run.plan, trainer.run.data, trainer.accelerator)
     assert next(texts).startswith("       memory  ")
     with pytest.raises(MemoryError):
         next(texts)
@@ -231,14 +231,14 @@ def test_compiling_is_no_update(tmp_path, monkeypatch):
     take_step = trainer.do_update
 
     def do_update(*given, **named):
-        now[0] += 1000.0 if trainer.update == 0 else 2.0
+        now[0] += 1000.0 if trainer.run.update == 0 else 2.0
         return take_step(*given, **named)
 
     monkeypatch.setattr(trainer, "do_update", do_update)
     seconds = forecast_time(trainer, Budget(5))
     assert (seconds.update, seconds.compiling, seconds.training) == (2.0, 998.0, 200.0)
     assert seconds.total >= 1198.0
-    assert "16.6 min of it to compile the model" in "\n".join(describe._time_lines(trainer.plan, seconds, "cpu"))
+    assert "16.6 min of it to compile the model" in "\n".join(describe._time_lines(trainer.run.plan, seconds, "cpu"))
 
 
 def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_updates_that_diverge_leave_the_rest_of_the_forecast(tmp_path, monkeypat
 
     monkeypatch.setattr(describe, "forecast_time", diverge)
     trainer = make_trainer(tmp_path, dataset_name="moons")
-    shown = "\n".join(describe_forecast(trainer.plan, trainer.data, trainer.accelerator))
+    shown = "\n".join(describe_forecast(trainer.run.plan, trainer.run.data, trainer.accelerator))
     assert "No forecast of the time, as the updates to measure diverged: The loss is not finite." in shown
     assert "memory with" in shown
 
@@ -307,16 +307,16 @@ def test_without_time_the_updates_tell(tmp_path, monkeypatch):
     """The first update is measured in any case."""
     trainer = make_trainer(tmp_path, num_validation_images=64, frechet_samples=50)
     monkeypatch.setattr(trainer, "validation_losses", refuse)
-    monkeypatch.setattr(trainer.kind, "sample", refuse)
+    monkeypatch.setattr(trainer.run.kind, "sample", refuse)
     seconds = forecast_time(trainer, Budget(0))
-    assert trainer.update == 1
+    assert trainer.run.update == 1
     assert seconds.guessed == ("validation", "sampling")
     assert seconds.unknown == ("frechet_distance",)
     assert min(seconds.validation, seconds.sampling) > 0 == seconds.evaluation
 
 
 def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
-    plan = make_trainer(tmp_path, dataset_name="moons").plan
+    plan = make_trainer(tmp_path, dataset_name="moons").run.plan
     lines = describe._alternatives(plan, forecast_memory(plan), "cpu", Budget(0))
     assert len(lines) == 3
     assert lines[2].startswith("There was no time for --no_use_ema, --optimizer sgd")
@@ -324,7 +324,7 @@ def test_memory_with_other_settings_is_left_out_without_time(tmp_path):
 
 @pytest.mark.parametrize("epochs", [None, 1, 2, 100])
 def test_pictures_are_counted_as_they_are_drawn(tmp_path, epochs):
-    plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).plan
+    plan = make_trainer(tmp_path, save_images_epochs=epochs, max_train_steps=200, train_batch_size=70).run.plan
     assert plan.num_pictures == sum(plan.due(epochs, update, plan.num_previews) for update in range(1, 201))
 
 

@@ -81,11 +81,11 @@ def reads_of(folder, monkeypatch, **options):
                     patch.setattr(torch.Tensor, name, _noted(name, watched.found))
                 with watched:
                     trainer.do_update(images)
-                    trainer.advance()
+                    trainer.run.advance()
             else:
                 trainer.do_update(images)
-                trainer.advance()
-        trainer.check_schedules()
+                trainer.run.advance()
+        trainer.run.check_schedules()
     return watched.found
 
 

@@ -121,7 +121,7 @@ def run_stack(arms, last=None, dtype=torch.float32):
         while (there := list(stack.members)) and stack.update != last and next(updates, None):
             parts = (part.view(len(there), -1, *part.shape[1:]) for part in drawn.pop())
             for member, *own in zip(there, *parts, strict=True):
-                member.inputs.append((*own, weights[member.objective, stack.update - 1]))
+                member.inputs.append((*own, weights[member.run.objective, stack.update - 1]))
         for member in members:
             member.catch_up()  # as it does before its state is saved, should this be before its end
     return members
@@ -138,14 +138,14 @@ def run_solo(options, folder, last=None, dtype=torch.float32):
         for update in trainer.updates(show_progress=False):
             parts = [torch.cat(part) for part in zip(*drawn, strict=True)]
             drawn.clear()
-            trainer.inputs.append((*parts, weights[trainer.objective, update - 1]))
+            trainer.inputs.append((*parts, weights[trainer.run.objective, update - 1]))
             if update == last:
                 break
     return trainer
 
 
 def assert_same_inputs(member, trainer, weights_tolerance=0.0):
-    assert len(member.inputs) == len(trainer.inputs) == trainer.update == member.update
+    assert len(member.inputs) == len(trainer.inputs) == trainer.run.update == member.run.update
     for update, (found, expected) in enumerate(zip(member.inputs, trainer.inputs, strict=True)):
         for name, one, other in zip(("points", "noise", "timesteps"), found, expected, strict=False):
             assert torch.equal(one, other), f"{name} of update {update}"
@@ -157,17 +157,17 @@ def assert_same_inputs(member, trainer, weights_tolerance=0.0):
 
 def difference(member, trainer):
     """The largest difference of a weight, raw or averaged."""
-    pairs = [*zip(trainer.bare_model.parameters(), member.model.parameters(), strict=True)]
-    if member.average is not None:
-        pairs += zip(trainer.average.ema.shadow_params, member.average.ema.shadow_params, strict=True)
+    pairs = [*zip(trainer.run.model.parameters(), member.run.model.parameters(), strict=True)]
+    if member.run.average is not None:
+        pairs += zip(trainer.run.average.shadow_params, member.run.average.shadow_params, strict=True)
     return max((one - other).detach().abs().max().item() for one, other in pairs)
 
 
 def bits(member):
     """All that a member has become, to be compared to the bit."""
-    ema = [] if member.average is None else member.average.ema.shadow_params
-    tensors = [*member.model.state_dict().values(), *ema]
-    return [tensor.numpy().tobytes() for tensor in tensors], member.curves.state_dict(), member.error, member.update
+    ema = [] if member.run.average is None else member.run.average.shadow_params
+    tensors = [*member.run.model.state_dict().values(), *ema]
+    return [tensor.numpy().tobytes() for tensor in tensors], member.curves.state_dict(), member.error, member.run.update
 
 
 # --- what can be chosen -------------------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
         (member,), trainer = run_stack([options], last), run_solo(options, tmp_path / "again", last)
     assert member.error is None
     # What follows the losses follows their rounding, too.
-    rounded = member.objective.follows_losses and dtype == torch.float32
+    rounded = member.run.objective.follows_losses and dtype == torch.float32
     assert_same_inputs(member, trainer, 1e-4 if rounded else 0.0)
     assert difference(member, trainer) <= tolerance
-    assert member.current_lr == trainer.current_lr
-    assert member.current_momentum == trainer.current_momentum
+    assert member.run.current_lr == trainer.run.current_lr
+    assert member.run.current_momentum == trainer.run.current_momentum
     # A stack takes the rates of all updates from the plan, where powers round otherwise.
-    assert member.audit.state_dict() == pytest.approx(trainer.audit.state_dict(), abs=1e-15)
+    assert member.run.audit.state_dict() == pytest.approx(trainer.run.audit.state_dict(), abs=1e-15)
     assert_same_log(member, trainer, 1e-6 if dtype == torch.float64 else 1e-4)
 
 
@@ -311,9 +311,9 @@ def test_states_in_eight_bits(tmp_path):
     pytest.importorskip("bitsandbytes")
     member, _ = run_stack([options, {"hidden_size": 64}], FIRST)
     trainer = run_solo(options, tmp_path, FIRST)
-    assert torch.uint8 in {state["state1"].dtype for state in member.optimizer.state.values()}
+    assert torch.uint8 in {state["state1"].dtype for state in member.run.optimizer.state.values()}
     assert_same_inputs(member, trainer)
-    assert difference(member, trainer) <= member.config.learning_rate
+    assert difference(member, trainer) <= member.run.config.learning_rate
 
 
 # --- long runs, ends, divergence -------------------------------------------------------------------------------------------
@@ -357,9 +357,9 @@ def test_a_diverging_member_changes_no_other_bit(tmp_path, bad):
     alone = [bits(member) for member in run_stack(others)]
     assert [bits(member) for member in good] == alone == [bits(member) for member in (first, *rest)]
     assert diverged.error is not None
-    assert diverged.error.startswith(f"The loss was not finite at update {diverged.update}, at learning rate 1e+06")
-    assert len(diverged.inputs) == diverged.update < 60
-    with pytest.raises(Diverged, match=f"around update {diverged.update} "):
+    assert diverged.error.startswith(f"The loss was not finite at update {diverged.run.update}, at learning rate 1e+06")
+    assert len(diverged.inputs) == diverged.run.update < 60
+    with pytest.raises(Diverged, match=f"around update {diverged.run.update} "):
         run_solo(bad, tmp_path)
 
 
@@ -377,7 +377,7 @@ def test_members_that_end_early_leave(tmp_path):
     members = run_stack(arms, dtype=torch.float64)
     for place, (member, options) in enumerate(zip(members, arms, strict=True)):
         trainer = run_solo(options, tmp_path / str(place), dtype=torch.float64)
-        assert member.update == options["max_train_steps"]
+        assert member.run.update == options["max_train_steps"]
         assert_same_inputs(member, trainer)
         assert difference(member, trainer) <= EXACT
         assert_same_log(member, trainer, 1e-6)
@@ -433,7 +433,7 @@ def train_recorded(arms, last=None, device=CPU, recorder=record_tape):
 def assert_same_member(found, expected):
     """What is recorded computes with rates of all members at once, and not with torch's kernels for one."""
     assert difference(found, expected) <= EXACT
-    assert found.audit.state_dict() == expected.audit.state_dict()
+    assert found.run.audit.state_dict() == expected.run.audit.state_dict()
     kept, wanted = (member.curves.state_dict()["losses"] for member in (found, expected))
     assert [(update, *rest) for update, _, *rest in kept] == [(update, *rest) for update, _, *rest in wanted]
     assert [loss for _, loss, *_ in kept] == pytest.approx([loss for _, loss, *_ in wanted], rel=1e-6)
@@ -445,13 +445,13 @@ def test_what_is_recorded_is_what_is_done_launch_by_launch():
     for found, expected in zip(members, alone, strict=True):
         assert_same_member(found, expected)
     assert stack._captured is not None
-    captured = [member.config for optimizer in stack.optimizers for member in stack.members[optimizer.places]]
+    captured = [member.run.config for optimizer in stack.optimizers for member in stack.members[optimizer.places]]
     assert {config.optimizer for config in captured} >= {"adamw", "adam", "sgd", "nesterov", "rmsprop"}
     assert {config.optimizer for config in captured} == {
         name for name in OPTIMIZERS if "elementwise" in OPTIMIZERS[name].facts
     }
-    assert {config.lr_scheduler for config in captured} == {member.config.lr_scheduler for member in members}
-    assert {config.momentum_scheduler for config in captured} == {member.config.momentum_scheduler for member in members}
+    assert {config.lr_scheduler for config in captured} == {member.run.config.lr_scheduler for member in members}
+    assert {config.momentum_scheduler for config in captured} == {member.run.config.momentum_scheduler for member in members}
 
 
 def test_it_is_recorded_anew_when_a_member_leaves():
@@ -460,7 +460,7 @@ def test_it_is_recorded_anew_when_a_member_leaves():
     expected, _ = train_recorded(arms, recorder=None)
     assert members[2].error == expected[2].error is not None
     for place in (0, 1, 3):
-        assert members[place].update == expected[place].update
+        assert members[place].run.update == expected[place].run.update
         assert_same_member(members[place], expected[place])
 
 

@@ -139,14 +139,14 @@ def test_duplicates_of_a_large_set_are_found(tmp_path):
     trainer = make_trainer(tmp_path)
     images = torch.rand(4000, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for repeats, fires in ((2, True), (1, False)):
-        trainer.data.in_memory = Batch(images.repeat(repeats, 1, 1, 1))
+        trainer.run.data.in_memory = Batch(images.repeat(repeats, 1, 1, 1))
         assert ("near_duplicates" in run_checks(trainer)) == fires
 
 
 def test_of_what_must_be_decoded_neighbours_are_compared(tmp_path):
     """Pictures of a film are alike, and one in a hundred is not like the other ones in a hundred."""
     trainer = make_trainer(tmp_path)
-    trainer.data.in_memory, trainer.data.train = None, range(5000)
+    trainer.run.data.in_memory, trainer.run.data.train = None, range(5000)
     rows = Subject(trainer).rows
     assert 100 < len(rows) <= 128
     assert rows.max() < 5000
@@ -158,7 +158,7 @@ def test_equal_points_are_counted_exactly(tmp_path, num_different, fires):
     trainer = make_trainer(tmp_path, dataset_name="moons", ddpm_num_steps=1000)
     angles = torch.linspace(0, 6, num_different)  # so near to each other that rounded products find equal ones
     different = torch.stack([angles.cos(), angles.sin()], 1)
-    trainer.data.in_memory = Batch(different[torch.arange(600) % num_different])
+    trainer.run.data.in_memory = Batch(different[torch.arange(600) % num_different])
     told = run_checks(trainer).get("near_duplicates", "")
     assert told.startswith("600 of 600 points") == fires
 
@@ -196,7 +196,7 @@ def test_every_check_was_made_to_fire():
 
 def test_timesteps_outside_the_process(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path)
-    sampler = trainer.objective.sampler
+    sampler = trainer.run.objective.sampler
     monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.arange(size) + 1)
     assert "from 1 to 1000 at update 0; whole numbers from 0 to 999" in run_checks(trainer)["timesteps"]
     monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.rand(size))
@@ -218,7 +218,7 @@ def test_a_model_from_a_pipeline_that_was_trained_otherwise(tmp_path):
 
 def test_parameters_that_no_gradient_reaches(tmp_path):
     trainer = make_trainer(tmp_path)
-    model = trainer.bare_model
+    model = trainer.run.model
     model.register_parameter("spare", torch.nn.Parameter(torch.zeros(3)))
     assert "No gradient reaches 1 of" in run_checks(trainer)["dead_parameters"]
     assert "spare" in run_checks(trainer)["dead_parameters"]
@@ -226,19 +226,19 @@ def test_parameters_that_no_gradient_reaches(tmp_path):
 
 def test_layers_that_begin_at_zero_are_not_dead(tmp_path):
     trainer = make_trainer(tmp_path)
-    torch.nn.init.zeros_(trainer.bare_model.conv_out.weight)
+    torch.nn.init.zeros_(trainer.run.model.conv_out.weight)
     assert run_checks(trainer) == {}
 
 
 def test_frozen_and_broken_models(tmp_path):
     trainer = make_trainer(tmp_path)
-    trainer.bare_model.conv_in.requires_grad_(False)
+    trainer.run.model.conv_in.requires_grad_(False)
     assert run_checks(trainer)["dead_parameters"] == "2 parameters of the model are frozen."
-    trainer.bare_model.requires_grad_(False)
+    trainer.run.model.requires_grad_(False)
     assert "no parameter that is trained" in run_checks(trainer)["dead_parameters"]
-    trainer.bare_model.requires_grad_(True)
+    trainer.run.model.requires_grad_(True)
     with torch.no_grad():
-        trainer.bare_model.conv_in.weight.fill_(float("nan"))
+        trainer.run.model.conv_in.weight.fill_(float("nan"))
     assert "is not finite" in run_checks(trainer)["dead_parameters"]
 
 
@@ -246,7 +246,7 @@ def test_a_rate_far_from_what_the_finder_found(tmp_path):
     (tmp_path / "run" / "lrlab").mkdir(parents=True)
     file = tmp_path / "run" / "lrlab" / "lr_finder.json"
     trainer = make_trainer(tmp_path)
-    about = {"deciding": deciding(trainer.config.to_dict(), trainer.plan.num_parameters, 64)}
+    about = {"deciding": deciding(trainer.run.config.to_dict(), trainer.run.plan.num_parameters, 64)}
     found = {"learning_rate": 3e-5, "about": about} | dict.fromkeys(("settings", "suggestions", "sweeps", "seconds"))
     file.write_text(json.dumps(found))
     assert "is 33.3 times the 3e-05 that the finder named" in run_checks(trainer)["learning_rate"]

@@ -1424,7 +1424,7 @@ def test_sharpness_is_the_largest_eigenvalue():
     points = torch.randn(50, 2, dtype=torch.float64)
     validation = ValidationLoss(Batch(points), DDPM(scheduler), 50, "cpu")
     validation.noise = validation.noise.double()
-    found = sharpness(SimpleNamespace(bare_model=model, validation=validation))
+    found = sharpness(SimpleNamespace(model=model, validation=validation))
     parameters = list(model.parameters())
     noisy = scheduler.add_noise(points, validation.noise, validation.timesteps)
     loss = (model(noisy, validation.timesteps)[0] - validation.noise).square().mean()

@@ -270,7 +270,7 @@ def with_a_stop(request):
     states = torch.load(file, weights_only=True)
     members = make_members()
     for name, state in states.items():
-        members[name].update, members[name].error = state["update"], state["error"]
+        members[name].run.update, members[name].error = state["update"], state["error"]
     stack = Stack(list(members.values()), CPU)
     stack.load({members[name]: state for name, state in states.items()})
     train(stack)
@@ -286,10 +286,10 @@ def test_the_ends_were_as_meant(without_a_stop):
     """Otherwise nothing of the kind would have been saved above."""
     for name, member in without_a_stop.items():
         assert (member.error is not None) == (name == "diverges")
-    assert without_a_stop["short"].update == 9
-    assert without_a_stop["diverges"].update < 24
-    assert without_a_stop["plateau"].current_lr < without_a_stop["plateau"].config.learning_rate
-    sampler = without_a_stop["follows losses"].objective.sampler
+    assert without_a_stop["short"].run.update == 9
+    assert without_a_stop["diverges"].run.update < 24
+    assert without_a_stop["plateau"].run.current_lr < without_a_stop["plateau"].run.config.learning_rate
+    sampler = without_a_stop["follows losses"].run.objective.sampler
     assert sampler.probabilities(0).std() > 0
 
 
@@ -303,17 +303,17 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     members = {name: member for name, member in without_a_stop.items() if not member.error}
     for seed, member in enumerate(members.values()):
         few = {"distance_samples": num, "num_inference_steps": 2 + seed % 2, "seed": seed % 3}
-        monkeypatch.setattr(member, "config", dataclasses.replace(member.config, **few))
-    before = {name: copy.deepcopy(member.model.state_dict()) for name, member in members.items()}
+        monkeypatch.setattr(member.run, "config", dataclasses.replace(member.run.config, **few))
+    before = {name: copy.deepcopy(member.run.model.state_dict()) for name, member in members.items()}
     drawn = {}
     steps = draw_together([(member, spec_of(name)) for name, member in members.items()], drawn)
     shares = [*steps]
     assert len(shares) == 2 + 3 + 10
     assert sum(shares) == pytest.approx(1)
     for name, member in members.items():
-        assert_same_state(dict(member.model.state_dict()), dict(before[name]))
+        assert_same_state(dict(member.run.model.state_dict()), dict(before[name]))
         assert drawn[name].keys() == {"compared", "fixed_start"}
-        for part, samples in draw(member, COMPARED).items():
+        for part, samples in draw(member.run, COMPARED).items():
             np.testing.assert_array_equal(drawn[name][part], samples)
 
 
@@ -355,7 +355,7 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
         states = {name: member.state_dict() | {"sums": stacks.sums_of(member)} for name, member in stopped.items()}
     threads(2)
     for name, state in states.items():
-        members[name].update, members[name].error = state["update"], state["error"]
+        members[name].run.update, members[name].error = state["update"], state["error"]
     with worker_threads(CPU, 20) as workers:
         stacks = ParallelStacks(list(members.values()), CPU, threads=workers)
         stacks.load({members[name]: state for name, state in states.items()})
@@ -398,11 +398,11 @@ def test_an_optimizer_works_in_the_stack(name):
     before = [weight[place].clone() for weight in stack.mlp.weights]
     for _ in range(3):
         stack.do_update()
-        linears = [member.model.input, *member.model.blocks, member.model.output]
+        linears = [member.run.model.input, *member.run.model.blocks, member.run.model.output]
         for linear, weight, bias in zip(linears, stack.mlp.weights, stack.mlp.biases, strict=True):
             assert linear.weight.data_ptr() == weight[place].data_ptr()
             assert linear.bias.data_ptr() == bias[place].data_ptr()
-        for parameter, grad in zip(member.model.parameters(), stack.mlp.gradients, strict=True):
+        for parameter, grad in zip(member.run.model.parameters(), stack.mlp.gradients, strict=True):
             assert parameter.grad.data_ptr() == grad[place].data_ptr()
     assert not all(torch.equal(old, new[place]) for old, new in zip(before, stack.mlp.weights, strict=True))
 
@@ -413,11 +413,11 @@ def test_who_leaves_takes_only_itself_along():
     stack = Stack([short, long], CPU)
     train(stack, 2)
     assert stack.members == [long]
-    for parameter in short.model.parameters():
+    for parameter in short.run.model.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
         assert parameter.grad is None
-    kept = [value for state in short.optimizer.state.values() for value in state.values()]
-    assert all(value.untyped_storage().nbytes() == value.nbytes for value in (*kept, *short.average.ema.shadow_params))
+    kept = [value for state in short.run.optimizer.state.values() for value in state.values()]
+    assert all(value.untyped_storage().nbytes() == value.nbytes for value in (*kept, *short.run.average.shadow_params))
     assert len(stack.mlp.weights[0]) == 1
 
 
@@ -471,9 +471,9 @@ def test_time_is_shared_out():
     started = time.perf_counter()
     train(stack)
     wall = time.perf_counter() - started
-    trained = [member.training_seconds for member in members]
+    trained = [member.run.training_seconds for member in members]
     assert trained[0] < trained[1] < trained[2]
-    total = sum(trained) + sum(member.evaluation_seconds for member in members)
+    total = sum(trained) + sum(member.run.evaluation_seconds for member in members)
     assert wall / 2 < total <= wall
 
 

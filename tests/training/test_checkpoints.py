@@ -61,7 +61,7 @@ def disk(monkeypatch):
 
 def test_what_is_written_is_the_run_as_it_was(tmp_path, disk):
     updates = do_updates(trainer := make_trainer(tmp_path / "late"), 5)
-    assert trainer.update == 5
+    assert trainer.run.update == 5
     assert names(tmp_path / "late") == []  # nothing of it is seen before it is whole
     disk.set()
     trainer.checkpoints.finish()
@@ -111,7 +111,7 @@ def test_an_error_there_ends_the_run(tmp_path, monkeypatch, disk, late):
 
     with pytest.raises(DiskFull, match=r"No room to write .*checkpoint-2"):
         go_on()
-    assert trainer.update == (4 if late else 3)
+    assert trainer.run.update == (4 if late else 3)
     assert not list(tmp_path.glob("*checkpoint*"))
 
 
@@ -119,7 +119,7 @@ def test_a_run_that_diverges_meanwhile_keeps_it_and_names_it(tmp_path, disk):
     trainer = make_trainer(tmp_path)
     updates = do_updates(trainer, 4)
     threading.Timer(0.1, disk.set).start()
-    trainer.sums.fill_(torch.nan)
+    trainer.log.sums.fill_(torch.nan)
     with pytest.raises(Diverged, match=f"go on from {tmp_path}/checkpoint-3"):
         next(updates)
     assert names(tmp_path) == ["checkpoint-3"]
@@ -163,8 +163,8 @@ def test_a_copy_shares_nothing_and_keeps_its_shape():
 def test_the_forecast_knows_of_the_copy(tmp_path):
     trainer = make_trainer(tmp_path)
     do_updates(trainer, 1)
-    held = [trainer.bare_model.state_dict(), trainer.optimizer.state_dict()["state"], trainer.average.ema.shadow_params]
+    held = [trainer.run.model.state_dict(), trainer.run.optimizer.state_dict()["state"], trainer.run.average.shadow_params]
     tensors = torch.utils._pytree.tree_leaves(on_host(held))
-    forecast = forecast_memory(trainer.plan)
+    forecast = forecast_memory(trainer.run.plan)
     assert forecast.checkpoint == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.05)
-    assert forecast_memory(make_trainer(tmp_path, checkpointing_steps=12).plan) == forecast._replace(checkpoint=0)
+    assert forecast_memory(make_trainer(tmp_path, checkpointing_steps=12).run.plan) == forecast._replace(checkpoint=0)

@@ -53,15 +53,15 @@ def train(trainer, until=8):
 def test_a_run_that_the_launcher_compiles_can_be_resumed(tmp_path):
     """It could not: the compiled wrapper was asked for plain keys."""
     trainer = make_trainer(tmp_path)
-    assert type(trainer.bare_model).__name__ == "MLPDenoiser"
+    assert type(trainer.run.model).__name__ == "MLPDenoiser"
     checkpoint = trainer.save()
     saved = load_file(checkpoint / "denoiser" / "diffusion_pytorch_model.safetensors")
-    assert {*saved} == {*type(trainer.bare_model)(**trainer.plan.model_config).state_dict()}
+    assert {*saved} == {*type(trainer.run.model)(**trainer.run.plan.model_config).state_dict()}
     again = make_trainer(tmp_path)
-    for parameter in again.bare_model.parameters():
+    for parameter in again.run.model.parameters():
         parameter.data.zero_()
     again.resume(checkpoint)
-    assert_same(again.bare_model.state_dict(), saved)
+    assert_same(again.run.model.state_dict(), saved)
 
 
 def test_compiled_and_plain_runs_do_not_go_on_with_each_other(tmp_path):
@@ -109,7 +109,7 @@ def test_channels_stay_last_in_a_run_that_goes_on_and_files_are_plain(tmp_path):
     whole = train(make_trainer(tmp_path / "whole", **options), until=3)
     part = train(make_trainer(tmp_path / "part", **options), until=1)
     checkpoint = part.save()
-    assert all(value.is_contiguous() for value in part.bare_model.state_dict().values())
+    assert all(value.is_contiguous() for value in part.run.model.state_dict().values())
     again = make_trainer(tmp_path / "part", **options)
     again.resume(checkpoint)
     train(again, until=3)
@@ -117,15 +117,15 @@ def test_channels_stay_last_in_a_run_that_goes_on_and_files_are_plain(tmp_path):
     for state in (expected, found):
         state["clock"] = state["clock"][:2]  # without seconds
     assert_same(found, expected)
-    kernel = next(value for value in again.bare_model.parameters() if value.ndim == 4 and value.shape[1] > 1)
-    place = [id(value) for value in again.bare_model.parameters()].index(id(kernel))
-    state = again.optimizer.state[kernel]
-    for value in (kernel, again.average.ema.shadow_params[place], state["exp_avg"], state["exp_avg_sq"]):
+    kernel = next(value for value in again.run.model.parameters() if value.ndim == 4 and value.shape[1] > 1)
+    place = [id(value) for value in again.run.model.parameters()].index(id(kernel))
+    state = again.run.optimizer.state[kernel]
+    for value in (kernel, again.run.average.shadow_params[place], state["exp_avg"], state["exp_avg_sq"]):
         assert value.is_contiguous(memory_format=torch.channels_last)
         assert not value.is_contiguous()
-    assert "channels last" in describe_plan(again.plan)
+    assert "channels last" in describe_plan(again.run.plan)
     with pytest.raises(LabError, match="--channels_last: True then, False now"):
-        resumed_config(make_trainer(tmp_path / "other", **UNET, backend="no").config, checkpoint)
+        resumed_config(make_trainer(tmp_path / "other", **UNET, backend="no").run.config, checkpoint)
 
 
 def test_channels_of_points_cannot_be_last():

@@ -17,7 +17,8 @@ from trainer_states import assert_same, state_of
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.study.spec.parts import read_fields
-from diffusers_lrlab.training.divergence import find_nonfinite, kept_checkpoints
+from diffusers_lrlab.training.checkpoint_writer import kept_checkpoints
+from diffusers_lrlab.training.divergence import find_nonfinite
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.prepare import check_precision
@@ -56,7 +57,7 @@ def make_trainer(folder, model, bad=(), above=0.0, **more):
     do_update = trainer.do_update
 
     def poisoned(batch):
-        is_bad = trainer.update in bad and (trainer.lr_factor or 1.0) > above
+        is_bad = trainer.run.update in bad and (trainer.run.lr_factor or 1.0) > above
         return do_update(batch.map(lambda images: images * math.nan) if is_bad else batch)
 
     trainer.do_update = poisoned
@@ -105,23 +106,23 @@ def test_what_is_not_finite_is_named(tmp_path, model):
     trainer = make_trainer(tmp_path, model)
     updates = trainer.updates(show_progress=False)
     next(updates)
-    weights = next(iter(trainer.bare_model.parameters())).data
+    weights = next(iter(trainer.run.model.parameters())).data
     weights.view(-1)[0] = 3e38
-    assert find_nonfinite(trainer) is None
-    moment = next(iter(trainer.optimizer.state.values()))["exp_avg"]
+    assert find_nonfinite(trainer.run) is None
+    moment = next(iter(trainer.run.optimizer.state.values()))["exp_avg"]
     for part, tensor in (
-        ("moving average", trainer.average.ema.shadow_params[-1]),
+        ("moving average", trainer.run.average.shadow_params[-1]),
         ("optimizer", moment),
         ("model", weights),
     ):
         before = tensor.clone()
         tensor.view(-1)[-1] = -math.inf
-        assert find_nonfinite(trainer) == part
+        assert find_nonfinite(trainer.run) == part
         with pytest.raises(Diverged, match=f"The {part} of the run is not finite around update 1 at learning rate"):
             trainer.save()
         tensor.copy_(before)
     assert checkpoints(tmp_path) == []
-    assert find_nonfinite(trainer, loss=torch.tensor([1.0, math.nan])) == "loss"
+    assert find_nonfinite(trainer.run, loss=torch.tensor([1.0, math.nan])) == "loss"
 
 
 @pytest.mark.parametrize(
@@ -172,13 +173,17 @@ TWICE_DONE = [(9, 6, 0.5), (9, 3, 0.25)]
 YIELDS = [*range(1, 9), 7, 8, *range(4, 13)]
 
 
+def skipped(trainer):
+    return trainer.divergence.state_dict()["skipped_updates"]
+
+
 def end_of(trainer):
-    trainer.training_seconds = 0.0
+    trainer.run.training_seconds = 0.0
     folder = trainer.folder
-    state = {**state_of(trainer), "rollbacks": trainer.rollbacks.done, "skipped updates": vars(trainer.skipped)}
+    state = {**state_of(trainer), "rollbacks": trainer.divergence.rollbacks, "skipped updates": skipped(trainer)}
     return {
         **state,
-        "audit": trainer.audit.state_dict(),
+        "audit": trainer.run.audit.state_dict(),
         "log": folder.metrics_file.read_text(),
         "left": checkpoints(folder.path),
     }
@@ -226,13 +231,11 @@ def test_a_rollback_is_resumed_to_the_bit(tmp_path, model, schedule, stops, how)
 def test_the_audit_knows_the_changed_curve(tmp_path, model):
     trainer = make_trainer(tmp_path, model, **TWICE, lr_scheduler="cosine", strict_lr_audit=True, logging_steps=1)
     list(trainer.updates(show_progress=False))
-    assert trainer.audit.num_updates == 12
-    assert trainer.audit.largest_lr_deviation == 0
+    assert trainer.run.audit.num_updates == 12
+    assert trainer.run.audit.largest_lr_deviation == 0
     rows = [row for row in trainer.folder.read_metrics() if "loss" in row]
     assert [row["update"] for row in rows] == list(range(12))
-    expected = (
-        trainer.plan.lrs * [1] * 3 if False else [lr * (1 if n < 3 else 0.25) for n, lr in enumerate(trainer.plan.lrs)]
-    )
+    expected = [lr * (1 if update < 3 else 0.25) for update, lr in enumerate(trainer.run.plan.lrs)]
     assert [row["lr"] for row in rows] == expected
     assert [row.get("rollbacks") for row in rows] == [None] * 3 + [2] * 9
 
@@ -240,10 +243,10 @@ def test_the_audit_knows_the_changed_curve(tmp_path, model):
 def test_a_rate_that_is_not_the_changed_one_is_noticed(tmp_path, model):
     trainer = make_trainer(tmp_path, model, **TWICE, lr_scheduler="cosine")
     for update in trainer.updates(show_progress=False):
-        if update == 4 and trainer.rollbacks.done:
-            for group in trainer.optimizer.param_groups:
+        if update == 4 and trainer.divergence.rollbacks:
+            for group in trainer.run.optimizer.param_groups:
                 group["lr"] *= 2
-    assert trainer.audit.first_deviating_update == 4
+    assert trainer.run.audit.first_deviating_update == 4
 
 
 def test_after_so_many_rollbacks_it_stops(tmp_path, model):
@@ -251,7 +254,7 @@ def test_after_so_many_rollbacks_it_stops(tmp_path, model):
     with pytest.raises(Diverged, match=r"It went back to update 6, 3, 6 before, as often as max_rollbacks"):
         list(trainer.updates(show_progress=False))
     assert checkpoints(tmp_path) == ["checkpoint-0", "checkpoint-3", "checkpoint-6"]
-    assert [each["lr_factor"] for each in trainer.rollbacks.done] == pytest.approx([0.1, 0.01, 0.001])
+    assert [each["lr_factor"] for each in trainer.divergence.rollbacks] == pytest.approx([0.1, 0.01, 0.001])
 
 
 @pytest.mark.slow
@@ -265,10 +268,10 @@ def test_a_run_that_stopped_may_go_back_more_often(tmp_path, model):
         list(trainer.updates(show_progress=False))
     trainer = make_trainer(tmp_path / "run", model, **often)
     newest = trainer.folder.newest_checkpoint()
-    resumed_config(trainer.config, newest)
+    resumed_config(trainer.run.config, newest)
     trainer.resume(newest)
     list(trainer.updates(show_progress=False))
-    assert len(trainer.rollbacks.done) == 3
+    assert len(trainer.divergence.rollbacks) == 3
     assert_same(end_of(trainer), end_of(whole))
 
 
@@ -330,13 +333,13 @@ def test_a_bad_update_leaves_everything_but_the_clock(tmp_path, model):
     for part in ("model", "ema", "objective"):
         assert_same(after[part], before[part])
     assert_same(after["optimizer"]["state"], before["optimizer"]["state"])
-    assert (trainer.update, vars(trainer.skipped)) == (5, {"total": 1, "in_a_row": 1})
+    assert (trainer.run.update, skipped(trainer)) == (5, {"total": 1, "in_a_row": 1})
     list(updates)
     rows = [row for row in trainer.folder.read_metrics() if "loss" in row]
     assert [(row["update"], row.get("skipped_updates")) for row in rows] == [(4, 1), (9, 1), (11, 1)]
-    assert trainer.audit.passed
-    assert trainer.audit.num_updates == 12
-    assert vars(trainer.skipped) == {"total": 1, "in_a_row": 0}
+    assert trainer.run.audit.passed
+    assert trainer.run.audit.num_updates == 12
+    assert skipped(trainer) == {"total": 1, "in_a_row": 0}
 
 
 @pytest.mark.parametrize(
@@ -368,8 +371,8 @@ def test_both_together(tmp_path, model):
     more = {**TWICE, "bad": (2, 7, 8), "above": 0.3, "skip_bad_updates": 1}
     trainer = make_trainer(tmp_path, model, **more)
     list(trainer.updates(show_progress=False))
-    assert [(each["diverged_at"], each["back_to"]) for each in trainer.rollbacks.done] == [(8, 6), (8, 3)]
-    assert vars(trainer.skipped) == {"total": 1, "in_a_row": 0}
+    assert [(each["diverged_at"], each["back_to"]) for each in trainer.divergence.rollbacks] == [(8, 6), (8, 3)]
+    assert skipped(trainer) == {"total": 1, "in_a_row": 0}
 
 
 @pytest.mark.parametrize(
@@ -407,7 +410,7 @@ def poison_one_process(update, above):
     do_update = Trainer.do_update
 
     def poisoned(trainer, batch):
-        is_bad = os.environ["RANK"] == "1" and trainer.update == update and (trainer.lr_factor or 1.0) > above
+        is_bad = os.environ["RANK"] == "1" and trainer.run.update == update and (trainer.run.lr_factor or 1.0) > above
         return do_update(trainer, batch.map(lambda images: images * math.nan) if is_bad else batch)
 
     Trainer.do_update = poisoned

@@ -107,7 +107,7 @@ def put_there_at(update, path, make):
     do_update = Trainer.do_update
 
     def and_put(trainer, images):
-        if trainer.update == update and not path.exists():
+        if trainer.run.update == update and not path.exists():
             make(path)
         return do_update(trainer, images)
 

@@ -172,13 +172,13 @@ PROCEDURES = {
     "dead parameters": lambda trainer: dead_parameters(Subject(trainer)),
     "overfitting a batch": lambda trainer: overfit_one_batch(Subject(trainer)),
     "range test": lambda trainer: find_lr_of(trainer, FinderConfig(num_updates=10, repeats=1, extend=False, probe_size=16)),
-    "memory": lambda trainer: forecast_memory(trainer.plan),
-    "validation": lambda trainer: trainer.validation(trainer.bare_model),
+    "memory": lambda trainer: forecast_memory(trainer.run.plan),
+    "validation": lambda trainer: trainer.run.validation(trainer.run.model),
     "gradient probes": lambda trainer: GradientProbes(
-        trainer.data.held_out, trainer.process, np.array([0, 1000]), torch.device("cpu")
-    )(trainer.bare_model),
-    "landscape": lambda trainer: _mean_loss(trainer, trainer.bare_model),
-    "training set loss": lambda trainer: _training_set_loss(Evaluation(trainer, None)),
+        trainer.run.data.held_out, trainer.run.process, np.array([0, 1000]), torch.device("cpu")
+    )(trainer.run.model),
+    "landscape": lambda trainer: _mean_loss(trainer.run, trainer.run.model),
+    "training set loss": lambda trainer: _training_set_loss(Evaluation(trainer.run, None)),
 }
 
 
@@ -189,14 +189,14 @@ def test_a_conditional_unet_is_told_labels_by_all_that_computes_its_loss(conditi
 
 
 def test_a_model_is_called_with_the_conditions_by_their_keywords(conditional):
-    data = conditional.data.in_memory[:8].data
+    data = conditional.run.data.in_memory[:8].data
     with pytest.raises(ValueError, match="class_labels should be provided"):
-        conditional.process.losses(conditional.bare_model, Batch(data), data, torch.arange(8))
+        conditional.run.process.losses(conditional.run.model, Batch(data), data, torch.arange(8))
 
 
 def test_runs_with_conditions_are_not_stacked(conditional, monkeypatch):
     """Whose networks are computed as one, which takes points and timesteps alone."""
     monkeypatch.setattr("diffusers_lrlab.study.stacked.stacks.kind_of", lambda _: Points())
     spec = SimpleNamespace(config=SimpleNamespace(denoiser=None, mixed_precision=None))
-    reason = not_stackable(spec, SimpleNamespace(data=lambda _: conditional.data))
+    reason = not_stackable(spec, SimpleNamespace(data=lambda _: conditional.run.data))
     assert reason == "stacks are of networks without conditions, and its model takes class_labels"

@@ -26,7 +26,7 @@ from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
-from diffusers_lrlab.training import base_run
+from diffusers_lrlab.training import trainer as training_loop
 from diffusers_lrlab.training.kinds.select import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
@@ -78,14 +78,14 @@ def choices():
 @cases("options", list(choices()), ids=lambda options: "-".join(map(str, options.values())))
 def test_whatever_can_be_chosen_for_images_trains_points(tmp_path, model, options):
     trainer = make_trainer(tmp_path, model, **options)
-    before = [parameter.detach().clone() for parameter in trainer.bare_model.parameters()]
+    before = [parameter.detach().clone() for parameter in trainer.run.model.parameters()]
     assert list(trainer.updates()) == list(range(1, 7))
-    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.bare_model.parameters(), strict=True))
+    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.run.model.parameters(), strict=True))
     rows = trainer.folder.read_metrics()
     assert all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
     assert any("validation_loss" in row for row in rows)
     if "momentum_scheduler" not in options and "reduce_lr_on_plateau" not in options.values():
-        assert trainer.audit.largest_lr_deviation < 1e-12
+        assert trainer.run.audit.largest_lr_deviation < 1e-12
 
 
 def test_an_optimizer_with_two_modes_is_put_into_the_one_for_updates(tmp_path, model):
@@ -95,11 +95,11 @@ def test_an_optimizer_with_two_modes_is_put_into_the_one_for_updates(tmp_path, m
     for evaluated in (False, True):
         trainer = make_trainer(tmp_path / str(evaluated), model, **options)
         if evaluated:
-            trainer.optimizer.eval()
+            trainer.run.optimizer.eval()
         trainer.set_training()
-        assert trainer.optimizer.param_groups[0]["train_mode"]
+        assert trainer.run.optimizer.param_groups[0]["train_mode"]
         list(trainer.updates())
-        ends.append(trainer.bare_model.state_dict())
+        ends.append(trainer.run.model.state_dict())
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
 
 
@@ -107,7 +107,7 @@ def test_an_optimizer_with_two_modes_is_put_into_the_one_for_updates(tmp_path, m
 def test_a_gpu_does_not_wait_for_what_is_in_memory(tmp_path, model, monkeypatch, gpu):
     """A thread takes and pins its rows; for a CPU they are at hand."""
     trainer, ahead = make_trainer(tmp_path, model), []
-    monkeypatch.setattr(base_run, "prefetched", lambda batches: ahead.append(batches) or batches)
+    monkeypatch.setattr(training_loop, "prefetched", lambda batches: ahead.append(batches) or batches)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert len(list(trainer.batches(0, range(5)))) == 5
     assert len(ahead) == gpu
@@ -116,15 +116,15 @@ def test_a_gpu_does_not_wait_for_what_is_in_memory(tmp_path, model, monkeypatch,
 def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
     """Mean squared error of the noise, over coordinates, at the timestep and noise of the run's own streams."""
     trainer = make_trainer(tmp_path, model)
-    batch = trainer.data.in_memory[:32]
+    batch = trainer.run.data.in_memory[:32]
     points = batch.data
-    timesteps, (noise,) = trainer.objective.draw(0), trainer.objective.noise(0, points)
+    timesteps, (noise,) = trainer.run.objective.draw(0), trainer.run.objective.noise(0, points)
     assert noise.shape == points.shape
     alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 100), 0)[timesteps][:, None]
-    predicted = trainer.bare_model(alphas.sqrt() * points + (1 - alphas).sqrt() * noise, timesteps).sample
+    predicted = trainer.run.model(alphas.sqrt() * points + (1 - alphas).sqrt() * noise, timesteps).sample
     expected = (predicted - noise).square().mean().item()
     trainer.do_update(batch)
-    assert float(trainer.sums[0]) == pytest.approx(expected, rel=1e-5)
+    assert float(trainer.log.sums[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_ema_follows_the_clock(tmp_path, model):
@@ -132,16 +132,16 @@ def test_the_ema_follows_the_clock(tmp_path, model):
     trainer = make_trainer(
         tmp_path, model, max_train_steps=30, ema_update_every=5, ema_start_update=10, ema_power=2 / 3, ema_max_decay=0.8
     )
-    average = [parameter.detach().clone().double() for parameter in trainer.bare_model.parameters()]
+    average = [parameter.detach().clone().double() for parameter in trainer.run.model.parameters()]
     for update in trainer.updates():
         if update % 5 == 0:
             since = update - 1 - 10
             decay = 0.0 if since <= 0 else min(1 - (1 + since) ** (-2 / 3), 0.8)
             average = [
                 decay * old + (1 - decay) * new.detach().double()
-                for old, new in zip(average, trainer.bare_model.parameters(), strict=True)
+                for old, new in zip(average, trainer.run.model.parameters(), strict=True)
             ]
-        for kept, found in zip(average, trainer.average.ema.shadow_params, strict=True):
+        for kept, found in zip(average, trainer.run.average.shadow_params, strict=True):
             torch.testing.assert_close(found.double(), kept, rtol=0, atol=1e-6)
 
 
@@ -292,7 +292,7 @@ def test_one_dimension_is_drawn_as_a_histogram(tmp_path):
 @pytest.mark.parametrize("num_held_out", [0, 1, 64])
 def test_trackers_are_shown_a_picture_whatever_is_held_out(tmp_path, model, num_held_out):
     trainer = make_trainer(tmp_path, model, num_validation_images=num_held_out)
-    pictures = results_of(trainer.kind).as_pictures(trainer, np.random.default_rng(0).normal(size=(20, 2)))
+    pictures = results_of(trainer.run.kind).as_pictures(trainer.run, np.random.default_rng(0).normal(size=(20, 2)))
     assert pictures.shape == (1, 320, 320, 3)
     assert pictures.dtype == np.uint8
     assert len(np.unique(pictures)) > 2
@@ -304,11 +304,11 @@ def test_a_stream_is_not_read_to_its_end(tmp_path, model):
     folder = write_points(tmp_path / "data", {"x": points.tolist()})
     options = {"dataset_name": str(folder), "point_column": "x", "streaming": True, "num_validation_images": 0}
     trainer = make_trainer(tmp_path / "run", model, cache_dir=str(tmp_path / "cache"), **options)
-    assert trainer.data.num_images is None
+    assert trainer.run.data.num_images is None
     assert list(trainer.updates()) == list(range(1, 7))
     read = []
-    trainer.data.train = (read.append(row) or row for row in iter(lambda: {"x": [0.5, 0.5]}, None))
-    assert trainer.data.all_in_memory(10).data.shape == (10, 2)
+    trainer.run.data.train = (read.append(row) or row for row in iter(lambda: {"x": [0.5, 0.5]}, None))
+    assert trainer.run.data.all_in_memory(10).data.shape == (10, 2)
     assert len(read) == 10
 
 
@@ -331,7 +331,7 @@ def test_a_stream_is_resumed_to_the_bit(tmp_path, model):
     resumed = make_trainer(tmp_path / "run", model, **options | {"dataloader_num_workers": 0})
     resumed.resume(checkpoint)
     assert list(resumed.updates()) == [4, 5, 6]
-    for expected, found in zip(whole.bare_model.parameters(), resumed.bare_model.parameters(), strict=True):
+    for expected, found in zip(whole.run.model.parameters(), resumed.run.model.parameters(), strict=True):
         assert torch.equal(expected, found)
 
 

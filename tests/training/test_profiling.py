@@ -31,13 +31,14 @@ def test_a_profiled_run_is_the_run(tmp_path, capsys):
     options = {"max_train_steps": 12, "backend": "no", "gradient_accumulation_steps": 2, "timestep_sampler": "clts"}
     plain = train(make_trainer(tmp_path / "plain", **options), until=12)
     trainer = make_trainer(tmp_path / "profiled", **options)
-    ours = {id(each): set(vars(each)) for each in (trainer, trainer.step, trainer.objective, trainer.process)}
+    parts = (trainer, trainer.run, trainer.log, trainer.stepper, trainer.run.objective, trainer.run.process)
+    ours = {id(each): set(vars(each)) for each in parts}
     assert list(profiled_updates(trainer, 3)) == list(range(1, 13))
     expected, found = state_of(plain), state_of(trainer)
     for state in (expected, found):
         state["clock"] = state["clock"][:2]  # without seconds
     assert_same(found, expected)
-    for each in (trainer, trainer.step, trainer.objective, trainer.process):
+    for each in parts:
         assert set(vars(each)) - ours[id(each)] <= {"norm", "was_skipped", "skips_bad"}
     shown, trace = capsys.readouterr().out, trainer.folder.lab / TRACE
     assert f"3 updates, which the profiler makes slower; all that they did is in {trace}" in shown

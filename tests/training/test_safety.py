@@ -163,7 +163,7 @@ def remove_the_folder_at(update, folder):
     do_update = Trainer.do_update
 
     def and_remove(trainer, images):
-        if trainer.update == update:
+        if trainer.run.update == update:
             while folder.exists():  # a checkpoint may be written there meanwhile
                 shutil.rmtree(folder, ignore_errors=True)
         return do_update(trainer, images)

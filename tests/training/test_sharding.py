@@ -66,9 +66,9 @@ def measured(self, **how):
     def size(tensors):
         return sum(local_shard(tensor).numel() for tensor in tensors)
 
-    state = [value for state in self.optimizer.state.values() for key, value in state.items() if key != "step"]
-    share = {"parameters": size(self.model.parameters()), "optimizer": size(state)}
-    share["ema"] = size(self.average.ema.shadow_params)
+    state = [value for state in self.run.optimizer.state.values() for key, value in state.items() if key != "step"]
+    share = {"parameters": size(self.run.model.parameters()), "optimizer": size(state)}
+    share["ema"] = size(self.run.average.shadow_params)
     Path(os.environ["LRLAB_SHARES"], os.environ["RANK"] + ".json").write_text(json.dumps(share))
     return save(self, **how)
 

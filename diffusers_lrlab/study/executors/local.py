@@ -30,15 +30,15 @@ def run_local(specs: list[RunSpec], study: StudyContext) -> None:
         trainer = Trainer(plan, data, make_accelerator(plan.config), folder)
         if checkpoint is not None:
             trainer.resume(checkpoint)
-        study.progress.advance(trainer.update)
+        study.progress.advance(trainer.run.update)
         error = None
         try:
             for _ in trainer.updates(show_progress=False):
                 study.progress.advance(1)
         except Diverged as reason:
             error = str(reason).partition(":")[0] + "."
-            study.progress.advance(plan.num_updates - trainer.update)
-        record_run(study, spec, trainer, _curves_of(folder, plan.num_updates), error, {"name": "local"}, started)
+            study.progress.advance(plan.num_updates - trainer.run.update)
+        record_run(study, spec, trainer.run, _curves_of(folder, plan.num_updates), error, {"name": "local"}, started)
         trainer.accelerator.free_memory()
         study.discard(path)
 

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
-from ...training.base_run import BaseRun
 from ...training.results.base import results_of
+from ...training.run_state import RunState
 from ...training.samples import draw_samples
 from ..spec.spec import RunSpec
 from .context import StudyContext
@@ -28,7 +28,7 @@ Drawn = dict[str, np.ndarray]
 def record_run(
     study: StudyContext,
     spec: RunSpec,
-    run: BaseRun,
+    run: RunState,
     curves: Curves,
     error: str | None,
     executor: dict[str, Any],
@@ -44,7 +44,7 @@ def record_run(
     weights = None
     if error is None and spec.stage == "compare" and run.kind.is_compared_between_runs:
         with run.averaged_weights():
-            weights = save({name: value.detach().cpu().clone() for name, value in run.bare_model.state_dict().items()})
+            weights = save({name: value.detach().cpu().clone() for name, value in run.model.state_dict().items()})
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -58,7 +58,7 @@ def record_run(
 
 
 def finish(
-    run: BaseRun, spec: RunSpec, curves: Curves, error: str | None, drawn: Drawn | None = None
+    run: RunState, spec: RunSpec, curves: Curves, error: str | None, drawn: Drawn | None = None
 ) -> tuple[dict[str, Any], str | None]:
     """The sections of a run's record, and why it diverged if it did: in training (`error`), or by what it ended as."""
     if error is None:
@@ -69,7 +69,7 @@ def finish(
     return {"train": {**_course(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
-def measure(run: BaseRun, spec: RunSpec, curves: Curves, drawn: Drawn | None = None) -> dict[str, Any]:
+def measure(run: RunState, spec: RunSpec, curves: Curves, drawn: Drawn | None = None) -> dict[str, Any]:
     """Sections of a run that was trained to its end; raises `Diverged` if samples are not finite."""
     drawn, kind_results = draw(run, spec, drawn), results_of(run.kind)
     if not all(np.isfinite(samples).all() for samples in drawn.values()):
@@ -96,7 +96,7 @@ class Drawing(NamedTuple):
     stream: tuple[Any, ...]
 
 
-def drawings_of(run: BaseRun, spec: RunSpec) -> dict[str, Drawing]:
+def drawings_of(run: RunState, spec: RunSpec) -> dict[str, Drawing]:
     """What is drawn from the averaged weights of a run, see `Drawn`; "fixed_start" is from noise that all runs share."""
     kind_results, config, num = results_of(run.kind), run.config, 0
     own = False, config.num_inference_steps
@@ -113,7 +113,7 @@ def drawings_of(run: BaseRun, spec: RunSpec) -> dict[str, Drawing]:
     return drawings
 
 
-def draw(run: BaseRun, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
+def draw(run: RunState, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
     """What a run is measured by; what is not `drawn` yet is drawn with its own pipeline."""
     drawn = dict(drawn or {})
     for name, drawing in drawings_of(run, spec).items():
@@ -129,7 +129,7 @@ def draw(run: BaseRun, spec: RunSpec, drawn: Drawn | None = None) -> Drawn:
     return drawn
 
 
-def note_seconds(run: BaseRun, name: str, seconds: float) -> None:
+def note_seconds(run: RunState, name: str, seconds: float) -> None:
     """Of drawing samples of that name; those from a fixed start are counted as evaluation."""
     if name == "fixed_start":
         run.evaluation_seconds += seconds
@@ -137,14 +137,14 @@ def note_seconds(run: BaseRun, name: str, seconds: float) -> None:
         run.sampling_seconds = seconds
 
 
-def _from_fixed_start(run: BaseRun, drawing: Drawing) -> np.ndarray:
-    pipeline = run.kind.make_pipeline(run.bare_model.eval(), run.process.deterministic_scheduler())
+def _from_fixed_start(run: RunState, drawing: Drawing) -> np.ndarray:
+    pipeline = run.kind.make_pipeline(run.model.eval(), run.process.deterministic_scheduler())
     pipeline.set_progress_bar_config(disable=True)
-    generator = stream_generator(*drawing.stream, device=run.bare_model.device)
+    generator = stream_generator(*drawing.stream, device=run.model.device)
     return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps)
 
 
-def _course(run: BaseRun) -> dict[str, Any]:
+def _course(run: RunState) -> dict[str, Any]:
     return {
         "data_fingerprint": run.data.fingerprint,
         "num_updates": run.plan.num_updates,

@@ -10,6 +10,7 @@ from ...data.batch import Batch, to_device
 from ...data.batches import RowOrder
 from ...objective.objective import Objective
 from ...training.config import TrainingConfig
+from ...training.resolve_timesteps import objective_spec
 from .member import Member
 
 
@@ -17,13 +18,13 @@ class Draws:
     """What members with the same draws train on at each update, from data on the device."""
 
     def __init__(self, member: Member, points: torch.Tensor, device: torch.device):
-        plan = member.plan
+        run, plan = member.run, member.run.plan
         plan.layout.check_fits(len(points))
         self.objective = Objective.of(
-            member.objective_spec, member.process, plan.layout, plan.num_updates, device, lambda values: values
+            objective_spec(run.config), run.process, plan.layout, plan.num_updates, device, lambda values: values
         )
         self.points, self.batch, self.device = points, plan.layout.global_batch, device
-        self._order = RowOrder(len(points), member.config.seed)
+        self._order = RowOrder(len(points), run.config.seed)
 
     def draw(self, update: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Points, timesteps, noise, and weights of the losses if there are any."""
@@ -41,8 +42,8 @@ def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]
     points: dict[int, torch.Tensor] = {}
     for member in members:
         key = _draws_key(member)
-        assert member.data.in_memory is not None  # see `not_stackable`
-        data = points.setdefault(id(member.data), member.data.in_memory.data.to(device))
+        assert member.run.data.in_memory is not None  # see `not_stackable`
+        data = points.setdefault(id(member.run.data), member.run.data.in_memory.data.to(device))
         draws = shared.get(key) or Draws(member, data, device)
         if not draws.objective.follows_losses:
             shared[key] = draws
@@ -51,5 +52,5 @@ def draws_of(members: list[Member], device: torch.device) -> dict[Member, Draws]
 
 
 def _draws_key(member: Member) -> Any:
-    drawn_by = tuple(repr(getattr(member.config, name)) for name in names_where(TrainingConfig, decides_draws=True))
-    return (id(member.data), member.plan.num_updates, *drawn_by)
+    drawn_by = tuple(repr(getattr(member.run.config, name)) for name in names_where(TrainingConfig, decides_draws=True))
+    return (id(member.run.data), member.run.plan.num_updates, *drawn_by)

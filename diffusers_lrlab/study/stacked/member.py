@@ -13,12 +13,12 @@ from ...optimizers.entries import OPTIMIZERS
 from ...schedules.feedback import FeedbackSchedule
 from ...schedules.scheduler import CurveLR
 from ...timesteps.bands import scaled_lr
-from ...training.base_run import BaseRun
 from ...training.plan import Plan
+from ...training.run_state import RunState
 from ..runs.curves import Curves
 
 
-class Member(BaseRun):
+class Member:
     """
     A run whose network is part of a stack; model, optimizer, schedules and average are the real ones.
 
@@ -27,49 +27,48 @@ class Member(BaseRun):
     """
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
-        super().__init__(plan, data)
-        self.model = self.model.to(device).train()
+        self.run = RunState(plan, data, device)
+        self.run.model.to(device).train()
+        self.feedback = [scheduler for scheduler in self.run.schedulers if isinstance(scheduler, FeedbackSchedule)]
         self.curves = Curves(plan.num_updates)
         self.error: str | None = None
         path = OPTIMIZERS[plan.config.optimizer].facts.get("elementwise")
         self.rule: Rule | None = pkgutil.resolve_name(path) if path else None
 
-    def make_parts(self, device: torch.device, has_average: bool = True) -> None:
-        super().make_parts(device, has_average)
-        self.feedback = [scheduler for scheduler in self.schedulers if isinstance(scheduler, FeedbackSchedule)]
-
     @property
     def is_done(self) -> bool:
         """Whether it has finished or diverged."""
-        return self.error is not None or self.update == self.plan.num_updates
+        return self.error is not None or self.run.update == self.run.plan.num_updates
 
     @property
     def step_lr(self) -> float:
         """The learning rate of the next step, for a schedule that follows a metric."""
-        return self.current_lr * (1.0 if self.lr_factor is None else self.lr_factor)
+        factor = self.run.lr_factor
+        return self.run.current_lr * (1.0 if factor is None else factor)
 
     def catch_up(self) -> None:
         """Moves schedules of the clock, the audit's count and the average's clock to this update."""
-        for scheduler in self.schedulers:
-            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != self.update:
-                scheduler.move_to(self.update)
-        self.audit.num_updates = self.update
-        if self.average is not None:
-            self.average.move_to(self.update)
+        run = self.run
+        for scheduler in run.schedulers:
+            if isinstance(scheduler, CurveLR) and scheduler.last_epoch != run.update:
+                scheduler.move_to(run.update)
+        run.audit.num_updates = run.update
+        if run.average is not None:
+            run.average.move_to(run.update)
 
     def check_rates(self) -> None:
         """Compares the learning rate and the momentum of the next step with what is expected."""
         self.catch_up()
-        with scaled_lr(self.optimizer, self.lr_factor):
-            self.check_schedules()
+        with scaled_lr(self.run.optimizer, self.run.lr_factor):
+            self.run.check_schedules()
 
     def take_step(self) -> None:
         """The optimizer's own step with the present gradients."""
         started = time.perf_counter()
         self.check_rates()
-        with scaled_lr(self.optimizer, self.lr_factor):
-            self.optimizer.step()
-        self.training_seconds += time.perf_counter() - started
+        with scaled_lr(self.run.optimizer, self.run.lr_factor):
+            self.run.optimizer.step()
+        self.run.training_seconds += time.perf_counter() - started
 
     def advance_feedback(self) -> None:
         """One tick of the clock for schedules that follow a metric."""
@@ -79,44 +78,47 @@ class Member(BaseRun):
     def take_out(self) -> None:
         """Gives it numbers of its own again: views of them would keep, and save, the whole stack."""
         self.catch_up()
-        for parameter in self.model.parameters():
+        run = self.run
+        for parameter in run.model.parameters():
             parameter.data, parameter.grad = parameter.data.clone(), None
-        names = () if self.rule is None else self.rule.state(self.optimizer.defaults)
-        for state in self.optimizer.state.values():
+        names = () if self.rule is None else self.rule.state(run.optimizer.defaults)
+        for state in run.optimizer.state.values():
             state.update({name: state[name].clone() for name in names})
-        if self.average is not None:
-            self.average.ema.shadow_params = [value.clone() for value in self.average.ema.shadow_params]
+        if run.average is not None:
+            run.average.shadow_params = [value.clone() for value in run.average.shadow_params]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that an exact continuation needs, but for the sums that the stack holds for it."""
         self.catch_up()
-        return super().state_dict() | {
-            "data_fingerprint": self.data.fingerprint,
+        run = self.run
+        return run.state_dict() | {
+            "data_fingerprint": run.data.fingerprint,
             "error": self.error,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "ema": self.average.state_dict() if self.average is not None else {},
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "ema": run.average.state_dict() if run.average is not None else {},
             "curves": self.curves.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state; the network stays in its stack."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.load_state_dict(state["ema"])
-        super().load_state_dict(state)
+        run = self.run
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        if run.average is not None:
+            run.average.load_state_dict(state["ema"])
+        run.load_state_dict(state)
         self.error = state["error"]
         self.curves.load_state_dict(state["curves"])
 
     def diverge(self) -> None:
         self.catch_up()
-        self.error = f"The loss was not finite at update {self.update}, at learning rate {self.current_lr:.3g}."
+        self.error = f"The loss was not finite at update {self.run.update}, at learning rate {self.run.current_lr:.3g}."
 
     def add_validation(self, losses: dict[str, float]) -> None:
         """Adds validation losses to the curves, and passes them to a schedule that follows them."""
         if not all(map(math.isfinite, losses.values())):
             self.diverge()
             return
-        self.curves.add_quality(self.update, losses)
-        self.follow_loss(losses["validation_loss"])
+        self.curves.add_quality(self.run.update, losses)
+        self.run.follow_loss(losses["validation_loss"])

@@ -29,10 +29,10 @@ def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -
     """
     alike: dict[Any, list[tuple[Member, str, str, Drawing]]] = {}
     for member, spec in runs:
-        for name, drawing in drawings_of(member, spec).items():
-            if drawing.num <= member.kind.sampling_batch:  # else in parts, by itself
+        for name, drawing in drawings_of(member.run, spec).items():
+            if drawing.num <= member.run.kind.sampling_batch:  # else in parts, by itself
                 alike.setdefault((name, *drawing[:3]), []).append((member, spec.id, name, drawing))
-    forward = StackedForward(runs[0][0].model)
+    forward = StackedForward(runs[0][0].run.model)
     whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
     for some in alike.values():
         started = time.perf_counter()
@@ -42,14 +42,14 @@ def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, Drawn]) -
         seconds = (time.perf_counter() - started) / len(some)
         for (member, run_id, name, _), own in zip(some, samples, strict=True):
             drawn.setdefault(run_id, {})[name] = own
-            note_seconds(member, name, seconds)
+            note_seconds(member.run, name, seconds)
 
 
 def _sample(
     forward: StackedForward, members: list[Member], drawings: list[Drawing], share: float
 ) -> Generator[float, None, np.ndarray]:
     matrix = forward.rows.gather([_averaged(member) for member in members])
-    (num, is_deterministic, num_steps, _), process = drawings[0], members[0].process
+    (num, is_deterministic, num_steps, _), process = drawings[0], members[0].run.process
     scheduler = process.deterministic_scheduler() if is_deterministic else process.sampling_scheduler()
     scheduler.set_timesteps(num_steps, device=matrix.device)
     generators = [stream_generator(*drawing.stream, device=matrix.device) for drawing in drawings]
@@ -77,5 +77,5 @@ def _predict(forward: StackedForward, matrix: torch.Tensor, points: torch.Tensor
 
 
 def _averaged(member: Member) -> list[torch.Tensor]:
-    with member.averaged_weights():
-        return [parameter.detach().clone() for parameter in member.model.parameters()]
+    with member.run.averaged_weights():
+        return [parameter.detach().clone() for parameter in member.run.model.parameters()]

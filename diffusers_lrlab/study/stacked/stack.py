@@ -31,12 +31,11 @@ class Stack:
     def __init__(self, members: list[Member], device: torch.device, recorder: Recorder | None = None):
         self.device = device
         self.recorder = record_graph if recorder is None and device.type == "cuda" else recorder
-        self.update = next((member.update for member in members if not member.is_done), members[0].update)
+        self.update = next((member.run.update for member in members if not member.is_done), members[0].run.update)
         self.sums = torch.zeros(3, len(members), device=device)
         self._draws_of = draws_of(members, device)
         for member in members:
-            member.objective = self._draws_of[member].objective
-            member.make_parts(device)
+            member.run.objective = self._draws_of[member].objective
         self._gather(sorted(members, key=kind))
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
@@ -68,7 +67,7 @@ class Stack:
         self.members = members
         if not members:
             return
-        self.mlp = mlp = StackedMLP([member.model for member in members], members[0].plan.layout.global_batch)
+        self.mlp = mlp = StackedMLP([member.run.model for member in members], members[0].run.plan.layout.global_batch)
         self.rates = rates_of(members)
         self._rates_on_device = self.rates.to(self.device)
         fuse = self.device.type == "cpu" and self.recorder is None
@@ -79,17 +78,17 @@ class Stack:
         self.averages = StackedAverages(members, mlp.rows, mlp.values, self.rates)
         self._stepping_alone = [member for member in members if member.rule is None]
         self._reacting = [place for place, member in enumerate(members) if member.feedback]
-        self._observing = [place for place, member in enumerate(members) if member.objective.follows_losses]
+        self._observing = [place for place, member in enumerate(members) if member.run.objective.follows_losses]
         self._captured: CapturedUpdate | None = None
         self._can_record = False
-        norms = [member.config.max_grad_norm or math.inf for member in members]
+        norms = [member.run.config.max_grad_norm or math.inf for member in members]
         self.max_norms = torch.tensor(norms, device=self.device, dtype=mlp.values.dtype)
         sources = [self._draws_of[member] for member in members]
         self._sources = list(dict.fromkeys(sources))
         self._source_of = torch.tensor([self._sources.index(source) for source in sources], device=self.device)
-        self._logging = {member.config.logging_steps for member in members}
-        self._validating = {member.plan.validation_updates for member in members}
-        self._end = min(member.plan.num_updates for member in members)
+        self._logging = {member.run.config.logging_steps for member in members}
+        self._validating = {member.run.plan.validation_updates for member in members}
+        self._end = min(member.run.plan.num_updates for member in members)
         self._note_events()
 
     def _note_events(self) -> None:
@@ -98,7 +97,7 @@ class Stack:
         self._event = min(self._check, *(self.update - self.update % steps + steps for steps in self._logging))
 
     def do_update(self) -> None:
-        started, own = time.perf_counter(), sum(member.training_seconds for member in self._stepping_alone)
+        started, own = time.perf_counter(), sum(member.run.training_seconds for member in self._stepping_alone)
         for place in self._reacting:
             for rates in (self.rates, self._rates_on_device):
                 rates[self.update, LR, place] = self.members[place].step_lr
@@ -114,13 +113,13 @@ class Stack:
         with torch.no_grad():
             self.averages.step(self.update, inputs.rates)
         for place in self._observing:
-            self.members[place].objective.observe(inputs.timesteps[place], losses[place])
+            self.members[place].run.objective.observe(inputs.timesteps[place], losses[place])
         self._can_record = True  # what libraries allocate at their first use is there
         self.update += 1
-        own = sum(member.training_seconds for member in self._stepping_alone) - own
+        own = sum(member.run.training_seconds for member in self._stepping_alone) - own
         share = (time.perf_counter() - started - own) / len(self.members)
         for member in self.members:
-            member.update, member.training_seconds = self.update, member.training_seconds + share
+            member.run.update, member.run.training_seconds = self.update, member.run.training_seconds + share
         for place in self._reacting:
             self.members[place].advance_feedback()
 
@@ -153,13 +152,13 @@ class Stack:
         of optimizers that have a rule.
         """
         points, timesteps, noise, weights, rates = inputs
-        process, flat = self.members[0].process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
+        process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
         prediction = self.mlp.forward(noisy, process.model_time(timesteps)).detach().requires_grad_()
-        check_shape(self.members[0].model, prediction, points)
+        check_shape(self.members[0].run.model, prediction, points)
         if self.update == 0:
             for member, own, its_input in zip(self.members, prediction, noisy, strict=True):
-                check_first(member.model, own, its_input)
+                check_first(member.run.model, own, its_input)
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
         (gradient,) = torch.autograd.grad(means.sum(), prediction)
@@ -187,7 +186,8 @@ class Stack:
 
     def _read_sums(self) -> None:
         """Losses into the curves at logging points, which is also when divergence is noticed."""
-        logging = [index for index, member in enumerate(self.members) if member.at_interval(member.config.logging_steps)]
+        runs = [member.run for member in self.members]
+        logging = [index for index, run in enumerate(runs) if run.at_interval(run.config.logging_steps)]
         if not logging:
             return
         losses, norms, counts = self.sums[:, logging].double().cpu()
@@ -197,35 +197,35 @@ class Stack:
             *self.rates[self.update - 1][:AVERAGING, logging].tolist(),
         )
         for index, loss, norm, lr, momentum in zip(logging, *columns, strict=True):
-            member = self.members[index]
-            member.curves.add_loss(self.update - 1, loss, lr, momentum if member.current_momentum is not None else None)
+            member, has_momentum = self.members[index], runs[index].current_momentum is not None
+            member.curves.add_loss(self.update - 1, loss, lr, momentum if has_momentum else None)
             if not math.isfinite(loss + norm):
                 member.diverge()
         self.sums[:, logging] = 0.0
 
     def _validate(self) -> None:
         """Losses on held-out points of the members that are due: of all at once, but for those whose optimizers average."""
-        due = [member for member in self.members if member.validation is not None and not member.error]
-        due = [member for member in due if member.at_interval(member.plan.validation_updates)]
+        due = [member for member in self.members if member.run.validation is not None and not member.error]
+        due = [member for member in due if member.run.at_interval(member.run.plan.validation_updates)]
         together: dict[int, list[Member]] = {}
         for member in due:
-            assert member.validation is not None
-            alone = id(member) if averages_itself(member.optimizer) else -len(member.validation.batch)
+            alone = id(member) if averages_itself(member.run.optimizer) else -len(member.run.data.held_out)
             together.setdefault(alone, []).append(member)
         for members in together.values():
             started = time.perf_counter()
-            if averages_itself(members[0].optimizer):
-                own = {name: float(values.mean()) for name, values in members[0].validation_losses().items()}
+            if averages_itself(members[0].run.optimizer):
+                own = {name: float(values.mean()) for name, values in members[0].run.validation_losses().items()}
                 members[0].add_validation(own)
             else:
                 self._validate_together(members)
             for member in members:
-                member.evaluation_seconds += (time.perf_counter() - started) / len(members)
+                member.run.evaluation_seconds += (time.perf_counter() - started) / len(members)
 
     @torch.no_grad()
     def _validate_together(self, members: list[Member]) -> None:
-        places, process = [self.members.index(member) for member in members], members[0].process
-        parts = [(member.validation.batch.data, member.validation.noise, member.validation.timesteps) for member in members]  # type: ignore[union-attr]
+        places, process = [self.members.index(member) for member in members], members[0].run.process
+        held_out = [validation for member in members if (validation := member.run.validation) is not None]
+        parts = [(validation.batch.data, validation.noise, validation.timesteps) for validation in held_out]
         points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
         found = []
         for matrix in (self.mlp.values, self.averages.values):
@@ -235,10 +235,10 @@ class Stack:
                 flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
                 noisy = process.add_noise(*flat).unflatten(0, (len(members), -1))
                 prediction = self.mlp.predict(matrix, noisy, process.model_time(timesteps[:, part]))
-                check_shape(members[0].model, prediction, points[:, part])
+                check_shape(members[0].run.model, prediction, points[:, part])
                 own = process.prediction_losses(prediction.flatten(0, 1), *flat)
                 losses.append(own.view(len(members), -1))
             found.append(torch.cat(losses, 1).double().cpu().numpy().mean(1).tolist())
         for member, raw, averaged in zip(members, *found, strict=True):
-            ema = {} if member.average is None else {"validation_loss_ema": averaged}
+            ema = {} if member.run.average is None else {"validation_loss_ema": averaged}
             member.add_validation({"validation_loss": raw, **ema})

@@ -94,17 +94,17 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     together, states, started = _find_saved(study, specs)
     members = {spec.id: Member(*study.plan(spec), study.device) for spec in together}
     for run_id, state in states.items():
-        members[run_id].update, members[run_id].error = state["update"], state["error"]
+        members[run_id].run.update, members[run_id].error = state["update"], state["error"]
     # All of them once, also those that are done: it makes their optimizers and averages.
     stacks = ParallelStacks(list(members.values()), study.device, threads)
     stacks.load({members[run_id]: state for run_id, state in states.items()})
-    study.progress.advance(sum(member.update for member in members.values()))
+    study.progress.advance(sum(member.run.update for member in members.values()))
     ids = " ".join(members).encode()
     name = hashlib.blake2b(ids, digest_size=8).hexdigest()
 
     def save() -> None:
         state = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
-        folder = study.folder.stacks / f"{name}-{max(member.update for member in members.values())}"
+        folder = study.folder.stacks / f"{name}-{max(member.run.update for member in members.values())}"
         if not folder.exists():  # else this very state
             with atomic_folder(folder) as temporary:
                 torch.save({"members": state, "started": started}, temporary / _STATE)
@@ -118,7 +118,7 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
 
     def finish(spec: RunSpec) -> None:
         member, executor = members[spec.id], {"name": "stacked", "members": len(specs)}
-        record_run(study, spec, member, member.curves, member.error, executor, started, drawn.get(spec.id))
+        record_run(study, spec, member.run, member.curves, member.error, executor, started, drawn.get(spec.id))
 
     _train(stacks, save, study)
     save()

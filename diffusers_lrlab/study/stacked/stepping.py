@@ -16,7 +16,7 @@ LR, MOMENTUM, AVERAGING = range(3)  # rows of `rates_of`
 def kind(member: Member) -> tuple[str, tuple[str, ...]]:
     """Of members of one kind the stack takes the step at once; of none with an optimizer without a rule."""
     rule = member.rule
-    return ("", ()) if rule is None else (member.config.optimizer, rule.state(member.optimizer.defaults))
+    return ("", ()) if rule is None else (member.run.config.optimizer, rule.state(member.run.optimizer.defaults))
 
 
 def rates_of(members: list[Member]) -> torch.Tensor:
@@ -24,13 +24,13 @@ def rates_of(members: list[Member]) -> torch.Tensor:
     Learning rate, momentum (0 if there is none) and weight of the raw weights in the average, for each update of the
     longest run: float64 `(updates, 3, members)`, from the formulas of their schedules.
     """
-    table = torch.zeros(max(member.plan.num_updates for member in members), 3, len(members), dtype=torch.float64)
-    for place, member in enumerate(members):
-        plan, own = member.plan, table[: member.plan.num_updates, :, place].numpy()
+    table = torch.zeros(max(member.run.plan.num_updates for member in members), 3, len(members), dtype=torch.float64)
+    for place, run in enumerate(member.run for member in members):
+        plan, own = run.plan, table[: run.plan.num_updates, :, place].numpy()
         own[:, LR] = plan.lrs if plan.lr_factors is None else plan.lrs * plan.lr_factors
-        own[:, MOMENTUM] = plan.momenta if plan.schedule.sets_momentum else member.current_momentum or 0.0
-        if member.average is not None:
-            own[:, AVERAGING] = 1 - member.config.ema_form.decays(plan.num_updates)
+        own[:, MOMENTUM] = plan.momenta if plan.schedule.sets_momentum else run.current_momentum or 0.0
+        if run.average is not None:
+            own[:, AVERAGING] = 1 - run.config.ema_form.decays(plan.num_updates)
     return table
 
 
@@ -68,7 +68,7 @@ class StackedOptimizer:
         assert rule is not None
         self.rule, self.places, self.weights, self.gradients = rule, places, weights[places], gradients[places]
         self._adopt(members, names, rows)
-        groups = [settings_of(member.optimizer.param_groups[0]) for member in members]
+        groups = [settings_of(member.run.optimizer.param_groups[0]) for member in members]
         self._settings = {
             name: torch.tensor([[group[name]] for group in groups], dtype=torch.float64, device=weights.device)
             for name in groups[0]
@@ -78,7 +78,8 @@ class StackedOptimizer:
 
     def _adopt(self, members: list[Member], names: tuple[str, ...], rows: Rows) -> None:
         """Makes what the members' optimizers keep, nothing before their first steps, views of common tensors."""
-        states = [[member.optimizer.state[parameter] for parameter in member.model.parameters()] for member in members]
+        runs = [member.run for member in members]
+        states = [[run.optimizer.state[parameter] for parameter in run.model.parameters()] for run in runs]
         nothing = rows.split(torch.zeros_like(self.weights[0]))
         self.state = {
             name: rows.gather([[state.get(name, zero) for state, zero in zip(own, nothing, strict=True)] for own in states])
@@ -132,15 +133,15 @@ class StackedAverages:
 
     def __init__(self, members: list[Member], rows: Rows, weights: torch.Tensor, rates: torch.Tensor):
         self.weights, self._is_due = weights, (rates[:, AVERAGING] != 0).any(1).tolist()
-        averages = [member.average for member in members]
+        averages = [member.run.average for member in members]
         self.values = weights
         if not any(averages):
             return
         nothing = rows.split(torch.zeros_like(weights[0]))
-        self.values = rows.gather([nothing if average is None else average.ema.shadow_params for average in averages])
+        self.values = rows.gather([nothing if average is None else average.shadow_params for average in averages])
         for row, average in zip(self.values, averages, strict=True):
             if average is not None:
-                average.ema.shadow_params = rows.split(row)
+                average.shadow_params = rows.split(row)
 
     def step(self, update: int, rates: torch.Tensor) -> None:
         """Averages the weights after an update, at its rates, where an average is due."""

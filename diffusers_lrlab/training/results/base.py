@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..base_run import BaseRun
 from ..config import ResolvedConfig
 from ..kinds.base import DataKind
+from ..run_state import RunState
 from ..samples import draw_samples
 
 
@@ -21,18 +21,18 @@ class Results(ABC):
     stream: ClassVar[str] = "samples to evaluate"  # of random numbers
 
     @abstractmethod
-    def as_pictures(self, run: BaseRun, samples: np.ndarray) -> np.ndarray:
+    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
         """8-bit pictures `(num, height, width, channels)` of samples, for trackers."""
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
         """The number of samples to evaluate at the end of a run; 0 for none."""
         return 0
 
-    def samples_to_show(self, run: BaseRun) -> np.ndarray:
+    def samples_to_show(self, run: RunState) -> np.ndarray:
         """Samples of the model as it is, for the pictures at the end of a run."""
         return draw_samples(run, run.config.eval_batch_size)
 
-    def samples_to_evaluate(self, run: BaseRun) -> np.ndarray | None:
+    def samples_to_evaluate(self, run: RunState) -> np.ndarray | None:
         """Samples of the averaged weights; `None` if there are to be none."""
         num_samples = self.num_samples(run.config, len(run.data.held_out), run.data.num_images)
         if not num_samples:
@@ -40,7 +40,7 @@ class Results(ABC):
         with run.averaged_weights():
             return draw_samples(run, num_samples, self.stream, show_progress=True)
 
-    def evaluate(self, run: BaseRun, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         """
         Results of a finished run, from [`samples_to_evaluate`], besides the losses in its log: these metrics, or those of
         every run if none are named.
@@ -54,7 +54,7 @@ class Results(ABC):
         return {}
 
     @abstractmethod
-    def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
+    def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
         """Pictures of [`samples_to_show`], and of samples over training, into the folder `lab`."""
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from ...evaluation.registry import measures_samples
-from ..base_run import BaseRun
 from ..config import ResolvedConfig
 from ..kinds.images import to_uint8
+from ..run_state import RunState
 from ..samples import load_previews
 from .base import Results
 
@@ -22,13 +22,13 @@ class ImageResults(Results):
 
     stream = "frechet"
 
-    def as_pictures(self, run: BaseRun, samples: np.ndarray) -> np.ndarray:
+    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
         return config.frechet_samples or 0
 
-    def evaluate(self, run: BaseRun, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         results = super().evaluate(run, samples, metrics)
         if samples is None or not measures_samples(run.kind.form):
             return results
@@ -44,7 +44,7 @@ class ImageResults(Results):
         Image.fromarray(grid.squeeze(-1) if grid.shape[-1] == 1 else grid).save(file, "PNG")
         return {"png": base64.b64encode(file.getvalue()).decode()}
 
-    def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
+    def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
         from ..plots.images import plot_progress, plot_samples
 
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png")

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...core.streams import stream_generator
 from ...data.loading import TrainingData
-from ..base_run import BaseRun
 from ..config import ResolvedConfig
+from ..run_state import RunState
 from ..samples import load_previews, sampling_pipeline
 from .base import Results
 
@@ -22,7 +22,7 @@ class PointResults(Results):
     num_recorded = 1000
     stream = "distances"
 
-    def as_pictures(self, run: BaseRun, samples: np.ndarray) -> np.ndarray:
+    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
         from ..plots.points import as_picture, limits_of
 
         return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
@@ -30,7 +30,7 @@ class PointResults(Results):
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
         return config.distance_samples or 0
 
-    def evaluate(self, run: BaseRun, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, run: RunState, samples: np.ndarray | None, metrics: Collection[str] | None = None) -> dict[str, Any]:
         results = super().evaluate(run, samples, metrics)
         if samples is None:
             return results
@@ -40,20 +40,20 @@ class PointResults(Results):
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         return {"points": np.round(samples.astype(np.float64), 4).tolist()}
 
-    def samples_to_show(self, run: BaseRun) -> np.ndarray:
+    def samples_to_show(self, run: RunState) -> np.ndarray:
         """Those of the base class, whose way from noise `draw` shows."""
         config, pipeline = run.config, sampling_pipeline(run)
         pipeline.set_progress_bar_config(disable=True)
-        run.bare_model.eval()
+        run.model.eval()
         self._way = pipeline(
             num_points=config.eval_batch_size,
-            generator=stream_generator(config.seed, "samples", 0, device=run.bare_model.device),
+            generator=stream_generator(config.seed, "samples", 0, device=run.model.device),
             num_inference_steps=config.num_inference_steps,
             num_frames=min(_FRAMES, config.num_inference_steps + 1),
         )
         return self._way.points
 
-    def draw(self, run: BaseRun, samples: np.ndarray, lab: Path) -> None:
+    def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
         from ..plots.points import animate, plot_beside, plot_progress, plot_trajectory
 
         real, way = _real_points(run.data, len(samples)), self._way

@@ -1,0 +1,133 @@
+"""The log of a run: rows of losses and gradient norms, validation, losses by noise level, samples, warnings."""
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from tqdm.auto import tqdm
+
+from ..diagnostics.lr_warnings import find_lr_warnings
+from ..diagnostics.observer import TimestepObserver
+from .divergence import DivergenceGuard
+from .results.base import results_of
+from .run_folder import RunFolder
+from .run_state import RunState
+from .samples import save_preview
+from .trackers import scalars_of, show_pictures
+
+
+class RunLog:
+    """
+    Writes what is known of the course of a run into its folder, and to its trackers.
+
+    Attributes:
+        sums: Since the last row, and read off the device only there: loss, unweighted loss, gradient norm, updates.
+        observer: The losses by noise level, if they are logged.
+        lr_warnings: The warnings of the learning rate that were shown, by name.
+        shows: Whether it prints to the screen.
+    """
+
+    def __init__(self, run: RunState, accelerator: Accelerator, folder: RunFolder, divergence: DivergenceGuard):
+        self.run, self.accelerator, self.folder, self.divergence = run, accelerator, folder, divergence
+        self.sums = torch.zeros(4, device=accelerator.device)
+        self.observer: TimestepObserver | None = None
+        if num_bins := run.config.log_timestep_bins:
+            probes = run.data.held_out if run.config.timestep_grad_every else None
+            self.observer = TimestepObserver(num_bins, run.objective, run.process, probes, folder.timesteps_file)
+        self.lr_warnings: dict[str, str] = {}
+        self.shows = True
+
+    def add(self, loss: torch.Tensor, norm: torch.Tensor, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
+        """Adds an update: its loss and gradient norm, and the unweighted losses at its timesteps."""
+        self.sums += torch.stack([loss, losses.mean(), norm.detach().to(loss), torch.ones_like(loss)])
+        if self.observer is not None:
+            self.observer.add(timesteps, losses)
+
+    def mean_losses(self) -> tuple[float | None, ...]:
+        """Loss, unweighted loss and gradient norm since the last row, read off the device; `None` without any update."""
+        *sums, count = self.accelerator.reduce(self.sums, "mean").tolist()
+        return tuple(total / count if count else None for total in sums)
+
+    def first_loss(self) -> float | None:
+        """The unweighted loss of the first row."""
+        rows = (row for row in self.folder.read_metrics() if "loss" in row)
+        return next((row.get("unweighted_loss", row["loss"]) for row in rows), None)
+
+    def write_row(self, lr: float, momentum: float | None, bar: tqdm) -> None:
+        """Reads the sums off the device and writes a row; rate and momentum are those of the update just done."""
+        run, divergence = self.run, self.divergence
+        loss, unweighted, norm = self.mean_losses()  # no columns if every update since the last row was skipped
+        self.sums.zero_()
+        if loss is not None and norm is not None and not math.isfinite(loss + norm):
+            raise divergence.error()
+        divergence.check_loss(unweighted)
+        row: dict[str, Any] = {
+            "update": run.update - 1,
+            "loss": loss,
+            "lr": lr,
+            "beta1": momentum,
+            "grad_norm": norm,
+            "images_seen": run.update * run.plan.layout.global_batch,
+            "largest_lr_deviation": run.audit.largest_lr_deviation,
+            "unweighted_loss": unweighted if run.objective.is_weighted else None,
+            "ema_decay": None if run.average is None else run.average.cur_decay_value,
+            "skipped_updates": divergence.num_skipped or None,
+            "rollbacks": len(divergence.rollbacks) or None,
+        }
+        row = {key: value for key, value in row.items() if value is not None}
+        first = (run.update - 1) // run.config.logging_steps * run.config.logging_steps
+        if self.observer is not None and loss is not None and (spikes := self.observer.read_sums(first, run.update - 1)):
+            row["loss_spike_bins"] = spikes
+        self.folder.append_metrics(row)
+        self.accelerator.log(scalars_of(row), step=run.update)
+        bar.set_postfix(loss="–" if loss is None else f"{loss:.4f}", lr=f"{lr:.3g}", refresh=False)
+
+    def validate(self) -> None:
+        """Writes the validation losses of the raw and the averaged weights; a schedule may follow the former."""
+        run = self.run
+        of_images = run.validation_losses()
+        # A schedule that follows the loss must see the same number everywhere.
+        broadcast_object_list(values := [{name: float(losses.mean()) for name, losses in of_images.items()}])
+        losses = values[0]
+        if not all(map(math.isfinite, losses.values())):
+            raise self.divergence.error()
+        if self.observer is not None and run.validation is not None:
+            self.observer.after_validation(run.update, run.validation.timesteps, of_images)
+        self.folder.append_metrics({"update": run.update, **losses})
+        self.accelerator.log(scalars_of(losses), step=run.update)
+        run.follow_loss(losses["validation_loss"])
+
+    def warn_of_lr(self) -> None:
+        """Shows what the rows say of the learning rate, each warning once."""
+        plan, objective = self.run.plan, self.run.objective
+        still = not (objective.sampler.moves or objective.follows_losses)
+        rows, max_norm = self.folder.read_metrics(), self.run.config.max_grad_norm
+        warnings = find_lr_warnings(rows, plan.warmup_updates, plan.num_updates, max_norm, still)
+        for name, message in warnings.items():
+            if name not in self.lr_warnings:
+                self.lr_warnings[name] = message
+                if self.shows:
+                    tqdm.write(f"learning-rate warning: {message}", file=sys.stderr)
+
+    def keep_samples(self, samples: np.ndarray) -> None:
+        """Keeps samples of this moment for the plots, and shows them to the trackers."""
+        run = self.run
+        save_preview(self.folder.lab / "samples", run.update, run.kind.preview(samples))
+        if trackers := self.accelerator.trackers:
+            show_pictures(trackers, "samples", results_of(run.kind).as_pictures(run, samples), run.update)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums of all processes, which all call this."""
+        own: dict[str, Any] = {"sums": self.accelerator.gather(self.sums[None]).tolist()}
+        return own if self.observer is None else own | {"observer": self.observer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # Of another number of processes, the mean, which is all that becomes of them.
+        sums, rank = torch.tensor(state["sums"], device=self.accelerator.device), self.accelerator.process_index
+        self.sums = sums[rank] if len(sums) == self.accelerator.num_processes else sums.mean(0)
+        if self.observer is not None:
+            self.observer.load_state_dict(state["observer"], self.run.update)
