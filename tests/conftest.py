@@ -15,7 +15,7 @@ from hub_server import HubServer
 if not HAS_GREEDY:
     # `greedy` is transformers' own: where it is not there yet, what builds it is skipped.
     skip = SimpleNamespace(GreedyWithWarmup=lambda *_, **__: pytest.skip("this transformers has no GreedyLR"))
-    sys.modules["diffusers_lrlab.schedules.greedy"] = skip
+    sys.modules["diffusers_lrlab.schedules.greedy_lr"] = skip
 
 
 @pytest.fixture

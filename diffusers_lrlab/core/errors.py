@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import reprlib
 import signal
 import sys
 import traceback
@@ -26,7 +27,9 @@ NEGATIVE_NUMBER = re.compile(r"-\.?\d")
 
 
 class LabError(ValueError):
-    """Something was asked for that cannot be done as asked. Scripts print it without a traceback and exit with 2."""
+    """An error that the user can mend. Programs print it without a traceback and exit with 2."""
+
+    as_argument: str | None = None  # the text with the name of an argument in place of a flag
 
 
 class DiskFull(LabError):
@@ -109,33 +112,52 @@ def system_errors_explained() -> Iterator[None]:
 
 
 def shortened(text: str) -> str:
-    """A text as an error shows it: the beginning of a long one."""
+    """A text for an error message, cut if it is long."""
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({counted(len(text), 'character')})"
 
 
-def _shown(value: Any) -> str:
-    """A value as text, without most of the digits of a long number or the rest of a long text."""
-    if isinstance(value, int) and value.bit_length() > 200:
+class _Repr(reprlib.Repr):
+    """Cuts long values, and does not raise for integers that Python refuses to print."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxtuple, self.maxlist, self.maxset, self.maxdict = 3, 20, 20, 20, 10
+        self.maxstring = self.maxother = 100
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() <= 200:
+            return str(value)
         return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 200 else f"{text[:100]}..."
+
+    def repr_float64(self, value: Any, level: int) -> str:
+        return str(value)  # and not np.float64(0.5)
 
 
-def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabError:
+shown = _Repr().repr
+"""A value as an error message shows it."""
+
+
+def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "", got: str = "") -> LabError:
     """
-    The error for a value that is not allowed: the one form in which all of them are written.
+    The error for a value that is not allowed, in the form that all of them have.
 
     Args:
         name (`str`): Of a flag with its dashes, of an argument, or of a key of a file.
-        value: What was given.
+        value: The given value.
         wanted (`str`): What is allowed.
         hint (`str`): The remedy, or what the value means.
         of (`str`, *optional*): What the argument belongs to.
+        got (`str`, *optional*): The value in words, if `value` alone does not show what is wrong with it.
     """
-    shown = _shown(value)
-    given = f"{name}={shown}" if name.isidentifier() else f"{name} {shown}"
-    end = "" if hint[-1:] in ".?" else "."
-    return LabError(f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {shown}. Hint: {hint}{end}")
+
+    def text(name: str) -> str:
+        given = f"{name}={shown(value)}" if name.isidentifier() else f"{name} {shown(value)}"
+        end = "" if hint[-1:] in ".?" else "."
+        return f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {got or shown(value)}. Hint: {hint}{end}"
+
+    error = LabError(text(name))
+    error.as_argument = text(name.removeprefix("--"))
+    return error
 
 
 def shortened_message(message: str) -> str:

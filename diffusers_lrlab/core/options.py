@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args, get_type_hints
 
+from .annotations import REFUSED, reader
 from .errors import Interrupted, LabError
 from .ranges import Range
 from .registry import Registry
-from .signatures import REFUSED, reader, refusal
+from .signatures import refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +157,8 @@ def arguments_named(*config_classes: Any) -> Iterator[None]:
     try:
         yield
     except (LabError, Interrupted) as error:
-        text = flag.sub(lambda found: "=".join(filter(None, found.groups())).replace("=latest", "='latest'"), str(error))
+        given = getattr(error, "as_argument", None) or str(error)
+        text = flag.sub(lambda found: "=".join(filter(None, found.groups())).replace("=latest", "='latest'"), given)
         error.args = (text,)
         raise
 

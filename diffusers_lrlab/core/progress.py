@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import LabError
+from .errors import LabError, must_be
 from .words import counted
 
 
@@ -46,12 +46,13 @@ class Progress:
         update, total, warmup = self.update, self.total_updates, self.warmup_updates
         if type(update) is type(total) is type(warmup) is int and 0 <= warmup < total:  # at every update of a schedule
             return
-        if not (_is_count(total) and _is_count(warmup) and 0 <= warmup < total) or not _is_on_the_clock(update):
-            raise LabError(
-                "Progress(): update must be a finite number or an array of numbers, total_updates a whole number above 0, "
-                f"and warmup_updates one from 0 to below that, got {update!r}, {total!r} and {warmup!r}. Hint: count "
-                "optimizer updates."
-            )
+        for name, value, fits, wanted in (
+            ("update", update, _is_on_the_clock(update), "a finite number or an array of numbers"),
+            ("total_updates", total, _is_count(total) and total > 0, "a whole number in [1, inf)"),
+            ("warmup_updates", warmup, _is_count(warmup) and 0 <= warmup < total, "a whole number below total_updates"),
+        ):
+            if not fits:
+                raise must_be(name, value, wanted, "count optimizer updates", of="Progress()")
 
     @property
     def span(self) -> int:

@@ -3,7 +3,6 @@
 Choices of the command line, error texts, tables of the README and parametrised tests are derived from the entries.
 """
 
-import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,73 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from .errors import LabError, did_you_mean, must_be, shortened
+from .parameters import Parameter
 from .plugins import load_installed_plugins
-from .ranges import Range
 from .registered import call_registered, note_registered, where
 from .signatures import checked
 
-
-@checked
-@dataclass(frozen=True)
-class Parameter:
-    """One keyword argument of a registered entry."""
-
-    name: str
-    kind: type  # int, float, bool, str or list; an int is accepted for a float, never the reverse
-    default: Any  # None means "derived from the run", as `help` explains
-    help: str  # with its unit
-    range: str | None = None  # allowed values (of a list: of its items), such as "(0, 1]" or "[1, inf)"
-    choices: tuple[Any, ...] | None = None
-    items: type = float  # of a list
-    same_as: str | None = None  # the common parameter that this is another name for
-    only_with: tuple[str, Any] | None = None  # another parameter, and the value it must have for this one to have an effect
-
-    def __post_init__(self) -> None:
-        _ = self.interval  # which refuses what is none
-
-    @cached_property
-    def interval(self) -> Range | None:
-        """`range` as one of numbers."""
-        return None if self.range is None else Range(self.range)
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values in words, for error texts and tables."""
-        if self.choices is not None:
-            return "one of " + ", ".join(map(repr, self.choices))
-        wanted = self.kind.__name__ if self.kind is not list else f"list of {self.items.__name__}"
-        return f"{wanted} in {self.range}" if self.range else wanted
-
-    def check(self, value: Any, owner: str) -> Any:
-        """`value` as `kind`; a `LabError` that names the range if it is not allowed."""
-        if value is None and self.default is None:
-            return None
-        if self.kind is list:
-            fits = isinstance(value, (list, tuple)) and all(self._fits(item, self.items) for item in value)
-        else:
-            fits = self._fits(value, self.kind)
-        if not fits:
-            article = "" if self.choices is not None else f"a{'n' * (self.kind is int)} "
-            raise must_be(self.name, value, article + self.allowed, self.help, of=owner)
-        return [self.items(item) for item in value] if self.kind is list else self.kind(value)
-
-    def _fits(self, value: Any, wanted: type) -> bool:
-        if wanted in (str, bool):
-            is_right = isinstance(value, wanted)
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        else:
-            # A float of that size would be another number, and no count of updates comes near it.
-            exact = abs(value) < 2**53 or (isinstance(value, float) and wanted is float)
-            is_right = exact and (wanted is float or float(value).is_integer())
-        return is_right and self._contains(value)
-
-    def _contains(self, value: Any) -> bool:
-        if self.choices is not None:
-            return value in self.choices
-        if self.interval is not None:
-            return value in self.interval
-        return not (isinstance(value, float) and math.isnan(value))
+__all__ = ["Entry", "Parameter", "Registry", "markdown_table", "restored"]
 
 
 @dataclass(frozen=True)
@@ -268,13 +206,13 @@ class Registry(Mapping[str, Entry]):
         cells = []
         for entry in self.values():
             names = ", ".join(f"`{name}`" for name in (entry.name, *self.aliases_of(entry)))
-            arguments = "<br>".join(f"`{p.name}` ({_default(p)}; {p.allowed}): {p.help}" for p in entry.parameters)
+            arguments = "<br>".join(f"`{p.name}` ({p.shown_default}; {p.allowed}): {p.help}" for p in entry.parameters)
             facts = [str(entry.facts.get(fact, "–")) for fact in self.shown_facts]
             cells.append((names, entry.description, *facts, arguments or "–", entry.source))
         return markdown_table(headings, cells)
 
     def common_table(self) -> str:
-        cells = [(f"`{p.name}`", _default(p), p.allowed, p.help) for p in self.common]
+        cells = [(f"`{p.name}`", p.shown_default, p.allowed, p.help) for p in self.common]
         return markdown_table(("argument", "default", "allowed", "what it does"), cells)
 
 
@@ -293,9 +231,3 @@ def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = (f"| {' | '.join(cells)} |" for cells in rows)
     return "\n".join([f"| {' | '.join(headings)} |", "|---" * len(headings) + "|", *lines])
-
-
-def _default(parameter: Parameter) -> str:
-    if parameter.default is None:
-        return "derived" if "derived" in parameter.help else "none"
-    return repr(list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default)

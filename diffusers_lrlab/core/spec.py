@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .errors import LabError, shortened, shortened_message
+from .errors import LabError, must_be, shortened, shortened_message
 from .registry import Registry
 
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
@@ -121,7 +121,7 @@ def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise LabError(f"{what} cannot be read: {error}.") from None
     if not isinstance(kwargs, dict):
-        raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {shortened(text)}.""")
+        raise must_be(what, text, "a JSON object", """such as '{"gamma": 0.5}'""")
     return kwargs
 
 

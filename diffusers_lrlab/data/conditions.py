@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import must_be
 from .batch import Conditions
 from .shard_rows import digest_of
 from .sources import columns_of
@@ -41,8 +41,8 @@ class ConditionColumn:
         if isinstance(value, int if is_whole else (int, float)) and low <= value <= high:
             return
         wanted = "a whole number" if is_whole else "a finite number that float32 can hold"
-        wanted = wanted if self.num_classes is None else f"a class from 0 to {high}"
-        raise LabError(f"Column {self.name!r}, {row}: must be {wanted}, got {value!r}. Correct or remove the row.")
+        wanted = wanted if self.num_classes is None else f"a class in [0, {high}]"
+        raise must_be(self.name, value, wanted, "correct or remove the row", of=row)
 
 
 ConditionColumns = Mapping[str, ConditionColumn]
@@ -65,7 +65,7 @@ def find_conditions(dataset: Any, asked: Mapping[str, str] | None) -> dict[str, 
     for keyword, name in asked.items():
         kind = str(getattr(features.get(name), "dtype", ""))
         if not kind.startswith(("int", "uint", "bool", "float", "double")):
-            raise LabError(f"conditions[{keyword!r}] {name!r}: must be a column of numbers. Columns: {listing}.")
+            raise must_be(keyword, name, "a column of numbers", f"the columns are {listing}", of="conditions")
         dtype = torch.float32 if kind.startswith(("float", "double")) else torch.int64
         found[keyword] = ConditionColumn(name, dtype, getattr(features[name], "num_classes", None))
     return found

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.streams import split_rows
+from ..core.words import counted
 from .batch import Batch
 from .conditions import find_conditions, fingerprint_with, read_conditions
 from .layout import BatchLayout
@@ -39,10 +40,8 @@ class PointTransform:
         except (TypeError, ValueError, RuntimeError):
             point = torch.empty(0)
         if point.shape != self.shape or not point.isfinite().all():
-            raise LabError(
-                f"A row of the column {self.column!r} is {cell!r}; every row must be a point of {self.dimension} finite "
-                "numbers. Correct or remove it."
-            )
+            wanted = f"a point of {counted(self.dimension, 'finite number')}"
+            raise must_be(self.column, cell, wanted, "correct or remove the row")
         return point
 
     def read_compact(self, cell: Any) -> torch.Tensor:
@@ -65,7 +64,7 @@ def load_point_data(
     name, column = config.dataset_name or config.train_data_dir or "", config.point_column or ""
     if name in TOY_DATASETS:
         if conditions:
-            raise LabError(f"conditions {conditions!r}: must be empty, since the toy set {name!r} has points alone.")
+            raise must_be("conditions", conditions, "empty", f"the toy set {name!r} has points only")
         return _toy_data(name, config)
     dataset = open_dataset(config)
     features, listing = columns_of(dataset)
@@ -130,8 +129,6 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
     with np.errstate(over="ignore"):
         values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), dimension)
     for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
-        raise LabError(
-            f"Row {row} of the column {column!r} is {lists[row].as_py()}: every coordinate must be a finite number that "
-            "float32 can hold. Correct or remove it."
-        )
+        wanted = "finite numbers that float32 can hold"
+        raise must_be(column, lists[row].as_py(), wanted, "correct or remove the row", of=f"row {row}")
     return torch.from_numpy(np.array(values))

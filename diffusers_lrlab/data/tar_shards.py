@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from .conditions import ConditionColumns, ConditionedCell, with_row
 from .shard_rows import digest_of, find_rows
 
@@ -117,7 +117,8 @@ def _number_in(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Any:
     try:
         return WebDataset.DECODERS[PurePath(member.name).suffix[1:].lower()](content)
     except (KeyError, ValueError):
-        raise LabError(f"{member.name!r} in the tar file {path!r}: must be a number, got {content[:20]!r}.") from None
+        where = f"the tar file {path!r}"
+        raise must_be(member.name, content[:20], "a number", "correct or remove the row", of=where) from None
 
 
 def _fetch_headers_alone(file: Any) -> None:

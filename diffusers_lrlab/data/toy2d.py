@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..core.errors import LabError
 from ..core.extras import require_extra
 from ..core.ranges import Range
 from ..core.signatures import checked
@@ -47,8 +46,6 @@ def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["trai
         split (`"train"` or `"test"`): One of two independent draws.
     """
     check_draw(name, n, seed)
-    if split not in ("train", "test"):
-        raise LabError(f"split={split!r} is not allowed; use 'train' or 'test'.")
     rng = np.random.default_rng(stream_seed(int(seed), f"toy2d/{name}/{split}"))
     return TOY_DATASETS[name](n, rng).astype(np.float32)
 

@@ -52,7 +52,7 @@ SCHEDULERS.register(
     ),
     without=_NO_SHAPE,
     traits=("feedback",),
-)("diffusers_lrlab.schedules.greedy:GreedyWithWarmup")  # fmt: skip
+)("diffusers_lrlab.schedules.greedy_lr:GreedyWithWarmup")  # fmt: skip
 
 SCHEDULERS.register(
     "adaptive",

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.progress import Progress
 from ..core.signatures import checked
 from .expected import resolve_length
@@ -204,10 +204,8 @@ def build(
             )
         return cast(LRScheduler, SCHEDULERS[schedule.name](optimizer, warmup, **schedule.kwargs))
     if last_epoch < -1 or (last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups)):
-        raise LabError(
-            f"last_epoch must be -1, or 0 or more for an optimizer that another schedule has driven, got "
-            f"{last_epoch}. Hint: leave it out, and restore the schedule by load_state_dict."
-        )
+        wanted = "-1, or 0 or more for an optimizer that another schedule has driven"
+        raise must_be("last_epoch", last_epoch, wanted, "leave it out, and restore the schedule by load_state_dict")
     return CurveLR(optimizer, schedule, warmup, total, last_epoch)
 
 

@@ -118,12 +118,12 @@ def test_decays_of_a_run_are_those_of_its_updates(spec):
 
 WRONG = {
     "no_such": "Unknown EMA form 'no_such'",
-    "constant:decay=1": r"decay=1 of 'constant': must be a float in \[0, 1\)",
+    "constant:decay=1": r"decay=1 of 'constant': must be a number in \[0, 1\)",
     "warmup_power:min_decay=0.9,max_decay=0.5": "is above max_decay=0.5",
     "power_function:gamma=3,sigma_rel=0.1": "Drop one",
-    "power_function:sigma_rel=0.3": r"must be a float in \[1e-5, 0.2886\]",
+    "power_function:sigma_rel=0.3": r"must be a number in \[1e-5, 0.2886\]",
     "warmup_power:start_update=3,update_after_step=4": "two names of one thing",
-    "constant:update_every=0": "update_every=0 of .constant.: must be an int",
+    "constant:update_every=0": "update_every=0 of .constant.: must be a whole number",
 }
 
 

@@ -141,9 +141,9 @@ def test_numbers_in_range_pass():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"steps": 1.5}, "steps must be a whole number, got 1.5 "),
-        ({"steps": True}, "steps must be a whole number, got True"),
-        ({"rate": "fast"}, "rate must be a number or None, got 'fast'"),
+        ({"steps": 1.5}, "must be a whole number, got 1.5 "),
+        ({"steps": True}, "must be a whole number, got True"),
+        ({"rate": "fast"}, "must be a number or None, got 'fast'"),
     ],
 )
 def test_types(settings, expected):

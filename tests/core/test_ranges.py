@@ -67,6 +67,7 @@ def test_what_is_no_interval_is_refused_where_it_is_declared(text):
         ("--beta", 1.0, "--beta 1.0: must be a number in [0, 1), got 1.0. Hint: 0.9 is usual."),
         ("beta", 10**400, "beta=(a number of about 400 digits): must be a number in [0, 1), got (a number of about 400"),
         ("beta of 'a'", "x", "beta of 'a' 'x': must be a number in [0, 1), got 'x'. Hint: 0.9 is usual."),
+        ("beta", [10**5000], "beta=[(a number of about 5000 digits)]: must be a number in [0, 1), got [(a number"),
     ],
 )
 def test_the_form_of_an_error(name, value, expected):

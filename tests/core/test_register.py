@@ -45,7 +45,7 @@ def test_a_schedule():
 
     assert "mine" in lab.list_schedulers()
     assert lab.lr_curve("mine:power=3", 1.0, 0, 4).tolist() == [1, 0.75**3, 0.5**3, 0.25**3]
-    with pytest.raises(LabError, match=r"power=10 of 'mine': must be a float in \(0, 9\]"):
+    with pytest.raises(LabError, match=r"power=10 of 'mine': must be a number in \(0, 9\]"):
         lab.get_scheduler("mine:power=10", torch.optim.SGD([weight()], lr=1.0), 0, 4)
 
 

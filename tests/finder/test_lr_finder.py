@@ -256,7 +256,9 @@ def test_the_range_follows_the_optimizer():
     assert resolve_settings(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         resolve_settings(FinderConfig(), "prodigy")
-    with pytest.raises(LabError, match=r"find_lr\(\): settings must be a FinderConfig or None, got .*write FinderConfig\("):
+    with pytest.raises(
+        LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got .*write FinderConfig\("
+    ):
         find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
 
 
@@ -557,7 +559,7 @@ def test_from_python(tmp_path):
 def test_errors_from_python_name_the_argument():
     with pytest.raises(LabError, match=r"^repeats=0: must be"):
         find_lr(TrainingConfig(**POINTS), FinderConfig(repeats=0))
-    with pytest.raises(LabError, match=r"FinderConfig\(\): repeats must be a whole number, got '3'"):
+    with pytest.raises(LabError, match=r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"):
         find_lr(TrainingConfig(**POINTS), FinderConfig(repeats="3"))
     with pytest.raises(LabError, match=r"^train_batch_size=0: must be"):
         find_lr(TrainingConfig(**{**POINTS, "train_batch_size": 0}))

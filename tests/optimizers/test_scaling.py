@@ -109,7 +109,10 @@ def test_the_calculator_refuses(arguments, part, capsys):
     [
         ({"base_batch_size": 128}, "--base_batch_size has no effect here; it needs --scale_lr"),
         ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0: must be"),
-        ({"scale_lr": "root"}, "scale_lr must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'"),
+        (
+            {"scale_lr": "root"},
+            "scale_lr='root' of TrainingConfig(): must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'",
+        ),
         ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no place beside it"),
     ],
 )
