@@ -157,8 +157,8 @@ class _Rows:
     """The rows of a data set with random access."""
 
     def __init__(self, data: TrainingData, layout: BatchLayout, seed: int):
-        self.cells, self.layout = data.cells, layout
-        self.order = RowOrder(len(self.cells), seed)
+        self.examples, self.layout = data.examples, layout
+        self.order = RowOrder(len(self.examples), seed)
 
     def items(self, update: int) -> Iterator[_Item]:
         numbers = self.layout.image_numbers(update)
@@ -168,7 +168,7 @@ class _Rows:
             yield list(range(len(numbers)))[part], rows[part], numbers[part]
 
     def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
-        return ((self.cells, row) for row in keys)
+        return ((self.examples, row) for row in keys)
 
 
 class _Stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ ConditionColumns = Mapping[str, ConditionColumn]
 """By the keyword that the model takes the values by."""
 
 
-class ConditionedCell(NamedTuple):
+class Example(NamedTuple):
     """A cell of the data with the conditions of its row, tensors without dimensions."""
 
     cell: Any
@@ -81,38 +81,28 @@ def read_conditions(dataset: Any, columns: ConditionColumns) -> dict[str, torch.
     return {keyword: column.read_all(dataset[column.name][:]) for keyword, column in columns.items()}
 
 
-def with_row(cell: Any, row: Mapping[str, Any], columns: ConditionColumns, name: str) -> Any:
-    """A cell with the conditions of its row, which has a name for messages; the cell itself if there are none."""
-    if not columns:
-        return cell
-    return ConditionedCell(cell, {keyword: column.read(row[column.name], name) for keyword, column in columns.items()})
+def example(cell: Any, row: Mapping[str, Any], columns: ConditionColumns, name: str) -> Example:
+    """A cell with the conditions in its row; `name` is the row's, for errors."""
+    return Example(cell, {keyword: column.read(row[column.name], name) for keyword, column in columns.items()})
 
 
-def split(cell: Any) -> tuple[Any, Conditions]:
-    """A cell and the conditions of its row, if it has any."""
-    return cell if isinstance(cell, ConditionedCell) else (cell, {})
+class Examples(Sequence[Example]):
+    """Cells and the conditions of all rows, row by row. Cells that can only be iterated over can only be iterated over."""
 
-
-def conditioned(cells: Iterable[Any], conditions: Conditions) -> Iterator[Any]:
-    """Cells with the conditions of their rows, in their order; the cells themselves if there are none."""
-    if not conditions:
-        yield from cells
-        return
-    for row, cell in enumerate(cells):
-        yield ConditionedCell(cell, {keyword: values[row] for keyword, values in conditions.items()})
-
-
-class ConditionedCells(Sequence[ConditionedCell]):
-    """Cells with random access, with the conditions of their rows."""
-
-    def __init__(self, cells: Sequence[Any], conditions: Conditions):
+    def __init__(self, cells: Any, conditions: Conditions):
         self.cells, self.conditions = cells, conditions
 
     def __len__(self) -> int:
         return len(self.cells)
 
     def __getitem__(self, row: Any) -> Any:
-        return ConditionedCell(self.cells[row], {keyword: values[row] for keyword, values in self.conditions.items()})
+        return self._example(self.cells[row], row)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self._example(cell, row) for row, cell in enumerate(self.cells))
+
+    def _example(self, cell: Any, row: int) -> Example:
+        return Example(cell, {keyword: values[row] for keyword, values in self.conditions.items()})
 
 
 def fingerprint_with(fingerprint: str, conditions: Conditions) -> str:

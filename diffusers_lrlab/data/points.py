@@ -11,9 +11,9 @@ from ..core.errors import LabError, must_be
 from ..core.streams import split_rows
 from ..core.words import counted
 from .batch import Batch
-from .conditions import find_conditions, fingerprint_with, read_conditions
+from .conditions import fingerprint_with
 from .layout import BatchLayout
-from .loading import TrainingData, stream_data
+from .loading import TrainingData, select_columns, stream_data
 from .options import DataConfig
 from .sources import columns_of, is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
@@ -72,10 +72,7 @@ def load_point_data(
         raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
     if not is_numeric_list(features[column]):
         raise LabError(f"The column {column!r} does not hold points (lists of as many numbers). Columns: {listing}.")
-    columns = find_conditions(dataset, conditions)
-    values = {} if config.streaming else read_conditions(dataset, columns)
-    names = dict.fromkeys([column, *(each.name for each in columns.values() if config.streaming)])
-    dataset = dataset.select_columns(list(names))
+    dataset, columns, values = select_columns(dataset, column, conditions, config.streaming)
     if config.streaming:
         first = next(iter(dataset), None)
         if first is None:

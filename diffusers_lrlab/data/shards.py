@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import LabError
-from .conditions import ConditionColumns, ConditionedCell, split, with_row
+from .conditions import ConditionColumns, Example, example
 from .retries import read_with_retries
 from .shard_rows import digest_of, find_rows
 from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
@@ -32,8 +32,6 @@ class _Cells:
 
     def fetch(self, cell: Any) -> Any:
         """An image that is a file elsewhere as its bytes, so that a failing network is none of a damaged image."""
-        if isinstance(cell, ConditionedCell):
-            return cell._replace(cell=self.fetch(cell.cell))
         if isinstance(cell, dict) and cell.get("bytes") is None and "://" in (cell.get("path") or ""):
             from datasets.utils.file_utils import xopen
 
@@ -64,7 +62,7 @@ class ParquetShards(_Cells):
         groups = [self._files[file].row_group(group) for file, group in self._places]
         self.fingerprint = digest_of(_of_column(group, each) for group in groups for each in self._columns)
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         import pyarrow.parquet as parquet
         from datasets.utils.file_utils import xopen
 
@@ -77,14 +75,10 @@ class ParquetShards(_Cells):
                     cells = batch.column(self.column)
                     cells = self.feature.cast_storage(cells) if hasattr(self.feature, "cast_storage") else cells
                     where = f"row group {group} of {path!r}"
-                    yield from enumerate(self._with_conditions(cells.to_pylist(), batch, where), number)
+                    rows = batch.select(self._columns[1:]).to_pylist() if self.conditions else [{}] * len(batch)
+                    pairs = zip(cells.to_pylist(), rows, strict=True)
+                    yield from enumerate((example(cell, row, self.conditions, where) for cell, row in pairs), number)
                 number += len(batch)
-
-    def _with_conditions(self, cells: list[Any], batch: Any, where: str) -> list[Any]:
-        if not self.conditions:
-            return cells
-        rows = batch.select(self._columns[1:]).to_pylist()
-        return [with_row(cell, row, self.conditions, where) for cell, row in zip(cells, rows, strict=True)]
 
 
 def _read_footer(path: str) -> Any:
@@ -130,11 +124,11 @@ class TableShards(_Cells):
         starts = np.arange(0, len(rows), _TABLE_ROWS)
         self.lengths = np.diff(starts, append=len(rows))
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         start = shard * _TABLE_ROWS
         for number in range(row, self.lengths[shard]):
             found = self.rows[start + number]
-            yield number, with_row(found[self.column], found, self.conditions, f"row {start + number}")
+            yield number, example(found[self.column], found, self.conditions, f"row {start + number}")
 
 
 class SequentialShards(_Cells):
@@ -147,14 +141,13 @@ class SequentialShards(_Cells):
         self.fingerprint = digest_of(digest for digest, _ in found)
 
     def _hashes(self, shard: int) -> Iterator[tuple[int, Any]]:
-        for number, given in self.open(shard, 0):
-            cell, conditions = split(given)
+        for number, (cell, conditions) in self.open(shard, 0):
             yield number, digest_of([cell, *(values.item() for values in conditions.values())])
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         rows = self.stream.shard(self.stream.num_shards, shard)
         for number, each in enumerate(rows):
-            yield number, with_row(each[self.column], each, self.conditions, f"row {number} of shard {shard}")
+            yield number, example(each[self.column], each, self.conditions, f"row {number} of shard {shard}")
 
 
 def open_shards(

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from ..core.errors import LabError
-from .conditions import split
 from .options import DataConfig
 from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
 from .streams import Source
@@ -134,12 +133,12 @@ def _image_sizes(source: Source) -> Iterator[list[int | None]]:
     """Pixels of neighbouring images; `None` of those that cannot be read, which is told when they are trained on."""
     chosen = _evenly(len(source.lengths), _SHARDS)
     for shard in chosen:
-        yield [_num_pixels(source, cell) for _, cell in islice(source.open(shard, 0), _IMAGES // len(chosen))]
+        yield [_num_pixels(source, example.cell) for _, example in islice(source.open(shard, 0), _IMAGES // len(chosen))]
 
 
 def _num_pixels(source: Source, cell: Any) -> int | None:
     try:
-        read, _ = split(source.fetch(cell))
+        read = source.fetch(cell)
         with Image.open(io.BytesIO(read["bytes"]) if read.get("bytes") else read["path"]) as image:
             return image.width * image.height
     except (OSError, EOFError, LabError, TypeError, KeyError, AttributeError, ValueError, Image.DecompressionBombError):

@@ -17,6 +17,7 @@ import torch
 
 from ..core.errors import LabError
 from ..core.streams import stream_generator, stream_seed
+from .conditions import Example
 from .retries import read_with_retries
 
 # In checkpoints: another order cannot go on from them.
@@ -32,11 +33,11 @@ class Source(Protocol):
     lengths: np.ndarray  # rows of each shard, int64
     fingerprint: str  # changes when the rows do, as far as that is known without reading them; not when files are copied
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
-        """The rows of a shard with their cells, from `row` or before it on, which another read need not end."""
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
+        """Row numbers and examples of a shard, from `row` or an earlier row on. The iterator may be left unfinished."""
 
     def fetch(self, cell: Any) -> Any:
-        """A cell with what it refers to."""
+        """The content that a cell refers to."""
 
 
 @dataclass(frozen=True)
@@ -123,31 +124,31 @@ class ShardReader:
 
     def __init__(self, source: Source):
         self.source = source
-        self._open: dict[Any, tuple[int, int, Iterator[tuple[int, Any]]]] = {}  # by key: shard, next row, the rest
+        self._open: dict[Any, tuple[int, int, Iterator[tuple[int, Example]]]] = {}  # by key: shard, next row, the rest
 
-    def read(self, key: Any, shard: int, rows: list[int]) -> list[Any]:
-        """The cells of ascending rows; what fails or hangs is tried again, and then an error."""
+    def read(self, key: Any, shard: int, rows: list[int]) -> list[Example]:
+        """The examples of ascending rows. A read that fails or hangs is repeated a few times before it is an error."""
         passed = read_with_retries(
             lambda: self._advance(key, shard, rows),
             failure=f"Shard {shard} of {self.source.name!r} could not be read",
             remedy="Go on by --resume_from_checkpoint latest when it can be read again.",
         )
-        return [cell for is_asked, cell in passed if is_asked]
+        return [example for example in passed if example is not None]
 
-    def _advance(self, key: Any, shard: int, rows: list[int]) -> Iterator[tuple[bool, Any]]:
-        """Whether it is asked for, and if so its cell, for each row that is passed on the way to the last."""
+    def _advance(self, key: Any, shard: int, rows: list[int]) -> Iterator[Example | None]:
+        """For each row on the way to the last one: its example if it was asked for, else `None`."""
         at = self._open.pop(key, None)
-        cells = at[2] if at and at[0] == shard and at[1] <= rows[0] else self.source.open(shard, rows[0])
+        examples = at[2] if at and at[0] == shard and at[1] <= rows[0] else self.source.open(shard, rows[0])
         found = 0
-        for row, cell in cells:
+        for row, example in examples:
             if row != rows[found]:
-                yield False, None
+                yield None
                 continue
-            yield True, self.source.fetch(cell)
+            yield example._replace(cell=self.source.fetch(example.cell))
             found += 1
             if found == len(rows):
                 if row + 1 < self.source.lengths[shard]:
-                    self._open[key] = (shard, row + 1, cells)
+                    self._open[key] = (shard, row + 1, examples)
                 return
         raise LabError(
             f"Shard {shard} of {self.source.name!r} ends before its row {rows[found]}, so it has changed since it was "
@@ -156,30 +157,30 @@ class ShardReader:
 
 
 class BlockReader:
-    """The cells of images by their number, one block a lane at a time."""
+    """Reads examples by their image number in the run, one block of each lane at a time."""
 
     def __init__(self, stream: "ShardedStream", global_batch: int):
         self.order, self.held_out = stream.order(global_batch), stream.held_out
         self.shards = ShardReader(stream.source)
-        self._blocks: dict[int, tuple[tuple[int, int], list[Any]]] = {}  # by lane: epoch and block, and its cells
+        self._blocks: dict[int, tuple[tuple[int, int], list[Example]]] = {}  # by lane: epoch and block, and its examples
 
-    def find(self, numbers: list[int]) -> Iterator[tuple[list[Any], int]]:
-        """For each number the cells of its block in their order, and its place among them."""
+    def find(self, numbers: list[int]) -> Iterator[tuple[list[Example], int]]:
+        """For each number the examples of its block in their order, and its index among them."""
         found = self.order.blocks(np.asarray(numbers, np.int64))
         for epoch, lane, block, place in zip(*(part.tolist() for part in found), strict=True):
             if self._blocks.get(lane, (None,))[0] != (epoch, block):
                 self._blocks[lane] = ((epoch, block), self._read(epoch, lane, block))
             yield self._blocks[lane][1], place
 
-    def _read(self, epoch: int, lane: int, block: int) -> list[Any]:
+    def _read(self, epoch: int, lane: int, block: int) -> list[Example]:
         shards, rows = self.order.stretch(epoch, lane, block)
-        cells: list[Any] = []
+        examples: list[Example] = []
         for shard, group in groupby(zip(shards.tolist(), rows.tolist(), strict=True), key=lambda each: each[0]):
             kept = np.array([row for _, row in group])
             if shard in self.held_out:
                 kept = np.delete(np.arange(self.shards.source.lengths[shard]), self.held_out[shard])[kept]
-            cells += self.shards.read(lane, shard, kept.tolist())
-        return [cells[row] for row in self.order.shuffled(epoch, lane, block, len(cells))]
+            examples += self.shards.read(lane, shard, kept.tolist())
+        return [examples[row] for row in self.order.shuffled(epoch, lane, block, len(examples))]
 
 
 class ShardedStream:
@@ -203,13 +204,13 @@ class ShardedStream:
         lanes = min(MOST_LANES, len(self.lengths))
         return StreamOrder(self.lengths, self.seed, global_batch, lanes, max(1, self.buffer // lanes))
 
-    def held_out_rows(self) -> Iterator[dict[str, Any]]:
+    def held_out_examples(self) -> Iterator[Example]:
         reader = ShardReader(self.source)
         for shard, rows in self.held_out.items():
-            yield from ({self.column: cell} for cell in reader.read(0, shard, rows.tolist()))
+            yield from reader.read(0, shard, rows.tolist())
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Example]:
         reader = BlockReader(self, global_batch=1)
         for number in range(reader.order.num_rows):
-            ((cells, place),) = reader.find([number])
-            yield {self.column: cells[place]}
+            ((examples, index),) = reader.find([number])
+            yield examples[index]

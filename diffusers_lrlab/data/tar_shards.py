@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError, must_be
-from .conditions import ConditionColumns, ConditionedCell, with_row
+from .conditions import ConditionColumns, Example, example
 from .shard_rows import digest_of, find_rows
 
 _HEADER_BYTES = 2048  # fetched to find a header, and the one after it if the first is of a long name
@@ -32,7 +32,7 @@ class TarShards:
         self.lengths = np.array([len(places) for places in self._places], np.int64)
         self.fingerprint = digest_of(digest for digest, _ in found)
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         from datasets.utils.file_utils import xopen
 
         with xopen(self.files[shard], "rb") as file:
@@ -40,11 +40,9 @@ class TarShards:
                 place = self._places[shard][number]
                 place, *values = place if self.conditions else (place,)
                 told = dict(zip(self._names, values, strict=True))
-                yield number, with_row((file, place), told, self.conditions, f"row {number} of {self.files[shard]!r}")
+                yield number, example((file, place), told, self.conditions, f"row {number} of {self.files[shard]!r}")
 
     def fetch(self, cell: Any) -> Any:
-        if isinstance(cell, ConditionedCell):
-            return cell._replace(cell=self.fetch(cell.cell))
         file, place = cell
         if place is None:
             return None

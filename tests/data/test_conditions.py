@@ -14,8 +14,8 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.image_loading import load_image_data
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.data.points import load_point_data
 from diffusers_lrlab.data.sorted_rows import find_sorted_rows
 
