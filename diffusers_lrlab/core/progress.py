@@ -1,4 +1,4 @@
-"""The one clock: everything the lab varies during training is a function of `Progress`."""
+"""The clock: everything that the lab varies during training is a function of `Progress`."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .words import counted
 
 
 def clip(value: Any, low: float, high: float) -> Any:
-    """`value` held inside `[low, high]`; a plain number stays one, which is ten times faster than numpy."""
+    """`value` clipped to `[low, high]`; plain numbers stay plain, which is ten times as fast as NumPy."""
     return min(max(value, low), high) if isinstance(value, (int, float)) else np.clip(value, low, high)
 
 
@@ -32,10 +32,10 @@ class Progress:
 
     Args:
         update (`int`, `float` or array of numbers): Updates done so far; the first update of a run happens at 0, the last at
-            `total_updates - 1`. A fraction is a time between two updates, which the schedule of a third-party script may
-            be at. For an array every curve returns an array, so that a whole run is evaluated at once.
+            `total_updates - 1`. A fraction is between two updates, as schedules of third-party scripts can be. For an array
+            every curve returns an array, so that a whole run is evaluated at once.
         total_updates (`int`): Updates of the whole run.
-        warmup_updates (`int`, *optional*, defaults to 0): Of them warm-up; the peak is at `update == warmup_updates`.
+        warmup_updates (`int`, *optional*, defaults to 0): Updates of warm-up; the peak is at `update == warmup_updates`.
     """
 
     update: Any
@@ -61,17 +61,17 @@ class Progress:
 
     @property
     def now(self) -> Any:
-        """The update, held inside `[0, total_updates]`, so that past its end a schedule stays where it is."""
+        """The update, clipped to `[0, total_updates]`, so that a schedule is constant past its end."""
         return clip(self.update, 0, self.total_updates)
 
     @property
     def after_warmup(self) -> Any:
-        """Updates since warm-up ended, held inside `[0, span]`."""
+        """Updates since warm-up ended, clipped to `[0, span]`."""
         return clip(self.update - self.warmup_updates, 0, self.span)
 
     @property
     def fraction(self) -> Any:
-        """0 until warm-up ends, 1 at the end of the run and from there on."""
+        """0 until warm-up ends, 1 from the end of the run on."""
         return self.after_warmup / self.span
 
     @property
@@ -80,7 +80,7 @@ class Progress:
 
 
 def resolve_updates(value: float, total_updates: int, what: str) -> int:
-    """A count of updates, from a count (`500`) or a fraction in (0, 1) of `total_updates`, rounded to the nearest."""
+    """A number of updates, from a number (`500`) or a fraction of `total_updates` in (0, 1), rounded to the nearest."""
     if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
         raise LabError(
             f"{what} {value!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
@@ -89,7 +89,7 @@ def resolve_updates(value: float, total_updates: int, what: str) -> int:
 
 
 def resolve_warmup_updates(warmup: float, total_updates: int) -> int:
-    """Warm-up in updates, from a count (`500`) or a fraction of the run (`0.05`); at least one update must be left."""
+    """Warm-up in updates, from a number (`500`) or a fraction of the run (`0.05`); less than the whole run."""
     updates = resolve_updates(warmup, total_updates, "Warm-up")
     if updates >= total_updates:
         raise LabError(

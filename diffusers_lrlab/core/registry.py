@@ -1,6 +1,6 @@
-"""One registry for everything that is chosen by name: a decorated function is the only place to touch.
+"""Registries of everything that is chosen by name. A new entry is one decorated function.
 
-Choices of the command line, error texts, tables of the README and parametrised tests are derived from the entries.
+Choices on the command line, error texts, tables in the docs and parametrised tests are derived from the entries.
 """
 
 import pkgutil
@@ -21,25 +21,25 @@ __all__ = ["Entry", "Parameter", "Registry", "markdown_table", "restored"]
 
 @dataclass(frozen=True)
 class Entry:
-    """What the lab knows about one registered name."""
+    """A registered name and its description."""
 
     name: str
-    factory: Any  # what is registered; its form depends on the registry
+    factory: Any  # the registered function or class, or its "module:name"
     description: str  # one line
     source: str  # the paper, equation or class it comes from
     parameters: tuple[Parameter, ...] = ()  # its own
-    common: tuple[Parameter, ...] = ()  # those that it shares with the rest of the registry
-    traits: frozenset[str] = frozenset()  # some of the registry's
+    common: tuple[Parameter, ...] = ()  # shared by all entries of the registry
+    traits: frozenset[str] = frozenset()  # out of those of the registry
     facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
-    module: str | None = None  # that of the factory, where it has one
+    module: str | None = None  # of the factory
     registry: "Registry | None" = field(default=None, repr=False, compare=False)
     is_foreign: bool = False  # registered by other code than this package's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """
-        The value of the factory, as the registry's `returns` gives it. All callers of a registered function use this.
+        Calls the factory, and returns its value as the registry's `returns` gives it.
 
-        Raises a `LabError` that names the function, its file and line, if it fails or returns what cannot be used.
+        Raises a `LabError` that names the function, its file and line, if it fails or returns an unusable value.
         """
         registry = self.registry
         assert registry is not None
@@ -47,7 +47,7 @@ class Entry:
 
     @cached_property
     def function(self) -> Any:
-        """The factory; if it is registered as "module:name", what that stands for."""
+        """The factory, imported if it is registered as "module:name"."""
         if not isinstance(self.factory, str):
             return self.factory
         try:
@@ -59,7 +59,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """How errors call it."""
+        """Its name in errors."""
         return f"The {self.registry.noun if self.registry else 'entry'} {self.name!r}"
 
     @property
@@ -68,7 +68,7 @@ class Entry:
         return where(self.function) if self.is_foreign else ""
 
     def resolve(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """All keyword arguments with their values, checked: unknown ones and values out of range are errors."""
+        """All keyword arguments with their values; unknown ones and values out of range are errors."""
         known = {parameter.name: parameter for parameter in (*self.parameters, *self.common)}
         for key in kwargs:
             if key not in known:
@@ -100,12 +100,12 @@ class Registry(Mapping[str, Entry]):
     """Names to entries, in the order of registration.
 
     Args:
-        noun (`str`): What is registered, in the words of an error text: "learning-rate schedule".
+        noun (`str`): What an entry is called in errors, such as "learning-rate schedule".
         common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
-        traits (`dict`, *optional*): The properties of entries that the lab acts on, and their meanings; others are refused.
+        traits (`dict`, *optional*): Properties of entries that the lab acts on, with their meanings; others are errors.
         shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
-        returns (`Callable`, *optional*): `returns(value, *args)` gives what is used of the value of an entry, called with
-            the positional arguments `args`, or raises [`Unusable`].
+        returns (`Callable`, *optional*): `returns(value, *args)` converts the value that an entry returned for the
+            positional arguments `args`, or raises [`Unusable`].
         hint (`str`): A remedy for entries that fail.
     """
 
@@ -137,10 +137,10 @@ class Registry(Mapping[str, Entry]):
         aliases: tuple[str, ...] = (),
     ) -> Callable[[Any], Any]:
         """
-        A decorator that registers a function under `name`; a name can be taken only once.
+        A decorator that registers a function under a new `name`.
 
-        A parameter that has the name of a common one takes its place; `without` names common ones that do not apply.
-        `traits` are some of the registry's.
+        A parameter with the name of a common one replaces it; `without` names common ones that do not apply. `traits` are
+        out of those of the registry.
         """
         for trait in traits:
             if trait not in self.traits:
@@ -151,7 +151,7 @@ class Registry(Mapping[str, Entry]):
         def decorator(factory: Any) -> Any:
             for taken in (name, *aliases):
                 if not taken.isidentifier():
-                    raise LabError(f"The {self.noun} {taken!r} could not be typed; use letters, digits and _ in its name.")
+                    raise must_be(f"the {self.noun}", taken, "a Python identifier", "use letters, digits and _")
                 if self._has(taken):
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
@@ -166,24 +166,24 @@ class Registry(Mapping[str, Entry]):
 
     @contextmanager
     def temporarily(self) -> Iterator[None]:
-        """Names that this block registers or takes away are as before when it ends."""
+        """Undoes registrations and removals when the block ends."""
         with restored(self._entries, self._aliases):
             yield
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Other names, and the names they stand for."""
+        """From other names to the names they stand for."""
         return dict(self._aliases)
 
     def aliases_of(self, entry: Entry) -> list[str]:
         return [alias for alias, name in self._aliases.items() if name == entry.name]
 
     def __getitem__(self, name: str) -> Entry:
-        # Not a KeyError: its text is shown quoted and escaped, and these texts are for people.
+        # Not a KeyError, whose text Python shows quoted and escaped.
         if name not in self:
             known = sorted([*self, *self._aliases])
             hint = did_you_mean(str(name), known)
-            own = "" if hint else " One of your own needs the code that registers it: --import FILE_OR_MODULE."
+            own = "" if hint else " For a name of your own, import the code that registers it: --import FILE_OR_MODULE."
             raise LabError(f"Unknown {self.noun} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
         return self._entries[self._aliases.get(name, name)]
 
@@ -218,7 +218,7 @@ class Registry(Mapping[str, Entry]):
 
 @contextmanager
 def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
-    """Dictionaries hold what they held when this block ends, in the same order."""
+    """Restores the items of dictionaries, and their order, when the block ends."""
     held = [dict(mapping) for mapping in mappings]
     try:
         yield

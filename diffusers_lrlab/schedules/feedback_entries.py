@@ -1,11 +1,11 @@
-"""The entries of the schedules that follow a metric; their classes need torch and are in `feedback.py`."""
+"""Entries of the schedules that follow a metric. Their classes, in `feedback.py` and `greedy_lr.py`, need torch."""
 
 from ..core.registry import Parameter
 from .host_curves import TRANSFORMERS
 from .registries import SCHEDULERS
 from .torch_curves import TORCH
 
-# Parameters of a shape, which these do not have.
+# Common parameters that do not apply to them.
 _NO_SHAPE = ("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio")
 _MODE = Parameter("mode", str, "min", "whether the metric should fall or rise", choices=("min", "max"))
 _THRESHOLD_MODES = ("rel", "abs")

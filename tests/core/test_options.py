@@ -153,9 +153,9 @@ def test_types(settings, expected):
 
 
 def test_an_option_without_effect_is_an_error():
-    with pytest.raises(LabError, match="--steps has no effect here; it needs --fast. Add that or leave --steps out"):
+    with pytest.raises(LabError, match="--steps has no effect without --fast. Hint: add that, or leave --steps out"):
         check_needs(Settings(steps=6), Settings, "images")
-    with pytest.raises(LabError, match="--beta has no effect here; it needs a data set of images"):
+    with pytest.raises(LabError, match="--beta has no effect without a data set of images"):
         check_needs(Settings(beta=0.5), Settings, "points")
     check_needs(Settings(steps=6, fast=True, beta=0.5), Settings, "images")
     check_needs(Settings(), Settings, "points")

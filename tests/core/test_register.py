@@ -124,7 +124,7 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
             lab.register_schedule("mine", **ABOUT)(function)
             lab.lr_curve("mine", 1.0, 0, 4)
 
-    with pytest.raises(LabError, match=r"'mine' gives a learning rate of -0.25 at update 2; it has to be in \[0, inf\)"):
+    with pytest.raises(LabError, match=r"'mine' gives a learning rate of -0.25 at update 2: must be in \[0, inf\)"):
         curve_of(lambda progress: 0.25 - progress.fraction)
     with pytest.raises(LabError, match="gives a learning rate of nan at update 0"):
         curve_of(lambda progress: float("nan"))
@@ -143,7 +143,7 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
     lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (1.7, 1.0))
     schedule = resolve_schedule("constant", None, "mine")
     with pytest.raises(
-        LabError, match=r"The momentum schedule 'mine' gives a momentum of 1.7 at update 0; it has to be in \[0, 1\)"
+        LabError, match=r"The momentum schedule 'mine' gives a momentum of 1.7 at update 0: must be in \[0, 1\)"
     ):
         schedule_curves(schedule, 1.0, 0.8, 0, 4)
 

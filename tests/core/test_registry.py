@@ -47,7 +47,7 @@ def registry():
 def test_unknown_name_suggests_and_lists(registry):
     with pytest.raises(LabError, match=r"Unknown colour 'rad'. Did you mean 'red'\? Known: red, rouge\."):
         registry["rad"]
-    with pytest.raises(LabError, match=r"Unknown colour 'teal'\. Known: red, rouge\. One of your own needs .*--import"):
+    with pytest.raises(LabError, match=r"Unknown colour 'teal'\. Known: red, rouge\. For a name of your own, .*--import"):
         registry["teal"]
 
 

@@ -147,9 +147,9 @@ def test_two_processes_may_write_at_once(folder):
 
 
 def test_what_cannot_be_kept_is_refused(folder):
-    with pytest.raises(LabError, match="--cache_decoded has no effect here; it needs --decoding uint8 or draft. Add that"):
+    with pytest.raises(LabError, match="--cache_decoded has no effect without --decoding uint8 or draft. Hint: add that"):
         load(folder, cache_decoded=True)
-    with pytest.raises(LabError, match="--cache_decoded has no effect with --streaming. Leave one of them out."):
+    with pytest.raises(LabError, match="--cache_decoded has no effect with --streaming. Hint: leave one of them out."):
         load(folder, streaming=True, max_train_steps=1, **CACHED)
 
 

@@ -208,7 +208,7 @@ def test_one_is_the_end_of_the_run_after_fractions_only(updates, counts):
 @cases(
     ("kwargs", "message"),
     [
-        ({"updates": [1, 2, 3]}, "piecewise got 3 updates and 2 values; give as many of one as of the other"),
+        ({"updates": [1, 2, 3]}, "piecewise got 3 updates and 2 values; give equally many"),
         ({"updates": [], "values": []}, "piecewise got 0 updates and 0 values"),
         ({"updates": [5, 5]}, "piecewise has boundaries at the updates [5, 5]; they must increase"),
         ({"updates": [0.9, 5]}, "piecewise has boundaries at the updates [9, 5]; they must increase"),

@@ -95,11 +95,11 @@ def test_values_are_written_as_their_spec_strings(dump):
     [
         (lambda: rex(d=2.0), "d=2.0 of 'rex': must be a number in [0, 1), got 2.0. Hint: "),
         (lambda: rex("0.5"), "d='0.5' of rex(): must be a number or None, got '0.5' (str)"),
-        (lambda: schedules.mdlrc(), "'mdlrc' is no curve of the clock alone: it also sets the momentum"),
-        (lambda: schedules.greedy(), "'greedy' is no curve of the clock alone: it follows a metric"),
+        (lambda: schedules.mdlrc(), "'mdlrc' is not a function of the clock alone: it also sets the momentum"),
+        (lambda: schedules.greedy(), "'greedy' is not a function of the clock alone: it follows a metric"),
         (
             lambda: Curve("reduce_lr_on_plateau"),
-            "is no curve of the clock alone: it follows a metric",
+            "is not a function of the clock alone: it follows a metric",
         ),
         (lambda: Curve(0.9), "spec=0.9 of Curve(): must be a text, got 0.9 (float). Hint: give a name or a spec string"),
         (lambda: rex()(50), "progress=50 of __call__(): must be a Progress, got 50"),
