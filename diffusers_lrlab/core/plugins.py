@@ -52,7 +52,7 @@ def plugin_packages() -> dict[str, str]:
 
 
 def is_found_again(module: str) -> bool:
-    """Whether another process can import this module: it is part of this package, of `--import` or of an installed plug-in."""
+    """Whether another process can import this module: one of this package, of `--import` or of an installed plug-in."""
     return module.partition(".")[0] in _roots
 
 

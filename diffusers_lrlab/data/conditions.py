@@ -1,4 +1,4 @@
-"""Conditions: columns of numbers, such as class labels, that a model is told beside its data."""
+"""Conditions: columns of numbers, such as class labels, that a model gets beside its data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .sources import columns_of
 
 @dataclass(frozen=True)
 class ConditionColumn:
-    """A column with one number a row."""
+    """A column with one number per row."""
 
     name: str
     dtype: torch.dtype  # int64 or float32
     num_classes: int | None = None  # of a `datasets.ClassLabel`, whose values are below it
 
     def read(self, value: Any, row: str) -> torch.Tensor:
-        """A value as a tensor without dimensions; a `LabError` names the row of one that is not allowed."""
+        """A value as a tensor without dimensions; a `LabError` that names the row if it is not allowed."""
         self._check(value, row)
         return torch.tensor(value, dtype=self.dtype)
 
@@ -37,7 +37,7 @@ class ConditionColumn:
         is_whole = self.dtype is torch.int64
         info = torch.iinfo(torch.int64) if is_whole else torch.finfo(torch.float32)
         low, high = (info.min, info.max) if self.num_classes is None else (0, self.num_classes - 1)
-        # NaN is not between any two numbers.
+        # False for NaN.
         if isinstance(value, int if is_whole else (int, float)) and low <= value <= high:
             return
         wanted = "a whole number" if is_whole else "a finite number that float32 can hold"
@@ -46,7 +46,7 @@ class ConditionColumn:
 
 
 ConditionColumns = Mapping[str, ConditionColumn]
-"""By the keyword that the model takes the values by."""
+"""By the keyword of the model's `forward`."""
 
 
 class Example(NamedTuple):
@@ -57,7 +57,7 @@ class Example(NamedTuple):
 
 
 def find_conditions(dataset: Any, asked: Mapping[str, str] | None) -> dict[str, ConditionColumn]:
-    """The columns that are asked for by keyword; a `LabError` for one that does not hold a number a row."""
+    """The named columns, by keyword; a `LabError` for one without a number in each row."""
     if not asked:
         return {}
     features, listing = columns_of(dataset)
@@ -87,7 +87,7 @@ def example(cell: Any, row: Mapping[str, Any], columns: ConditionColumns, name: 
 
 
 class Examples(Sequence[Example]):
-    """Cells and the conditions of all rows, row by row. Cells that can only be iterated over can only be iterated over."""
+    """Cells with the conditions of their rows."""
 
     def __init__(self, cells: Any, conditions: Conditions):
         self.cells, self.conditions = cells, conditions
@@ -106,7 +106,7 @@ class Examples(Sequence[Example]):
 
 
 def fingerprint_with(fingerprint: str, conditions: Conditions) -> str:
-    """The fingerprint of data and of the conditions of their rows; that of the data if there are none."""
+    """The fingerprint of data with conditions; unchanged if there are none."""
     if not conditions:
         return fingerprint
     return digest_of([fingerprint, *((keyword, conditions[keyword].numpy().tobytes()) for keyword in sorted(conditions))])

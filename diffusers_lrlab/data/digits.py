@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits as a Hugging Face dataset: 1,797 images of 8x8 pixels, no download."""
+"""scikit-learn's handwritten digits as a Hugging Face dataset: 1,797 images of 8x8 pixels, without a download."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ rises tenfold when b falls from 0.9 to 0. MDLRC lowers the learning rate by the 
     b(n)  = b0 (1 - p) / ((1 - b0) + b0 (1 - p))             Demon, arXiv 1910.04952, eq. 4
     lr(n) = lr0 (1 - b0) / (1 - b(n)) = lr0 (1 - b0 p)       arXiv 2404.07946
 
-The paper's equations were not accessible: MDLRC follows an implementation that cites the paper, and agrees with its abstract.
-The compensation alone is a linear decay of the learning rate to 1 - b0; `mdlrc_lr_only` isolates it as an ablation. Adam's
-bias correction assumes a constant momentum; the error is below 1e-3 after about 100 updates.
+The paper's equations were not accessible: MDLRC follows an implementation that cites the paper, and agrees with the
+abstract. The compensation alone is a linear decay of the learning rate to 1 - b0; `mdlrc_lr_only` isolates it as an
+ablation. Adam's bias correction assumes a constant momentum; the error is below 1e-3 after about 100 updates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -137,8 +137,8 @@ def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) ->
     """
     The parameter groups of an optimizer, after unwrapping it, for a momentum schedule to drive.
 
-    Raises a `LabError` for an optimizer whose momentum is missing or is not the decay of a running mean of gradients, and for
-    a compensation that is wrong or meaningless for it.
+    Raises a `LabError` for an optimizer whose momentum is missing or is not the decay of a running mean of gradients, and
+    for a compensation that is wrong or meaningless for it.
     """
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
         optimizer = optimizer.optimizer

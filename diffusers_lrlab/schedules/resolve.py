@@ -26,8 +26,8 @@ def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SC
     published = hub_schedule(spec)
     if kwargs:
         raise LabError(
-            f"{spec!r} cannot be combined with {', '.join(kwargs)}, which would change the published schedule. Leave it out, "
-            f"or write {format_spec(published.name, published.kwargs)!r} with the change."
+            f"{spec!r} cannot be combined with {', '.join(kwargs)}, which would change the published schedule. Leave it "
+            f"out, or write {format_spec(published.name, published.kwargs)!r} with the change."
         )
     return published.name, dict(published.kwargs)
 

@@ -9,13 +9,14 @@ import typing
 import pytest
 from tables import cases
 
-from diffusers_lrlab.core.errors import LabError, report_error
+from diffusers_lrlab.core.errors import LabError, must_be, report_error
 from diffusers_lrlab.core.options import (
     SPEED,
     WHOLE_RUN,
     Need,
     Option,
     Role,
+    arguments_named,
     check_needs,
     check_ranges,
     check_types,
@@ -223,3 +224,9 @@ def test_a_finders_result_is_compared_by_all_that_it_depends_on():
     assert fields.keys() == {*names_where(TrainingConfig, finder="compares")}
     assert fields["mixed_precision"] == "no"
     assert defaults_of(TrainingConfig)["optimizer"] == fields["optimizer"]
+
+
+def test_values_of_any_form_are_named_as_arguments():
+    """Lists and words stand behind a flag too, where a pattern for numbers does not find them."""
+    with pytest.raises(LabError, match=r"^beta=\[1, 'x y'\]: must be"), arguments_named(Settings):
+        raise must_be("--beta", [1, "x y"], "a number", "0.9 is usual")
