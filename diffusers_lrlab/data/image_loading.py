@@ -26,9 +26,9 @@ def load_image_data(
     config: DataConfig, seed: int, layout: BatchLayout, conditions: Mapping[str, str] | None = None
 ) -> TrainingData:
     """
-    Loads the images of a resolved configuration, holds out some for validation, and decodes what fits into memory.
+    Loads the images of a resolved configuration, holds out some for validation, and decodes them if they fit into memory.
 
-    `conditions` names columns of numbers by the keyword that the model takes them by: `{"class_labels": "label"}`.
+    `conditions` are columns of numbers by the keyword of the model's `forward`: `{"class_labels": "label"}`.
     """
     import datasets as hf_datasets
 
@@ -69,7 +69,7 @@ def load_image_data(
 
 
 def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
-    """The column to read images from: the one asked for, or the only one of type `datasets.Image`."""
+    """The column of images: the given one, or the only one of type `datasets.Image`."""
     from datasets import Image
 
     features, listing = columns_of(dataset)

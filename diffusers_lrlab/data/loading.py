@@ -22,59 +22,59 @@ from .streams import ShardedStream
 
 
 class Transform(Protocol):
-    """How a cell of the dataset becomes a tensor, as [`ImageTransform`] and [`PointTransform`] do."""
+    """From a cell of the dataset to a tensor; [`ImageTransform`] and [`PointTransform`] are transforms."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a tensor that is trained on."""
+        """The shape of a training tensor."""
 
     def read(self, cell: Any) -> torch.Tensor:
-        """The deterministic part; raises a `LabError` that names a cell that cannot be read."""
+        """The deterministic part; a `LabError` names a cell that cannot be read."""
 
     def read_compact(self, cell: Any) -> torch.Tensor:
-        """What [`normalise`] makes the same from."""
+        """`read` before [`normalise`]."""
 
     def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        """The random part, a function of the number of the image in the run."""
+        """The random part, a function of the image number in the run."""
 
     def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
-        """The same for several of one size."""
+        """`augment` for several tensors of one size."""
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same for held-out data, without randomness."""
+        """Replaces `augment` for held-out data, without randomness."""
 
 
 @dataclass
 class TrainingData:
-    """The data of a run: images or points. What is said of images here holds for points."""
+    """The data of a run: images or points. Comments on images here apply to points too."""
 
     name: str  # for cards and logs
-    train: Any  # `datasets.Dataset` of undecoded images, or `ShardedStream`; not needed if they are in memory
+    train: Any  # `datasets.Dataset` of undecoded images, or `ShardedStream`; unused if they are in memory
     held_out: Batch  # float32 `(num_held_out, channels, resolution, resolution)` in [-1, 1], or `(..., dimension)`
-    column: str  # of `train`, that is read
-    fingerprint: str  # changes when the data do
-    transform: Transform  # how a cell of that column becomes a tensor
+    column: str  # of `train`, with the images
+    fingerprint: str  # changes with the data
+    transform: Transform  # from a cell of that column to a tensor
     in_memory: Batch | None = None  # the resized training images in float32, if they fit
     decoded: DecodedImages | None = None  # the resized training images in a file
-    conditions: Conditions = field(default_factory=dict)  # of the rows of `train`; cells of a stream have their own
-    skipped: list[str] = field(default_factory=list)  # corrupt images that were skipped on request
-    known: dict[Any, Any] = field(default_factory=dict)  # a cache of results that depend on the data alone
+    conditions: Conditions = field(default_factory=dict)  # of the rows of `train`; those of a stream are in its examples
+    skipped: list[str] = field(default_factory=list)  # errors of corrupt images that were skipped on request
+    known: dict[Any, Any] = field(default_factory=dict)  # a cache for results that depend on the data only
 
     @property
     def num_images(self) -> int | None:
-        """Training images, `None` for a stream."""
+        """The number of training images; `None` for a stream."""
         if self.in_memory is not None:
             return len(self.in_memory)
         return len(self.train) if hasattr(self.train, "__len__") else None
 
     def all_in_memory(self, most: int | None = None) -> Batch:
-        """The training images, cropped in the middle; at most `most` of those that must be decoded."""
+        """The training images, centre-cropped; at most `most` if they must be decoded."""
         if self.in_memory is not None:
             return self.in_memory.with_data(self.transform.fixed(self.in_memory.data))
         return self._stacked(itertools.islice(self.examples, most))
 
     def random_sample(self, num: int, most: int) -> Batch:
-        """The first `num` of a random order of the training images, or of the first `most`; few are decoded for them."""
+        """`num` random training images, of the first `most` if they must be decoded."""
         if self.num_images is None:
             return self.all_in_memory(num)
         total = self.num_images if self.in_memory is not None else min(self.num_images, most)

@@ -1,4 +1,4 @@
-"""Points: the embedded toy datasets, and datasets with a column of equally many numbers in every row."""
+"""Points: the embedded toy datasets, and datasets with a column of equally long lists of numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ from .options import DataConfig
 from .sources import columns_of, is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
 
-# The toy datasets are the same for every seed of a run, as all other data are.
+# Like all data, the toy datasets are the same for every seed of a run.
 TOY_SEED, TOY_POINTS = 42, 100_000
 
 
 @dataclass(frozen=True)
 class PointTransform:
-    """From a row of numbers to a point; nothing about it is random."""
+    """From a list of numbers to a point, without randomness."""
 
-    dimension: int  # numbers in a row
-    column: str  # for error messages
+    dimension: int
+    column: str  # for errors
 
     @property
     def shape(self) -> tuple[int]:
         return (self.dimension,)
 
     def read(self, cell: Any) -> torch.Tensor:
-        """The point in a cell, float32 `(dimension,)`; a `LabError` if it is not one."""
+        """The point in a cell, float32 `(dimension,)`; a `LabError` for an invalid one."""
         try:
             point = torch.tensor(cell, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError):
@@ -71,7 +71,7 @@ def load_point_data(
     if column not in features:
         raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
     if not is_numeric_list(features[column]):
-        raise LabError(f"The column {column!r} does not hold points (lists of as many numbers). Columns: {listing}.")
+        raise LabError(f"The column {column!r} does not hold points (lists of equally many numbers). Columns: {listing}.")
     dataset, columns, values = select_columns(dataset, column, conditions, config.streaming)
     if config.streaming:
         first = next(iter(dataset), None)
@@ -96,7 +96,7 @@ def load_point_data(
 def _toy_data(name: str, config: DataConfig) -> TrainingData:
     points, held_out = torch.from_numpy(toy_points(name, TOY_POINTS, TOY_SEED)), torch.empty(0, 2)
     if config.num_validation_images:
-        # An independent draw, so that the number of training points does not depend on what is held out.
+        # An independent sample, so that the number of training points does not depend on that of held-out ones.
         held_out = torch.from_numpy(toy_points(name, config.num_validation_images, TOY_SEED, split="test"))
     return TrainingData(name, None, Batch(held_out), "x", f"toy2d-{name}", PointTransform(2, "x"), Batch(points))
 
@@ -105,7 +105,7 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
     """
     A column of lists of numbers as one tensor, float32 `(num_points, dimension)`.
 
-    A `LabError` names the first row that is missing, of another length, or holds a number that is missing or not finite.
+    A `LabError` names the first row that is missing, has another length, or contains a missing or non-finite number.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -120,8 +120,8 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
         found = "missing" if lengths[row] < 0 else f"of {lengths[row]} numbers"
         first = f", and row 0 is of {dimension}" if row else ""
         raise LabError(
-            f"Row {row} of the column {column!r} is {found}{first}: all points must have as many coordinates, 1 at least. "
-            "Correct or remove it."
+            f"Row {row} of the column {column!r} is {found}{first}: must have the dimension of all points, 1 or more. Hint: "
+            "correct or remove it."
         )
     with np.errstate(over="ignore"):
         values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), dimension)
