@@ -1,11 +1,10 @@
 """Parameters of registered entries: type, default, allowed values and help."""
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .annotations import described
+from .annotations import REFUSED, described, reader
 from .errors import must_be
 from .ranges import Range
 from .signatures import checked
@@ -63,28 +62,20 @@ class Parameter:
         """`value` as `kind`; a `LabError` that names `owner` and the range if it is not allowed."""
         if value is None and self.default is None:
             return None
-        if self.kind is list:
-            fits = isinstance(value, (list, tuple)) and all(self._fits(item, self.items) for item in value)
+        is_list = self.kind is list
+        if is_list and not isinstance(value, (list, tuple)):
+            read = [REFUSED]
         else:
-            fits = self._fits(value, self.kind)
-        if not fits:
+            read = [self._read(item) for item in (value if is_list else [value])]
+        if any(item is REFUSED for item in read):
             raise must_be(self.name, value, self.wanted, self.help, of=owner)
-        return [self.items(item) for item in value] if self.kind is list else self.kind(value)
+        return read if is_list else read[0]
 
-    def _fits(self, value: Any, wanted: type) -> bool:
-        if wanted in (str, bool):
-            is_right = isinstance(value, wanted)
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        else:
-            # A float of that size would be another number, and no count of updates comes near it.
-            exact = abs(value) < 2**53 or (isinstance(value, float) and wanted is float)
-            is_right = exact and (wanted is float or float(value).is_integer())
-        return is_right and self._contains(value)
-
-    def _contains(self, value: Any) -> bool:
-        if self.choices is not None:
-            return value in self.choices
-        if self.interval is not None:
-            return value in self.interval
-        return not (isinstance(value, float) and math.isnan(value))
+    def _read(self, value: Any) -> Any:
+        """A value, or an item of a list, as its type; `REFUSED` if it is not allowed."""
+        wanted = self.items if self.kind is list else self.kind
+        value = reader(wanted)(value)
+        if value is REFUSED or (type(value) is int and abs(value) >= 2**53):  # no number of updates comes near it
+            return REFUSED
+        allowed = self.interval if self.choices is None else self.choices
+        return wanted(value) if allowed is None or value in allowed else REFUSED
