@@ -35,9 +35,8 @@ def reader(hint: Any) -> Reader:
         return _PLAIN[hint]
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        # A text beside a device is its name.
-        readers: list[Reader] = [_device, _nothing] if any(map(_is_device, inner)) else [reader(each) for each in inner]
-        return _first_of(readers)
+        is_device = any(map(_is_device, inner))  # a text beside a device is its name
+        return functools.partial(_first, [reader(each) for each in inner if not (is_device and each is str)])
     if origin is Literal:
         return lambda value: next((each for each in inner if type(each) is type(value) and each == value), REFUSED)
     if origin in (list, tuple, dict) and inner:
@@ -46,7 +45,7 @@ def reader(hint: Any) -> Reader:
         return _device
     if hint is np.ndarray:
         return _array
-    return functools.partial(_instance, origin or hint)
+    return functools.partial(_instance, NoneType if hint is None else origin or hint)
 
 
 def _integer(value: Any) -> Any:
@@ -76,25 +75,11 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, str) else REFUSED
 
 
-def _truth(value: Any) -> Any:
-    return value if isinstance(value, bool) else REFUSED
+_PLAIN: dict[Any, Reader] = {int: _integer, float: _number, str: _text}
 
 
-def _nothing(value: Any) -> Any:
-    return value if value is None else REFUSED
-
-
-_PLAIN: dict[Any, Reader] = {int: _integer, float: _number, str: _text, bool: _truth, None: _nothing, NoneType: _nothing}
-
-
-def _first_of(readers: list[Reader]) -> Reader:
-    def read(value: Any) -> Any:
-        for each in readers:
-            if (found := each(value)) is not REFUSED:
-                return found
-        return REFUSED
-
-    return read
+def _first(readers: list[Reader], value: Any) -> Any:
+    return next((found for read in readers if (found := read(value)) is not REFUSED), REFUSED)
 
 
 def _instance(wanted: Any, value: Any) -> Any:

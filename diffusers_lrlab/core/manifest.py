@@ -114,13 +114,7 @@ def each_damage(folder: Path) -> Iterator[str]:
     if expected is None:
         yield f"{str(folder)!r} is not finished"
         return
-    yield from each_difference(folder, expected)
-
-
-def each_difference(folder: Path, expected: Mapping[str, Sums]) -> Iterator[str]:
-    """Every difference between the files of a folder and these sums."""
-    found = (find_damage_of_file(folder / name, sums) for name, sums in expected.items())
-    yield from (damage for damage in found if damage is not None)
+    yield from filter(None, (find_damage_of_file(folder / name, sums) for name, sums in expected.items()))
 
 
 def find_damage_of_file(path: Path, expected: Sums) -> str | None:
