@@ -1,7 +1,7 @@
-"""Values held against type annotations: is it of that type, and if so, which value is meant?
+"""Checks and conversions of values by type annotations.
 
-Typeguard, beartype and pydantic do this too, and none of them fits: in annotations of numbers they take `True` for an
-`int` and NaN for a `float`, or refuse an `int` for a `float`, and their errors name no remedy. None is worth a dependency.
+Typeguard, beartype and pydantic are no replacement: they accept `True` for an `int` and NaN for a `float`, or refuse an `int`
+for a `float`, and their errors name no remedy.
 """
 
 import functools
@@ -24,10 +24,10 @@ _LARGEST_EXACT = 2**53  # a larger float stands for many integers
 @functools.cache
 def reader(hint: Any) -> Reader:
     """
-    A function from a value to the same as the annotation has it, or to `REFUSED`.
+    A function that returns a value as the annotated type, or `REFUSED` if it is of another type.
 
     NumPy numbers become Python numbers, whole floats become `int` where that is annotated, and members of string enums
-    become strings; items of containers are checked and stay as they are. `True` and NaN are not numbers.
+    become strings. Items of containers are checked but not converted. `True` and NaN are not numbers.
     """
     if hint in (Any, object, inspect.Parameter.empty):
         return lambda value: value

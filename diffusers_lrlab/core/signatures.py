@@ -27,14 +27,14 @@ def refusal(what: str, name: str, value: Any, hint: Any, remedy: str) -> LabErro
 
 
 class _Names(dict[str, Any]):
-    """Modules by name: an annotation may name one that its own module imports for type checkers alone."""
+    """Imports modules by name: an annotation may refer to one that is only imported under TYPE_CHECKING."""
 
     def __missing__(self, name: str) -> Any:
         return importlib.import_module(name)
 
 
 def annotation_of(parameter: inspect.Parameter, function: Any) -> Any:
-    """The annotation of a parameter as a type; `None` is allowed wherever it is the default."""
+    """The annotation of a parameter as a type; it includes `None` if that is the default."""
     hint = parameter.annotation
     if isinstance(hint, str):
         namespace = getattr(inspect.unwrap(function), "__globals__", {})
@@ -46,8 +46,8 @@ def checked(function: _Decorated) -> _Decorated:
     """
     A decorator for public functions, methods and classes: a [`LabError`] for an argument of another type than annotated.
 
-    Arguments are passed on as [`reader`] has them. A call with an argument too many or too few is a `TypeError`, as
-    everywhere in Python. Signature and documentation stay as they are. It costs about a microsecond a call.
+    Arguments are converted by [`reader`]. Too many or too few arguments are a `TypeError`, as usual. Signature and docstring
+    are preserved. It costs about a microsecond per call.
     """
     if inspect.isclass(function):
         function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[method-assign]
@@ -58,7 +58,7 @@ def checked(function: _Decorated) -> _Decorated:
 def _checked(function: Any, called: str) -> Any:
     signature = inspect.signature(function)
 
-    # By name and by position; made at the first call, since annotations may name modules that are not imported yet.
+    # By name and by position; made at the first call, when modules that annotations refer to can be imported.
     @functools.cache
     def readers() -> tuple[dict[str, Reader], list[tuple[Any, Reader]]]:
         by_name: dict[str, Reader] = {}

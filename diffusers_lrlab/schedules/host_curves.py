@@ -23,7 +23,7 @@ _MULTIPLIER = Range("[0, 1]")
 
 @SCHEDULERS.register(
     "constant",
-    description="the learning rate as it is",
+    description="constant learning rate",
     source=f"{DIFFUSERS}.get_constant_schedule",
     without=("min_lr", "min_lr_ratio", *_NO_WARMUP),
     traits=("host", "no_warmup", "endless"),
@@ -163,7 +163,7 @@ SCHEDULERS.register(
 
 @SCHEDULERS.register(
     "cosine_warmup_with_min_lr",
-    description="the same one update earlier: it does not start at 0, and reaches its floor at the last update",
+    description="the same, one update earlier: it does not start at 0, and reaches its floor at the last update",
     source=f"{TRANSFORMERS}.get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
     parameters=(
         _MIN_LR_RATE,

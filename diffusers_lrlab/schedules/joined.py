@@ -59,15 +59,15 @@ def parts_of_join(
 
 @SCHEDULERS.register(
     "join",
-    description="any schedules one after another, each over its own stretch of the run",
+    description="schedules one after another, each over its own part of the run",
     source="diffusers_lrlab, after optax.join_schedules",
     parameters=(
         Parameter("schedules", list, ("constant_with_warmup", "cosine"), "spec strings, in order", items=str),
         Parameter(
-            "boundaries", list, (0.5,), "where the second and each later one begins: updates, or fractions of the run",
+            "boundaries", list, (0.5,), "start of the second and each later one: updates or fractions of the run",
             "(0, inf)",
         ),
-        Parameter("scales", list, None, "the peak of each, relative to the whole's; 1 for all if not given", "[0, 1]"),
+        Parameter("scales", list, None, "peak of each, relative to that of the whole; 1 if not given", "[0, 1]"),
     ),
 )  # fmt: skip
 def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:

@@ -34,7 +34,7 @@ def rex(progress: Progress, d: float) -> Any:
         ),
         Parameter(
             "images_per_update", int, None,
-            "the effective batch, which our training script knows; elsewhere needed beside reference_images", "[1, inf)",
+            "effective batch size; known in `lrlab train`, elsewhere required with reference_images", "[1, inf)",
         ),
     ),
 )  # fmt: skip
@@ -58,13 +58,13 @@ def edm2_inverse_sqrt(progress: Progress, reference_images: float | None, images
 
 @SCHEDULERS.register(
     "piecewise",
-    description="through given points, in straight lines, half cosines or steps",
+    description="interpolates between given points by lines, half cosines or steps",
     source="diffusers_lrlab",
     parameters=(
-        Parameter("updates", list, (0.5, 1.0), "where the points are: updates, or fractions of the run", "[0, inf)"),
-        Parameter("values", list, (1.0, 0.1), "the multipliers there", "[0, 1]"),
+        Parameter("updates", list, (0.5, 1.0), "positions of the points: updates or fractions of the run", "[0, inf)"),
+        Parameter("values", list, (1.0, 0.1), "multipliers at the points", "[0, 1]"),
         Parameter(
-            "interpolation", str, "linear", "what is between two points; a constant one holds until the next point",
+            "interpolation", str, "linear", "between points; `constant` holds each value until the next point",
             choices=("linear", "cosine", "constant"),
         ),
     ),

@@ -23,14 +23,14 @@ from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from .torch_curves import ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES, ONE_CYCLE_RISE, ONE_CYCLE_STRATEGY, TORCH, one_cycle_curve
 
 _DEMON, _MDLRC = "Demon, arXiv 1910.04952, eq. 4", "arXiv 2404.07946, as read by an implementation that cites it"
-_FLOOR = Parameter("min_momentum", float, 0.0, "the momentum does not fall below this", "[0, 1)")
+_FLOOR = Parameter("min_momentum", float, 0.0, "lower bound of the momentum", "[0, 1)")
 _FORM = Parameter(
-    "momentum_form", str, "ema", "how the optimizer mixes in a gradient: with weight 1 - momentum (Adam) or 1 (SGD), "
-    "where the compensation raises the rate", choices=("ema", "heavy_ball"),
+    "momentum_form", str, "ema", "weight of a new gradient in the optimizer: 1 - momentum (Adam) or 1 (SGD), for which "
+    "the compensation raises the rate", choices=("ema", "heavy_ball"),
 )  # fmt: skip
 
 
-@MOMENTUM_SCHEDULERS.register("constant", description="the momentum as it is", source="–")
+@MOMENTUM_SCHEDULERS.register("constant", description="constant momentum", source="–")
 def constant(progress: Progress, momentum: float) -> tuple[Any, Any]:
     return np.full_like(progress.update, momentum, dtype=float), 1.0
 
@@ -51,7 +51,7 @@ def _compensation(start: float, momentum: Any, form: str) -> Any:
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc",
-    description="demon, with the learning rate lowered by as much as fresh gradients gain",
+    description="demon, with the learning rate lowered by the factor that new gradients gain",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),
@@ -64,7 +64,7 @@ def mdlrc(progress: Progress, momentum: float, min_momentum: float, momentum_for
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc_lr_only",
-    description="the compensation of mdlrc with the momentum as it is: its control",
+    description="the compensation of mdlrc with constant momentum: its control",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),
