@@ -1,7 +1,7 @@
 """Checks and conversions of values by type annotations.
 
-Typeguard, beartype and pydantic are no replacement: they accept `True` for an `int` and NaN for a `float`, or refuse an `int`
-for a `float`, and their errors name no remedy.
+Typeguard, beartype and pydantic are no replacement: they accept `True` for an `int` and NaN for a `float`, or refuse an
+`int` for a `float`, and their errors name no remedy.
 """
 
 import functools

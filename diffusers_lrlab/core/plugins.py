@@ -1,12 +1,10 @@
 """Plug-ins: users' code that registers names, in a file, a module or an installed package."""
 
-import contextlib
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -100,22 +98,14 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _run_module(name: str) -> ModuleType:
-    with _current_folder_first():
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name.partition(".")[0] and error.name != name:
-                raise
-            raise LabError(
-                f"--import {name}: there is no such module. Give the name of a module, or a Python file, such as {name}.py."
-            ) from None
-
-
-@contextlib.contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """Puts the current folder on the path, as `python -m` does and a command such as `lrlab` does not."""
-    sys.path.insert(0, "")
+    sys.path.insert(0, "")  # the current folder, as for `python -m` and unlike for a command such as `lrlab`
     try:
-        yield
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise
+        raise LabError(
+            f"--import {name}: there is no such module. Give the name of a module, or a Python file, such as {name}.py."
+        ) from None
     finally:
         sys.path.remove("")

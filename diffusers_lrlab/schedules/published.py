@@ -59,7 +59,7 @@ def read_schedule_file(path: Path, source: str | None = None) -> PublishedSchedu
     try:
         _check_size(path.stat().st_size, source)
         content = path.read_bytes()
-        data = json.loads(content.decode(), parse_constant=_refuse_constant)
+        data = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise error if isinstance(error, LabError) else LabError(f"{source}: {FILE} is not valid JSON ({error}).") from None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
@@ -78,10 +78,6 @@ def read_schedule_file(path: Path, source: str | None = None) -> PublishedSchedu
 def _check_size(size: int, source: str) -> None:
     if size > _LARGEST:
         raise LabError(f"{source}: {FILE} has {counted(size, 'byte')}, more than the {_LARGEST} of any schedule.")
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number")
 
 
 def _checked(name: Any, kwargs: Any, registry: Any, source: str) -> tuple[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """A schedule as a file of data, and `--lr_scheduler hub:USER/NAME`."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -56,14 +57,18 @@ def test_a_folder_has_data_picture_and_card(tmp_path):
         ({"momentum_scheduler_kwargs": {"a": 1}}, "momentum_scheduler_kwargs without momentum_scheduler"),
         ({"code": "import os"}, "holds 'code', which is not a field of a schedule"),
         ('{"format": ', "not valid JSON"),
-        ('{"format": NaN}', "not valid JSON"),
+        ({"lr_scheduler_kwargs": {"gamma": math.nan}}, "gamma=nan of 'step': must be a number in (0, 1]"),
         ("[1, 2]", "not a schedule of this format"),
         ("[" * 60_000, "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
-        (" " * 70_000, "has 70000 bytes, and no schedule has more"),
+        (" " * 70_000, "has 70000 bytes, more than the 65536"),
         ({"lr_scheduler_kwargs": {"step_size": 1e308}}, "step_size"),
     ],
-    ids=range(16),
+    ids=(
+        "another format", "unknown name", "a name on the Hub", "a part on the Hub", "unknown parameter", "a list of parameters",
+        "unknown momentum", "parameters without momentum", "another key", "half of it", "NaN", "a list", "nested", "no text",
+        "too long", "no whole number",
+    ),
 )  # fmt: skip
 def test_a_file_that_is_no_schedule_is_refused(tmp_path, change, message):
     file = tmp_path / "schedule.json"
