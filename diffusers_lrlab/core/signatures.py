@@ -52,7 +52,8 @@ def checked(function: _Decorated) -> _Decorated:
     if inspect.isclass(function):
         function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[method-assign]
         return function
-    return _checked(function, function.__name__)
+    is_call = function.__name__ == "__call__"
+    return _checked(function, function.__qualname__.partition(".")[0] if is_call else function.__name__)
 
 
 def _checked(function: Any, called: str) -> Any:

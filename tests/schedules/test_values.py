@@ -102,7 +102,7 @@ def test_values_are_written_as_their_spec_strings(dump):
             "is not a function of the clock alone: it follows a metric",
         ),
         (lambda: Curve(0.9), "spec=0.9 of Curve(): must be a text, got 0.9 (float). Hint: give a name or a spec string"),
-        (lambda: rex()(50), "progress=50 of __call__(): must be a Progress, got 50"),
+        (lambda: rex()(50), "progress=50 of Curve(): must be a Progress, got 50"),
         (lambda: Curve("rexx"), "Did you mean 'rex'?"),
         (lambda: join([constant(), "mdlrc"], [0.5])(Progress(9, 10)), "join cannot take 'mdlrc'"),
     ],
