@@ -66,7 +66,8 @@ def test_a_folder_has_data_picture_and_card(tmp_path):
     ],
     ids=(
         "another format", "unknown name", "a name on the Hub", "a part on the Hub", "unknown parameter",
-        "a list of parameters", "unknown momentum", "parameters without momentum", "another key", "half of it", "NaN", "a list", "nested", "no text",
+        "a list of parameters", "unknown momentum", "parameters without momentum", "another key", "half of it",
+        "NaN", "a list", "nested", "no text",
         "too long", "no whole number",
     ),
 )  # fmt: skip

@@ -94,7 +94,7 @@ def test_values_are_written_as_their_spec_strings(dump):
     "make, expected",
     [
         (lambda: rex(d=2.0), "d=2.0 of 'rex': must be a number in [0, 1), got 2.0. Hint: "),
-        (lambda: rex("0.5"), "d='0.5' of rex(): must be a number or None, got '0.5' (str)"),
+        (lambda: rex("0.5"), "d='0.5' of rex(): must be a number, got '0.5' (str)"),
         (lambda: schedules.mdlrc(), "'mdlrc' is not a function of the clock alone: it also sets the momentum"),
         (lambda: schedules.greedy(), "'greedy' is not a function of the clock alone: it follows a metric"),
         (
