@@ -26,6 +26,10 @@ def _is_on_the_clock(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _refused(name: str, value: Any, wanted: str) -> LabError:
+    return must_be(name, value, wanted, "count optimizer updates", of="Progress()")
+
+
 @dataclass(frozen=True)
 class Progress:
     """A reading of the clock, in optimizer updates: not micro-batches, not processes, not scheduler calls.
@@ -46,13 +50,12 @@ class Progress:
         update, total, warmup = self.update, self.total_updates, self.warmup_updates
         if type(update) is type(total) is type(warmup) is int and 0 <= warmup < total:  # at every update of a schedule
             return
-        for name, value, fits, wanted in (
-            ("update", update, _is_on_the_clock(update), "a finite number or an array of numbers"),
-            ("total_updates", total, _is_count(total) and total > 0, "a whole number in [1, inf)"),
-            ("warmup_updates", warmup, _is_count(warmup) and 0 <= warmup < total, "a whole number below total_updates"),
-        ):
-            if not fits:
-                raise must_be(name, value, wanted, "count optimizer updates", of="Progress()")
+        if not _is_on_the_clock(update):
+            raise _refused("update", update, "a finite number or an array of numbers")
+        if not _is_count(total) or total < 1:
+            raise _refused("total_updates", total, "a whole number in [1, inf)")
+        if not _is_count(warmup) or not 0 <= warmup < total:
+            raise _refused("warmup_updates", warmup, f"a whole number in [0, {total})")
 
     @property
     def span(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..core.errors import LabError, must_be
+from ..core.words import counted
 from .images import normalise
 
 Conditions = Mapping[str, torch.Tensor]
@@ -33,7 +34,7 @@ class Batch:
     def __post_init__(self) -> None:
         for keyword, values in self.conditions.items():
             if len(values) != len(self.data):
-                wanted = f"{len(self.data)} rows, one for each example"
+                wanted = f"{counted(len(self.data), 'row')}, one for each example"
                 raise must_be(keyword, values, wanted, "give a tensor (n, ...)", of="Batch()", got=str(len(values)))
 
     @classmethod

@@ -189,7 +189,7 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
         ("edm2_inverse_sqrt:reference_images=1000", "without images_per_update. Add images_per_update=N"),
         ("multistep:milestones=[2.5]", "A milestone 2.5 is neither a whole number of updates"),
         ("multistep:milestones=[0.5|0]", "milestones=[0.5, 0] of 'multistep': must be a list of numbers in (0, inf)"),
-        ("multistep:milestones=5", "milestones=5 of 'multistep': must be a list of float"),
+        ("multistep:milestones=5", "milestones=5 of 'multistep': must be a list of numbers"),
         ('piecewise_constant:{"step_rules": "1:x,0.1"}', "step_rules='1:x,0.1': must be MULTIPLIER:UPDATE"),
         (
             'piecewise_constant:{"step_rules": "2:5,0.1"}',

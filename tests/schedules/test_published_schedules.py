@@ -180,7 +180,7 @@ def test_what_would_make_another_schedule_of_it_is_refused(mine, hub, tmp_path):
     preview = ("preview", "--lr_scheduler", "hub:user/mine", "--num_training_steps", "50")
     for more in (["--lr_scheduler_kwargs", '{"decay_type": "linear"}'],):
         error = lrlab(*preview, *more, env=hub.env, cwd=tmp_path, status=2).stderr
-        assert "would make another schedule of it" in error
+        assert "would change the published schedule" in error
     plan = ("plan", "--lr_scheduler", "hub:user/mine")
     for more, message in (
         (["--lr_num_cycles", "3"], "would make another schedule"),
