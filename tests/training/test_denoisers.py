@@ -110,7 +110,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, gated):
 
 def test_a_pipeline_whose_code_is_not_there_says_so(gated):
     del diffusers_lrlab.GatedDenoiser
-    with pytest.raises(AttributeError, match="no attribute 'GatedDenoiser'. If it is a denoiser of somebody's own, import"):
+    with pytest.raises(AttributeError, match="no attribute 'GatedDenoiser'. If it is a third-party denoiser, import"):
         diffusers_lrlab.GatedDenoiser  # noqa: B018  # diffusers does this
     diffusers_lrlab.GatedDenoiser = None
 
