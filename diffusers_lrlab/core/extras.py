@@ -27,14 +27,7 @@ class MissingExtra(LabError, ImportError):
 
 
 def require_extra(extra: str, what: str, packages: Iterable[str] = ()) -> None:
-    """
-    Raises a `MissingExtra` if packages of an extra are not installed.
-
-    Args:
-        extra (`str`): A name of `EXTRAS`.
-        what (`str`): What needs it, the first words of the message.
-        packages (`str`, *optional*): The packages that are needed; all of the extra if not given.
-    """
+    """Raises a `MissingExtra`, which begins with `what`, unless `packages` (all of the extra if not given) are installed."""
     needed = [*packages] or [package for part in (*_BUILDS_ON.get(extra, ()), extra) for package in EXTRAS[part]]
     missing = [package for package in needed if not _is_installed(package)]
     if missing:

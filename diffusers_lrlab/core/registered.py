@@ -64,19 +64,9 @@ def call_registered(
     noun: str, name: str, function: Any, returns: Callable[..., Any] | None, hint: str, args: Any, kwargs: Any
 ) -> Any:
     """
-    Calls a registered function.
+    The value of a registered function; `returns(value, *args)` converts it, or raises [`Unusable`].
 
-    Args:
-        noun (`str`): What the registry holds, such as "noise".
-        name (`str`): The name of the entry.
-        function (`Callable`): The function, or a class.
-        returns (`Callable`, *optional*): `returns(value, *args)` gives the value to use, or raises [`Unusable`].
-        hint (`str`): A remedy for functions that fail, or an empty string.
-        args (`tuple`): Positional arguments.
-        kwargs (`dict`): Keyword arguments.
-
-    Raises:
-        LabError: for a function that fails or returns an unusable value, with its name, file and line.
+    A function that fails or returns an unusable value is a `LabError` with its name, file and line, and `hint`.
     """
     try:
         value = function(*args, **kwargs)

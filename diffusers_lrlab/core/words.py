@@ -2,14 +2,7 @@
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
-    """
-    A number with its noun, such as "1 update" or "2 updates".
-
-    Args:
-        number (`float`): The number.
-        noun (`str`): A regular noun in the singular.
-        form (`str`): The format of the number, as in an f-string: `","` gives 1,500.
-    """
+    """A number with a regular noun, such as "1 update" or "2 updates"; the format `","` gives 1,500."""
     return f"{number:{form}} {noun if number == 1 else plural(noun)}"
 
 

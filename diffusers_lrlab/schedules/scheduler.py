@@ -96,16 +96,13 @@ class CurveLR(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues at the saved update. A state of another schedule or length is an error."""
-        if "plan" not in state_dict:
+        saved, differing = state_dict.get("plan"), ["not of diffusers_lrlab"]
+        if saved is not None:
+            differing = [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]
+        if differing:
             raise LabError(
-                "The saved schedule is another one: not of diffusers_lrlab. Resume with the schedule of the checkpoint, or "
+                f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the checkpoint, or "
                 "create a new optimizer and schedule and load only the model."
-            )
-        saved = state_dict["plan"]
-        if differing := [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]:
-            raise LabError(
-                f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the "
-                "checkpoint, or create a new optimizer and schedule and load only the model."
             )
         super().load_state_dict(state_dict)
         # The optimizer ends up with the values of this update, whether its state is restored before or after this.
