@@ -78,7 +78,7 @@ def load_point_data(
         if first is None:
             raise LabError(f"The stream {name!r} has no points to train on.")
         if not first[column]:
-            raise LabError(f"Row 0 of the column {column!r} is {first[column]!r} and no point. Correct or remove it.")
+            raise must_be(column, first[column], "a list of one number or more", "correct or remove the row", of="row 0")
         return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name, columns)
     points = read_points(dataset, column)
     held_out, training = split_rows(len(points), config.num_validation_images or 0)
@@ -117,12 +117,8 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
     lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), -1))
     dimension = int(lengths[0])
     for row in np.flatnonzero((lengths != dimension) | (lengths < 1)):
-        found = "missing" if lengths[row] < 0 else f"of {lengths[row]} numbers"
-        first = f", and row 0 is of {dimension}" if row else ""
-        raise LabError(
-            f"Row {row} of the column {column!r} is {found}{first}: must have the dimension of all points, 1 or more. Hint: "
-            "correct or remove it."
-        )
+        wanted = f"a list of {counted(dimension, 'number')}, as in row 0" if row else "a list of one number or more"
+        raise must_be(column, lists[row].as_py(), wanted, "correct or remove the row", of=f"row {row}")
     with np.errstate(over="ignore"):
         values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), dimension)
     for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):

@@ -487,7 +487,7 @@ def test_an_unknown_name_gets_a_hint(ask, wrong, meant):
 def test_numbers_of_points_that_are_none_are_refused(ask, n):
     with pytest.raises(
         LabError,
-        match=rf"n={re.escape(repr(n))}: must be .*\[1, {MAX_POINTS}\]|n=.* of toy_points\(\): must be a whole number, got",
+        match=rf"n={re.escape(repr(n))}: must be .*\[1, {MAX_POINTS}\]|n=.* of \w+\(\): must be a whole number, got",
     ):
         ask("line", n)
 
