@@ -12,6 +12,7 @@ from ..core.streams import split_rows
 from .batch import Batch, Conditions
 from .conditions import ConditionColumns, Examples, fingerprint_with
 from .decoded import decoded_images
+from .image_sets import IMAGE_DATASETS
 from .images import ImageTransform
 from .layout import BatchLayout
 from .loading import TrainingData, batch_of, decoded_rows, hold_out, select_columns, stream_data
@@ -49,7 +50,7 @@ def load_image_data(
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
         return stream_data(config, seed, dataset, column, transform, name, columns)
-    fingerprint = fingerprint_with("digits" if name == "digits" else dataset._fingerprint, values)
+    fingerprint = fingerprint_with(_fingerprint_of(config, dataset), values)
     data = TrainingData(name, dataset, Batch(torch.empty(0)), column, fingerprint, transform)
     held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
     own = {keyword: some[held_out_rows] for keyword, some in values.items()}
@@ -66,6 +67,12 @@ def load_image_data(
     if not data.num_images:
         raise LabError(f"{name!r} has no images to train on.")
     return data
+
+
+def _fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
+    if (name := config.dataset_name) not in IMAGE_DATASETS:
+        return dataset._fingerprint
+    return f"{name}-{config.resolution}" if "made" in IMAGE_DATASETS[name].traits else name
 
 
 def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
