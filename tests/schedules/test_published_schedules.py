@@ -57,7 +57,7 @@ def test_a_folder_has_data_picture_and_card(tmp_path):
         ({"momentum_scheduler_kwargs": {"a": 1}}, "momentum_scheduler_kwargs without momentum_scheduler"),
         ({"code": "import os"}, "holds 'code', which is not a field of a schedule"),
         ('{"format": ', "not valid JSON"),
-        ({"lr_scheduler_kwargs": {"gamma": math.nan}}, "gamma=nan of 'step': must be a number in (0, 1]"),
+        ({"lr_scheduler_kwargs": {"gamma": math.nan}}, "gamma=nan of .step.: must be a number in .0, 1."),
         ("[1, 2]", "not a schedule of this format"),
         ("[" * 60_000, "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
