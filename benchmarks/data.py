@@ -26,6 +26,7 @@ from PIL import Image
 
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.conditions import Example
 from diffusers_lrlab.data.decoded import decoded_images
 from diffusers_lrlab.data.images import ImageTransform, decode
 from diffusers_lrlab.data.layout import BatchLayout
@@ -55,7 +56,7 @@ class CountingShards:
     def open(self, shard, row):
         for number in range(self.lengths[shard]):
             self.read[shard] += 1
-            yield number, [float(shard), float(number)]
+            yield number, Example([float(shard), float(number)], {})
 
     def fetch(self, cell):
         return cell
@@ -200,7 +201,7 @@ def mixing(tiny):
         kept, largest = [], {"sorted": [], "shuffled": []}
         for seed in range(2 if tiny else 5):
             train = ShardedStream(CountingShards(shards, rows // shards), "x", 0, 0, seed=seed, buffer=buffer)
-            positions = np.array([row["x"][0] * (rows // shards) + row["x"][1] for row in train]).astype(int)
+            positions = np.array([row.cell[0] * (rows // shards) + row.cell[1] for row in train]).astype(int)
             kept.append(abs(scipy.stats.spearmanr(np.arange(len(positions)), positions).statistic))
             labels = positions * classes // len(positions)
             for name, order in (("sorted", labels), ("shuffled", np.random.default_rng(seed).permutation(labels))):

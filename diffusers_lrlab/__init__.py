@@ -1,8 +1,7 @@
 """Training dynamics of diffusion models, as an extension of diffusers.
 
 Importing this package registers its schedules with `diffusers.optimization` and its pipelines with `diffusers.pipelines`,
-whether they are imported before or after.
-Everything else is imported when it is first used.
+whether these are imported before or after. Everything else is imported on first use.
 """
 
 import importlib
@@ -14,7 +13,7 @@ from .core.signals import end_quietly_by_ctrl_c
 
 __version__ = "0.1.0"
 
-end_quietly_by_ctrl_c()  # what follows takes a second
+end_quietly_by_ctrl_c()  # the following import takes a second
 from .diffusers_plugin.register import register  # noqa: E402
 
 _HOMES = {
@@ -56,7 +55,7 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 register()
-if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would warn, and draw bars of text all the same
+if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would warn, and show text bars anyway
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("tqdm.auto")
@@ -66,13 +65,13 @@ def __getattr__(name: str) -> Any:
     if name.startswith("get_") and name.endswith("_schedule"):
         return getattr(importlib.import_module(".schedules.functions", __name__), name)
     if name == "ModelMixin":
-        # diffusers looks for the base class of a library's models in the library.
+        # diffusers looks up the base class of a library's models in the library.
         return importlib.import_module("diffusers").ModelMixin
     if name not in _HOMES:
         raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}. If it is a denoiser of somebody's own, import its code first."
+            f"module {__name__!r} has no attribute {name!r}. If it is a third-party denoiser, import its code first."
         )
-    if _HOMES[name].startswith("study."):  # before its modules ask for what training needs
+    if _HOMES[name].startswith("study."):  # before its modules require the extra for training
         importlib.import_module(".core.extras", __name__).require_extra("study", f"{name}()")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 

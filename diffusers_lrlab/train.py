@@ -1,4 +1,4 @@
-"""Trains as the command line says: the program of `training_scripts/train_ddpm.py`, without a clone.
+"""Training from the command line, as by `training_scripts/train_ddpm.py`, without a clone.
 
 accelerate launch -m diffusers_lrlab.train --lr_scheduler cosine
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _CallableModule(ModuleType):
-    """`diffusers_lrlab.train` is also a function, which stays one when somebody imports this module."""
+    """Keeps `diffusers_lrlab.train` callable when this module is imported."""
 
     def __call__(self, config: Any) -> Path | None:
         from .run.train import train

@@ -15,7 +15,7 @@ from hub_server import HubServer
 if not HAS_GREEDY:
     # `greedy` is transformers' own: where it is not there yet, what builds it is skipped.
     skip = SimpleNamespace(GreedyWithWarmup=lambda *_, **__: pytest.skip("this transformers has no GreedyLR"))
-    sys.modules["diffusers_lrlab.schedules.greedy"] = skip
+    sys.modules["diffusers_lrlab.schedules.greedy_lr"] = skip
 
 
 @pytest.fixture
@@ -47,6 +47,7 @@ LONG = (
     *("test_study_runs", "test_resume", "test_stacked_is_solo", "test_lr_finder", "test_study_report", "test_forecast"),
     *("test_preflight", "test_study_statistics", "test_publish", "test_timesteps", "test_point_runs", "test_compatibility"),
     *("test_cli", "test_one_clock", "test_errors", "test_training", "test_hub", "test_upstream", "test_toy2d"),
+    "test_schedule_previews",
     *("test_point_pipeline", "test_diagnostics", "test_point_metrics", "test_launch", "test_plugin", "test_schedules"),
 )
 

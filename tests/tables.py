@@ -57,7 +57,14 @@ def _label(row, count, ids, index):
     if callable(ids):
         return " ".join(str(ids(value)) for value in _values(row, count))
     label = [*ids][index] if ids is not None else getattr(row, "id", None)
-    return str(label) if label is not None else " ".join(f"{value!r}"[:100] for value in _values(row, count))
+    return str(label) if label is not None else " ".join(filter(None, map(_text, _values(row, count)))) or str(index)
+
+
+def _text(value):
+    """A value in a label; a function by its name, since its address changes from run to run."""
+    if inspect.isfunction(value):
+        return "" if value.__name__ == "<lambda>" else value.__name__
+    return f"{value!r}"[:100]
 
 
 def _call(test, index, args, fixtures, row):

@@ -191,7 +191,7 @@ def test_a_schedule_that_is_made_elsewhere_is_reported_before_training(tmp_path,
         (["--lr_scheduler=rexx"], [], "invalid choice: 'rexx'"),
         (["--lr_scheduler=rex:e=1"], [], "invalid choice"),
         (["--lr_scheduler=rex", "--lr_warmup_steps=48"], ["--fix_lr_clock"], "does not fit into"),
-        (["--lr_scheduler=one_cycle:pct_start=0.2"], [], "both say how long it rises"),
+        (["--lr_scheduler=one_cycle:pct_start=0.2"], [], "both set the length of the rise"),
     ],
 )
 def test_wrong_requests(tmp_path, arguments, options, message):

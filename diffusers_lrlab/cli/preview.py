@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.spec import parse_json_kwargs
 from ..core.terminal_plot import can_encode
 from ..timesteps.noise_levels import PREDICTIONS
@@ -78,7 +78,7 @@ def preview(options: argparse.Namespace) -> None:
 
     for name in ("learning_rate", "beta1"):
         if math.isnan(value := getattr(options, name)):
-            raise LabError(f"--{name} {value} is not allowed; give a number.")
+            raise must_be(f"--{name}", value, "a number", "1e-4 and 0.9 are usual")
     host = options.num_processes, options.gradient_accumulation_steps
     run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1, *host)
     kwargs, momentum_kwargs = _json(options, "lr_scheduler_kwargs"), _json(options, "momentum_scheduler_kwargs")

@@ -1,1 +1,1 @@
-"""What everything stands on and nothing that knows diffusion: registry, specs, clock, random streams, options, files."""
+"""The ground floor, without any diffusion: registry, spec strings, clock, random streams, options, files."""

@@ -1,4 +1,4 @@
-"""Where and how a run was made: versions, source, hardware, command, memory."""
+"""The environment of a run: versions, source, hardware, command, memory."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ from .plugins import loaded_plugins, plugin_packages
 from .words import counted
 
 PACKAGE = Path(__file__).resolve().parents[1]
-OTHERS_WAIT = timedelta(hours=2)  # while one process samples, evaluates or uploads
+OTHERS_WAIT = timedelta(hours=2)  # how long processes wait for the one that samples, evaluates or uploads
 _OF_LAUNCHERS = {"ACCELERATE_DYNAMO_BACKEND", "TORCHELASTIC_RUN_ID"}
 _VERSIONS = ("torch", "diffusers", "transformers", "accelerate", "datasets", "numpy")
 
@@ -85,7 +85,7 @@ def describe_devices() -> list[str]:
 
 
 def is_watched() -> bool:
-    """Whether progress is seen as it is made: in a terminal or a notebook, and not in a file."""
+    """Whether someone can watch progress: output goes to a terminal or a notebook, not to a file."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
@@ -95,7 +95,7 @@ def available_cores() -> int:
 
 
 def allowed_threads(processes: int = 1) -> int:
-    """Threads for each of so many processes: `OMP_NUM_THREADS` if the user set it, or a share of the cores."""
+    """Threads per process: `OMP_NUM_THREADS` if the user set it, or a share of the cores."""
     return asked_threads() or max(1, available_cores() // processes)
 
 
@@ -103,8 +103,8 @@ def asked_threads() -> int | None:
     """
     `OMP_NUM_THREADS` as the user set it; `None` if it is not set.
 
-    `accelerate launch` and `torchrun` set it for their processes, to 1 if nobody else did: what the user said is in the
-    environment of the launcher.
+    `accelerate launch` and `torchrun` set it to 1 for their processes if it is not set, so the user's value is the one in
+    the environment of the launcher.
     """
     environment = dict(os.environ)
     if environment.keys() & _OF_LAUNCHERS:
@@ -120,9 +120,9 @@ def asked_threads() -> int | None:
 
 def cpu_computes_in_bf16() -> bool:
     """
-    Whether this processor has instructions for products of bfloat16 that torch uses (AVX512_BF16 or AMX; BF16 on ARM).
+    Whether this processor has bfloat16 instructions that torch uses (AVX512_BF16 or AMX; BF16 on ARM).
 
-    Without them torch converts, and an update takes many times as long as in float32. `ONEDNN_MAX_CPU_ISA` counts.
+    Without them torch converts, and an update takes many times as long as in float32. Respects `ONEDNN_MAX_CPU_ISA`.
     """
     import torch
 
@@ -143,8 +143,8 @@ def _processor_name() -> str:
 
 def launch_command() -> str | None:
     """
-    The command that started this process, as one would type it again, without the token; `None` if it was not one of ours,
-    but a program or a notebook of somebody else's.
+    The command that started this process, ready to be typed again, without the token; `None` in third-party programs and
+    notebooks.
     """
     program = _program(Path(sys.argv[0]).resolve())
     if program is None:
@@ -163,7 +163,7 @@ def launch_command() -> str | None:
 
 
 def _program(script: Path) -> list[str] | None:
-    """How one of our programs is started, by the file that runs."""
+    """The command that starts one of the lab's programs, given its file."""
     doors = ("__main__.py", "cli/__main__.py", "cli/main.py")
     if script.name == "lrlab" or script in [PACKAGE / door for door in doors]:
         return ["lrlab"]
@@ -176,7 +176,7 @@ def _program(script: Path) -> list[str] | None:
 
 def peak_memory_mb() -> float:
     """The largest memory of this process so far: on the GPU where there is one, else in RAM."""
-    import resource  # which Windows lacks; `lrlab` imports this file
+    import resource  # not on Windows, where `lrlab` imports this module too
 
     import torch
 

@@ -1,4 +1,4 @@
-"""The errors a user can mend, and the exit status of a program that they end.
+"""Errors that users can mend, and the exit status of programs.
 
 Each message names the value, what is allowed and the remedy.
 """
@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import reprlib
 import signal
 import sys
 import traceback
@@ -18,23 +19,25 @@ from typing import Any
 from .signals import interrupts_as_usual
 from .words import counted
 
-# All but the ends of lines and tabs; and what turns the direction of text.
+# Control characters other than line ends and tabs, and those that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-# What argparse takes for a value and not for a flag, as in Python 3.14: before that, -1e-4 was a flag.
+# Values that argparse must not take for flags, as in Python 3.14: earlier versions take -1e-4 for one.
 NEGATIVE_NUMBER = re.compile(r"-\.?\d")
 
 
 class LabError(ValueError):
-    """Something was asked for that cannot be done as asked. Scripts print it without a traceback and exit with 2."""
+    """An error that the user can mend. Programs print it without a traceback and exit with 2."""
+
+    as_argument: str | None = None  # the text with the name of an argument in place of a flag
 
 
 class DiskFull(LabError):
-    """The disk did not take the file at `path`; `reason` is what the system said. Nothing appears there."""
+    """The file at `path` could not be written, for the `reason` that the system gave. No part of it is left there."""
 
     def __init__(self, path: Path, reason: str, is_full: bool = True):
         what, remedy = ("No room to write", "Free some space") if is_full else ("Cannot write", "Make the folder writable")
-        self.event = f"{what} {str(path)!r} ({reason}). Nothing half-written was left there. {remedy};"
+        self.event = f"{what} {str(path)!r} ({reason}). No partial file was left there. {remedy};"
         super().__init__(
             f"{self.event} then go on by --resume_from_checkpoint latest if there is a checkpoint, or start again by "
             "--overwrite_output_dir."
@@ -42,11 +45,11 @@ class DiskFull(LabError):
 
 
 class Diverged(LabError):
-    """What a run computes is no longer finite."""
+    """A loss or a weight of a run is no longer finite."""
 
 
 class Interrupted(Exception):
-    """A run was stopped by a signal (2 for Ctrl-C, 15 for SIGTERM) and has saved a checkpoint to go on from."""
+    """A run was stopped by a signal (2 for Ctrl-C, 15 for SIGTERM) and saved a checkpoint to resume from."""
 
     def __init__(self, signal_number: int, checkpoint: Path):
         super().__init__(
@@ -58,7 +61,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def failures_located(what: str, remedy: str = "") -> Iterator[None]:
-    """Whatever a plug-in raises in this block is a [`LabError`] that names `what` failed, and its file and line."""
+    """Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and its file and line."""
     try:
         yield
     except (LabError, Interrupted):
@@ -70,7 +73,7 @@ def failures_located(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def located(error: Exception, what: str, remedy: str = "", file: str | None = None) -> LabError:
-    """The error of a plug-in as one that names `what` failed, and the innermost line, of `file` if that had a part in it."""
+    """A plug-in's exception as an error that names `what` failed and where: the innermost line, in `file` if it is there."""
     frames = traceback.extract_tb(error.__traceback__)
     last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
     return LabError(f"{what} failed at {last.filename}:{last.lineno}: {type(error).__name__}: {error}{remedy}")
@@ -81,17 +84,17 @@ _NO_SHARED_MEMORY = re.compile(r"shared memory|</torch_\d")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python or torch raised this for too little memory, of the machine or of a device."""
+    """Whether Python or torch ran out of memory, on the host or on a device."""
     return isinstance(error, MemoryError) or bool(isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)))
 
 
 @contextmanager
 def system_errors_explained() -> Iterator[None]:
-    """Turns what torch raises for a killed worker process, which may be anywhere, and for too little memory into errors."""
+    """Explains torch's errors for killed worker processes, which it may raise anywhere, and for lack of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        text, last = (str(error).strip().split("\n")[place] for place in (0, -1))  # `last` is the worker's own error
+        text, last = (str(error).strip().split("\n")[index] for index in (0, -1))  # `last` is the worker's own error
         of_worker, is_raised = "DataLoader worker" in text, text.startswith("Caught")  # else it has ended
         if of_worker and (not is_raised or _NO_MEMORY.search(last) or _NO_SHARED_MEMORY.search(last)):
             what = f"failed ({last})" if is_raised else f"has died ({text.rstrip('. ')})"
@@ -109,76 +112,95 @@ def system_errors_explained() -> Iterator[None]:
 
 
 def shortened(text: str) -> str:
-    """A text as an error shows it: the beginning of a long one."""
+    """A text for an error message, cut if it is long."""
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({counted(len(text), 'character')})"
 
 
-def _shown(value: Any) -> str:
-    """A value as text, without most of the digits of a long number or the rest of a long text."""
-    if isinstance(value, int) and value.bit_length() > 200:
+class _Repr(reprlib.Repr):
+    """Cuts long values, and does not raise for integers that Python refuses to print."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxtuple, self.maxlist, self.maxset, self.maxdict = 3, 20, 20, 20, 10
+        self.maxstring = self.maxother = 100
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() <= 200:
+            return str(value)
         return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 200 else f"{text[:100]}..."
+
+    def repr_float64(self, value: Any, level: int) -> str:
+        return str(value)  # and not np.float64(0.5)
 
 
-def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "") -> LabError:
+shown = _Repr().repr
+"""A value as an error message shows it."""
+
+
+def must_be(name: str, value: Any, wanted: str, hint: str, of: str = "", got: str = "") -> LabError:
     """
-    The error for a value that is not allowed: the one form in which all of them are written.
+    The error for a value that is not allowed, in the form that all of them have.
 
     Args:
         name (`str`): Of a flag with its dashes, of an argument, or of a key of a file.
-        value: What was given.
+        value: The given value.
         wanted (`str`): What is allowed.
         hint (`str`): The remedy, or what the value means.
         of (`str`, *optional*): What the argument belongs to.
+        got (`str`, *optional*): The value in words, if `value` alone does not show what is wrong with it.
     """
-    shown = _shown(value)
-    given = f"{name}={shown}" if name.isidentifier() else f"{name} {shown}"
-    end = "" if hint[-1:] in ".?" else "."
-    return LabError(f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {shown}. Hint: {hint}{end}")
+
+    def text(name: str) -> str:
+        given = f"{name}={shown(value)}" if name.isidentifier() else f"{name} {shown(value)}"
+        end = "" if hint[-1:] in ".?" else "."
+        return f"{given}{f' of {of}' if of else ''}: must be {wanted}, got {got or shown(value)}. Hint: {hint}{end}"
+
+    error = LabError(text(name))
+    error.as_argument = text(name.removeprefix("--"))
+    return error
 
 
 def shortened_message(message: str) -> str:
-    """A message of a parser, cut where it repeats something long, and with an example where a number was needed."""
-    for kind, number in (("int", "a whole number, such as 10000"), ("float", "a number, such as 0.001")):
-        message = message.replace(f"invalid {kind} value:", f"use {number}, not")
+    """A message of a parser without the middle of long values, and with an example where a number is expected."""
+    for type_name, example in (("int", "a whole number, such as 10000"), ("float", "a number, such as 0.001")):
+        message = message.replace(f"invalid {type_name} value:", f"use {example}, not")
     return message if len(message) <= 1000 else f"{message[:300]} ... {message[-100:]}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The hint " Did you mean 'cosine'?" for a close match among `known`, an empty string without one."""
+    """The hint " Did you mean 'cosine'?" if one of `known` is close, else an empty string."""
     spelt = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name.lower(), list(spelt), n=1, cutoff=0.65)
     return f" Did you mean {spelt[close[0]]!r}?" if close else ""
 
 
 def printable(text: str) -> str:
-    """Text that does nothing to a terminal: control characters, which records and the Hub may hold, are escaped."""
+    """Text that is safe to print: control characters, which records and the Hub may contain, are escaped."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def is_first_process() -> bool:
-    """Whether this is the one of several processes that speaks and writes for all, as their launcher numbers them."""
+    """Whether this process has rank 0, and so prints and writes for all of them."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def warn(message: str) -> None:
-    """Prints a warning, once for several processes."""
+    """Prints a warning, from the first process only."""
     if is_first_process():
         sys.stderr.write(f"warning: {printable(message)}\n")
 
 
 def report_error(error: BaseException, all_ranks: bool = True) -> int:
     """
-    The exit status for what ended a program; prints what the user can do about it.
+    Prints the error that ended a program, and returns the exit status.
 
-    With `all_ranks` every one of several processes prints, as one of them may be alone with its error.
+    With `all_ranks` every process prints, since the error may be of one of them only.
     """
     if isinstance(error, KeyboardInterrupt):
         sys.stderr.write("Stopped.\n")
         return 128 + signal.SIGINT
     if all_ranks or is_first_process():
-        text = shortened_message(str(error)) if isinstance(error, OSError) else str(error)  # which repeats names of files
+        text = shortened_message(str(error)) if isinstance(error, OSError) else str(error)  # which contains file names
         sys.stderr.write(printable(f"{text}\n" if isinstance(error, Interrupted) else f"error: {text}\n"))
     return 128 + error.signal_number if isinstance(error, Interrupted) else 2
 
@@ -186,7 +208,7 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
 def exit_status(
     program: Callable[[], int | None], expected: tuple[type[Exception], ...] = (LabError, OSError), all_ranks: bool = True
 ) -> int:
-    """Runs a program: 0, 2 for an error that the user can mend, 128 + the number of the signal that stopped it."""
+    """Runs a program. Returns 0, 2 after an error that the user can mend, or 128 + the number of a signal."""
     interrupts_as_usual()
     try:
         return program() or 0

@@ -1,7 +1,7 @@
-"""What a plain installation leaves out, and which extra brings it.
+"""Optional dependencies, and the extras that install them.
 
-`pip install diffusers_lrlab` is enough for schedules, timestep samplers, previews in the terminal and the launcher. What
-else the package imports comes with `diffusers_lrlab[train]` and `diffusers_lrlab[study]`.
+`pip install diffusers_lrlab` is enough for schedules, timestep samplers, previews in the terminal and the launcher. All
+other dependencies come with `diffusers_lrlab[train]` and `diffusers_lrlab[study]`.
 """
 
 import importlib.util
@@ -10,32 +10,25 @@ from collections.abc import Iterable
 
 from .errors import LabError
 
-# By the names under which they are imported; pyproject.toml has the names under which they are installed. Packages that
-# torch, diffusers or accelerate bring are not here: they are never missing.
+# Import names; pyproject.toml has the names on PyPI. Dependencies of torch, diffusers and accelerate are never missing, so
+# they are not listed.
 EXTRAS = {
     "train": ("data_morph", "datasets", "matplotlib", "pyarrow", "sklearn", "transformers"),
     "study": ("statsmodels",),
     "images": ("mlxtend",),
     "ray": ("ray",),
 }
-# Extras of pyproject.toml that only those need who change the package.
+# Extras of pyproject.toml that only developers of this package need.
 FOR_DEVELOPERS = ("test", "docs", "mutants")
 _BUILDS_ON = {"study": ("train",), "images": ("train",)}
 
 
 class MissingExtra(LabError, ImportError):
-    """Something needs packages that are not installed; the message names the extra that brings them."""
+    """Packages are not installed; the message names the extra that installs them."""
 
 
 def require_extra(extra: str, what: str, packages: Iterable[str] = ()) -> None:
-    """
-    Raises a `MissingExtra` before work is done in vain.
-
-    Args:
-        extra (`str`): A name of `EXTRAS`.
-        what (`str`): What needs it, as the message begins.
-        packages (`str`, *optional*): Those that are needed of it; all of them if none are given.
-    """
+    """Raises a `MissingExtra`, which begins with `what`, unless `packages` (all of the extra if not given) are installed."""
     needed = [*packages] or [package for part in (*_BUILDS_ON.get(extra, ()), extra) for package in EXTRAS[part]]
     missing = [package for package in needed if not _is_installed(package)]
     if missing:

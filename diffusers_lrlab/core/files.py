@@ -1,4 +1,4 @@
-"""Files appear whole or not at all: each is written beside its place, synced to the disk and renamed into it."""
+"""Atomic files and folders: each is written under a temporary name, synced to the disk and renamed."""
 
 import errno
 import glob
@@ -12,27 +12,27 @@ from pathlib import Path
 from .errors import DiskFull, LabError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# A disk that was mounted read-only, as systems do after errors, rights that were taken away, a broken disk.
+# A disk remounted read-only after errors, withdrawn permissions, a broken disk.
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-# Writers that are not Python's own report a full disk by other exceptions: safetensors, torch and numpy.
+# safetensors, torch and numpy report a full disk by exceptions of their own.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 _FULL_TEXT = re.compile(r"inline_container\.cc|PytorchStreamWriter|iostream error|requested and \d+ written")
 
 
-TEMPORARY = ".tmp-lrlab-"  # how names of what is not finished begin, and nobody else's
-SHARED, OLD = "shared", "old"  # marks of what several processes write, and of what is about to be deleted
+TEMPORARY = ".tmp-lrlab-"  # prefix of unfinished files
+SHARED, OLD = "shared", "old"  # marks in the names of what several processes write, and of what is about to be deleted
 
 
 def temporary_beside(path: Path, mark: str | None = None) -> Path:
-    """Where a file or folder is made before it gets its place; each process has its own unless there is a mark."""
+    """The temporary path of a file or folder beside its final path; one per process unless there is a mark."""
     return path.with_name(f"{TEMPORARY}{os.getpid() if mark is None else mark}-{path.name}")
 
 
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
     """
-    Turns the errors of a full disk, or one that cannot be written, into `DiskFull`, and those of a file where a folder is
-    needed, or the other way round, into a `LabError`; others pass.
+    Turns errors of a full or read-only disk into `DiskFull`, and those of a file in the way of a folder, or of a folder in
+    the way of a file, into a `LabError`.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a path to write to, which becomes `path` when the block ends and disappears if it fails."""
-    # The ending stays, since libraries choose the format by it.
+    # The suffix stays, since libraries choose the format by it.
     temporary = temporary_beside(path)
     try:
         with full_disk_explained(path):
@@ -77,7 +77,7 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
     """
     Yields an empty folder to write into, which replaces `path` when the block ends and disappears if it fails.
 
-    A shared one has the same name in all processes that write into it; only one of them may enter and leave this block.
+    A shared folder has the same name in all processes that write into it; only one of them may enter this block.
     """
     temporary = temporary_beside(path, SHARED if shared else None)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -87,7 +87,7 @@ def atomic_folder(path: Path, shared: bool = False) -> Iterator[Path]:
             temporary.mkdir(parents=True)
             yield temporary
             sync_tree(temporary)
-            _check_replaceable(path)  # again, since making it may take hours
+            _check_replaceable(path)  # again, since the block may take hours
             old = put_aside(path) if path.exists() else None
             os.replace(temporary, path)
             sync(path.parent)
@@ -104,7 +104,7 @@ def _check_replaceable(path: Path) -> None:
 
 
 def put_aside(folder: Path) -> Path:
-    """Renames a folder that is about to be deleted, so that a process killed meanwhile leaves no half of it in its place."""
+    """Renames a folder that is about to be deleted, so that a killed process leaves no partial folder under its name."""
     old = temporary_beside(folder, OLD)
     shutil.rmtree(old, ignore_errors=True)
     os.replace(folder, old)
@@ -112,7 +112,7 @@ def put_aside(folder: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a folder; nobody ever finds half a folder there."""
+    """Removes a file, a link or a folder; a folder disappears at once."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(put_aside(path))
     else:
@@ -120,7 +120,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers_of_the_dead(path: Path) -> None:
-    """Removes what processes of this machine left beside `path` that were killed while they wrote it."""
+    """Removes temporary files beside `path` of processes of this machine that no longer run."""
     for leftover in path.parent.glob(f"{TEMPORARY}*-{glob.escape(path.name)}"):
         process = leftover.name.removeprefix(TEMPORARY).removesuffix(f"-{path.name}")
         if process.isdigit() and not _is_running(int(process)):
@@ -128,7 +128,7 @@ def remove_leftovers_of_the_dead(path: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    with suppress(PermissionError):  # that of another user
+    with suppress(PermissionError):  # another user's
         try:
             os.kill(process, 0)
         except (ProcessLookupError, OverflowError):
@@ -137,14 +137,14 @@ def _is_running(process: int) -> bool:
 
 
 def remove_leftovers(*folders: Path, pattern: str = f"{TEMPORARY}*") -> None:
-    """Removes what a killed process left unfinished in these folders; only under their lock."""
+    """Removes temporary files of killed processes from these folders; call it only while holding their lock."""
     for folder in folders:
         for path in folder.glob(pattern):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or which files a folder holds, is on the disk, and outlives a power cut."""
+    """Flushes a file, or the entries of a folder, to the disk, so that they survive a power cut."""
     is_folder = path.is_dir()
     # Not every system can sync folders.
     with suppress(OSError) if is_folder else full_disk_explained(path):
@@ -167,7 +167,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line, wholly or not at all."""
+    """Appends a whole line or nothing."""
     size = path.stat().st_size if path.exists() else 0
     with full_disk_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,26 +175,26 @@ def append_line(path: Path, line: str) -> None:
             with path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError:
-            with suppress(OSError):  # where nothing can be written at all, nothing was
+            with suppress(OSError):  # if the file cannot be changed at all, nothing was written
                 os.truncate(path, size)
             raise
 
 
 def check_kinds(files: Iterable[Path], folders: Iterable[Path], option: str = "") -> None:
-    """Raises a `LabError` if a folder is where a file is to be, or anything but a folder where a folder is to be."""
+    """Raises a `LabError` if a folder is in the way of a file, or anything else in the way of a folder."""
     other = f", or give another {option}" if option else ""
     remedy = f"Hint: move it away{other}; nothing of yours is replaced."
     for path in files:
         if path.is_dir():
-            raise LabError(f"{str(path)!r} is a folder, and a file has to be written there. {remedy}")
+            raise LabError(f"{str(path)!r} is a folder, in the way of a file to be written. {remedy}")
     for path in folders:
         if (path.exists() and not path.is_dir()) or (path.is_symlink() and not path.exists()):
-            raise LabError(f"{str(path)!r} is no folder, and a folder has to be made there. {remedy}")
+            raise LabError(f"{str(path)!r} is not a folder, and in the way of one to be made. {remedy}")
 
 
 def check_new_folder(folder: Path, remedy: str = "Give a new one") -> None:
-    """Raises a `LabError` unless a folder is new or empty, and is not the current one, which cannot be replaced."""
+    """Raises a `LabError` unless a folder is new or empty. The current folder cannot be replaced."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise LabError(f"{str(folder)!r} is there already and not an empty folder. {remedy}.")
+        raise LabError(f"{str(folder)!r} exists and is not an empty folder. {remedy}.")
     if folder.resolve() == Path.cwd():
         raise LabError(f"The current folder cannot be replaced. {remedy}.")

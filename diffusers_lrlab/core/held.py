@@ -1,4 +1,4 @@
-"""A result held against its manifest, before it is uploaded, repeated or reported."""
+"""Comparison of a result with its manifest, before it is uploaded, repeated or reported."""
 
 import json
 from collections.abc import Callable
@@ -9,28 +9,28 @@ from pathlib import Path
 from .errors import LabError, warn
 from .manifest import CARD, MANIFEST, DamagedManifest, Sums, find_damage_of_file, read_manifest
 
-_RECORD = {"run": Path("lrlab", "run.json"), "study": Path("summary.json")}  # what says whether there is a manifest
+_RECORD = {"run": Path("lrlab", "run.json"), "study": Path("summary.json")}  # the files that say whether there is a manifest
 _NOT_FINISHED = ("running", "failed", "cancelled")
-_NONE = f"it has no {MANIFEST}: its files can be read, but not compared with what was written"
+_NONE = f"it has no {MANIFEST}: its files can be read but not verified"
 
 
 @dataclass
 class Held:
-    """A folder held against its manifest."""
+    """The result of comparing a folder with its manifest."""
 
-    sums: dict[str, Sums] = field(default_factory=dict)  # of the files that are as they were written
-    damaged: dict[str, str] = field(default_factory=dict)  # from files to what is wrong with them
+    sums: dict[str, Sums] = field(default_factory=dict)  # of intact files
+    damaged: dict[str, str] = field(default_factory=dict)  # from damaged files to what is wrong with them
     is_open: bool = False  # still being written, or the writer was killed
-    notes: list[str] = field(default_factory=list)  # what a user should know and need not mend
+    notes: list[str] = field(default_factory=list)  # for the user to know, not to mend
 
 
 def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] = lambda name: True) -> Held:
     """
-    What is damaged in the folder of a "run", "study", "dataset" or "schedule", or in a "download" of one: of the files in
-    its manifest, `only` these.
+    Verifies the folder of a "run", "study", "dataset" or "schedule", or a "download" of one: of the files in its manifest,
+    `only` these.
 
-    An edited card is a note, and so is a finished result without a manifest. That of a run is one of an earlier time while
-    the record says that the run goes on.
+    An edited card is a note, and so is a finished result without a manifest. While the record says that a run is not
+    finished, its manifest is out of date.
     """
     held, is_there = Held(), (folder / MANIFEST).exists()
     is_finished, has_manifest = _state(folder, kind)
@@ -44,7 +44,7 @@ def held_against_manifest(folder: Path, kind: str, only: Callable[[str], bool] =
         return held
     if expected is None:
         held.is_open = True
-        held.notes.append("it was being written and is not finished; the same command goes on")
+        held.notes.append("it is not finished; the command that wrote it continues it")
         return held
     record = _RECORD.get(kind, Path(MANIFEST)).as_posix()
     if is_finished is not False or (record in expected and not find_damage_of_file(folder / record, expected[record])):
@@ -77,7 +77,7 @@ def _hold(folder: Path, name: str, sums: Sums, held: Held) -> None:
 
 
 def refuse_damaged(folder: Path, kind: str, remedy: str, only: Callable[[str], bool] = lambda name: True) -> Held:
-    """Raises a `LabError` that names what is damaged; warns of what else [`held_against_manifest`] finds."""
+    """Raises a `LabError` that names damaged files; other findings of [`held_against_manifest`] are warnings."""
     held = held_against_manifest(folder, kind, only)
     if damage := list(held.damaged.values()):
         more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""

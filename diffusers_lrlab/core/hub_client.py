@@ -1,4 +1,4 @@
-"""The client of the Hub with limits: how long it waits for an answer, and what may be shown of its errors."""
+"""Limits for the client of the Hub: how long it waits for an answer, and no tokens in its errors."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from typing import Any
 
 from .errors import LabError
 
-# The client itself waits for ever. Seconds are multiples of its HF_HUB_DOWNLOAD_TIMEOUT, 10 unless it is set.
-_FOR_ONE, _FOR_ALL = 2, 5
-_SOON = 10  # seconds within which the client tries again
-_SLOWEST = 10_000  # bytes a second that a transfer may take its time for
+# The client itself retries for ever. These limits are multiples of its HF_HUB_DOWNLOAD_TIMEOUT, 10 s unless it is set.
+_ONE_CALL, _ALL_CALLS = 2, 5
+_RETRY_WITHIN = 10  # seconds within which the client retries
+_SLOWEST = 10_000  # bytes a second, the slowest acceptable transfer
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?<=Bearer )\S+")
 
 
 class HubSilent(LabError):
-    """The Hub has not answered for so long that it is not asked again."""
+    """The Hub timed out; not retried."""
 
 
 def seconds_for_one() -> float:
-    """Seconds that the Hub may be silent within one call."""
+    """Longest silence of the Hub within one call, in seconds."""
     from huggingface_hub import constants
 
-    return _FOR_ONE * constants.HF_HUB_DOWNLOAD_TIMEOUT
+    return _ONE_CALL * constants.HF_HUB_DOWNLOAD_TIMEOUT
 
 
 def seconds_for_all() -> float:
-    """Seconds that the Hub may be silent, however often it is asked again."""
+    """Longest silence of the Hub over all retries, in seconds."""
     from huggingface_hub import constants
 
-    return _FOR_ALL * constants.HF_HUB_DOWNLOAD_TIMEOUT
+    return _ALL_CALLS * constants.HF_HUB_DOWNLOAD_TIMEOUT
 
 
 class _StallTimeout:
     """
-    The seconds since the first request that no whole answer has followed. What is sent and received meanwhile takes away as
-    many as a slow connection needs for it.
+    The time since the first request without a complete response, less the time that a slow connection needs for the bytes
+    sent and received since.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: float | None = None
-        self._stopped = 0.0  # when the last request was done or given up
+        self._stopped = 0.0  # when the last request ended
 
     def begins(self) -> float:
-        """Counts from this request on, unless it soon follows one without an answer; returns the seconds that are left."""
+        """Starts the timer, unless this is a retry of an unanswered request; returns the seconds left."""
         with self._lock:
             now = time.monotonic()
-            if self._since is None or now - self._stopped > _SOON:
+            if self._since is None or now - self._stopped > _RETRY_WITHIN:
                 self._since = now
             self._stopped = math.inf
         return self.left()
@@ -74,7 +74,7 @@ class _StallTimeout:
             return seconds_for_all() - (0.0 if self._since is None else time.monotonic() - self._since)
 
     def ends(self) -> float:
-        """Counts anew from the next request on; returns the seconds so far."""
+        """Resets the timer; returns the seconds so far."""
         passed = seconds_for_all() - self.left()
         with self._lock:
             self._since = None
@@ -89,19 +89,19 @@ def _silent() -> HubSilent:
 
     longer = 2 * constants.HF_HUB_DOWNLOAD_TIMEOUT
     return HubSilent(
-        f"The Hub ({constants.ENDPOINT}) has sent nothing, or next to nothing, for {seconds_for_all():g} s. Check the "
+        f"The Hub ({constants.ENDPOINT}) has sent almost nothing for {seconds_for_all():g} s. Check the "
         f"network and HF_ENDPOINT, or try again later. To wait twice as long, set HF_HUB_DOWNLOAD_TIMEOUT={longer}."
     )
 
 
 def limit_waiting() -> None:
-    """Makes the client of this process give up on a Hub that is silent; before the first call to it."""
+    """Makes the client of this process give up on a silent Hub. Call it before the client is first used."""
     from huggingface_hub.utils import _http
 
     made = getattr(_http, "_GLOBAL_CLIENT_FACTORY", None)
     if made is None:  # huggingface_hub before 1, with another HTTP library
         _limit_sessions()
-    elif not isinstance(made, _LimitedFactory):  # that of the client, or the user's own, for a proxy
+    elif not isinstance(made, _LimitedFactory):  # the client's own, or the user's, for a proxy
         _http.set_client_factory(_LimitedFactory(made))
 
 
@@ -141,13 +141,13 @@ def _after(response: Any) -> None:
 
     if response.status_code != 429 and response.status_code < 500:
         response.stream = _counted(response.stream, is_answer=True)
-    elif (asked_wait(response.headers) or 0) > _SOON:
+    elif (asked_wait(response.headers) or 0) > _RETRY_WITHIN:
         response.read()
-        hf_raise_for_status(response)  # else the client waits as long as it is asked to, without a word
+        hf_raise_for_status(response)  # otherwise the client silently waits as long as the server asks
 
 
 def asked_wait(headers: Any) -> float | None:
-    """Seconds that an answer asks to wait for."""
+    """The wait in seconds that the headers of a response ask for."""
     for name, pattern in (("Retry-After", r"\s*(\d+(?:\.\d+)?)\s*$"), ("RateLimit", r".*;\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")):
         if found := re.match(pattern, headers.get(name) or ""):
             return float(found[1])
@@ -155,7 +155,7 @@ def asked_wait(headers: Any) -> float | None:
 
 
 def _counted(stream: Any, is_answer: bool) -> Any:
-    """A body that counts as it moves; the whole of an answer ends the silence."""
+    """A body whose transfer extends the time limit; a complete response resets it."""
 
     class Counted(_base_of_streams(type(stream))):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
@@ -176,7 +176,7 @@ def _counted(stream: Any, is_answer: bool) -> Any:
 
 @functools.cache
 def _base_of_streams(stream_class: type) -> type:
-    """What the HTTP library calls a synchronous body, whose name has changed with that of the library."""
+    """The class of synchronous bodies in the HTTP library that the client uses, which depends on its version."""
     return next(base for base in stream_class.__mro__ if base.__name__ == "SyncByteStream")
 
 
@@ -195,7 +195,7 @@ def _limit_sessions() -> None:
 
 
 def without_tokens(text: str, *tokens: str | None) -> str:
-    """A message of the Hub or of its client without these tokens, the one in use, and what looks like another."""
+    """A message without these tokens, the one in use, and anything that looks like a token."""
     from huggingface_hub import get_token
 
     for secret in {*tokens, get_token(), os.environ.get("HF_TOKEN")} - {None, ""}:

@@ -1,4 +1,4 @@
-"""Registries and tables as text for a terminal, and registries as JSON."""
+"""Tables as text for a terminal; registries as text, Markdown and JSON."""
 
 import json
 import textwrap
@@ -8,7 +8,7 @@ from .registry import Entry, Parameter, Registry
 
 
 def aligned(rows: list[list[str]]) -> str:
-    """Rows of cells as lines of text: the first column to the left, the others to the right."""
+    """A table as text: the first column left-aligned, the others right-aligned."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return "\n".join(
         row[0].ljust(first) + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], others, strict=True))
@@ -17,7 +17,7 @@ def aligned(rows: list[list[str]]) -> str:
 
 
 def as_markdown(registry: Registry) -> str:
-    """The tables of the README: entries, and the arguments that they share."""
+    """The tables of the docs: entries, and the arguments that they share."""
     return "\n\n".join([registry.table(), *([registry.common_table()] if registry.common else [])])
 
 
@@ -41,7 +41,7 @@ def as_json(registry: Registry) -> list[dict[str, Any]]:
 
 
 def as_text(registry: Registry, flag: str, width: int | None) -> str:
-    """Columns of names, aliases, descriptions and arguments: a line for each entry, wrapped if a width is given."""
+    """A table of names, aliases, descriptions and arguments, wrapped if a width is given."""
 
     def argument(p: Parameter) -> str:
         return p.name if p.default is None else f"{p.name}={json.dumps(p.default)}"

@@ -16,7 +16,7 @@ _LOCK, _HOLDER = LOCK_FILES = (".lock", ".lock-holder")
 
 
 def holder_of(folder: Path) -> str | None:
-    """Who is inside such a block with the folder now; `None` if nobody is."""
+    """The process that has locked the folder, as text; `None` if it is not locked."""
     if not (folder / _LOCK).exists():
         return None
     try:
@@ -24,7 +24,7 @@ def holder_of(folder: Path) -> str | None:
             return None
     except Timeout:
         return _named_holder(folder)
-    except OSError:  # a folder that cannot be written has nobody who writes there
+    except OSError:  # nothing can write to this folder
         return None
 
 
@@ -37,10 +37,10 @@ def _named_holder(folder: Path) -> str:
 @contextmanager
 def locked(folder: Path, option: str) -> Iterator[None]:
     """
-    No other process enters such a block with the folder, which is made if need be, and removed if it stays empty.
+    Locks a folder, which is created if need be, and removed if it stays empty.
 
-    Raises a `LabError` that names the process that is in one; `option` is how the user gave the folder. The system takes
-    the lock from a process that ends, however it ends.
+    Raises a `LabError` that names the process that has locked it; `option` is the option that names the folder. The system
+    releases the lock of a process that ends, however it ends.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     lock, holder = FileLock(folder / _LOCK, timeout=0), folder / _HOLDER
@@ -59,8 +59,8 @@ def locked(folder: Path, option: str) -> Iterator[None]:
         write_text(holder, me)
         yield
     finally:
-        # Somebody may have removed the folder meanwhile, and somebody else begun there.
-        with suppress(OSError):  # not every system removes a file that is open
+        # The folder may have been removed since, and made and locked anew by another process.
+        with suppress(OSError):  # not every system removes open files
             if holder.exists() and holder.read_text(encoding="utf-8") == me:
                 holder.unlink()
                 (folder / _LOCK).unlink()

@@ -1,4 +1,4 @@
-"""Which files a folder holds, with sizes and SHA-256: how damage is noticed."""
+"""Manifests: the files of a folder with sizes and SHA-256, by which damage is detected."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ Sums = dict[str, Any]  # "size" in bytes and "sha256" of a file
 
 
 class DamagedManifest(LabError):
-    """A manifest is missing or is not as it was written, so nothing can be held against it."""
+    """A manifest is missing or damaged, so nothing can be verified."""
 
 
 def file_sums(path: Path) -> Sums:
@@ -32,30 +32,30 @@ def sums_of_bytes(content: bytes) -> Sums:
 
 
 def write_manifest(folder: Path, files: Mapping[str, Sums] | None = None) -> None:
-    """Writes the sums of these files, by their paths in the folder, or of all files in it, as the last of them."""
+    """Writes a manifest of these files, or of all files in the folder; call it after they are written."""
     write_text(folder / MANIFEST, manifest_text(sums_in(folder) if files is None else files))
 
 
 def manifest_text(files: Mapping[str, Sums] | None) -> str:
-    """A manifest of these files; with `None`, one that says that the folder is being written."""
+    """The text of a manifest of these files; `None` says that the folder is being written."""
     data = files if files is None else {name: files[name] for name in sorted(files)}
     return json.dumps({"files": data, "sha256": _sum_of(data)}, indent=1) + "\n"
 
 
 def open_manifest(folder: Path) -> None:
-    """Says that the files of a folder are about to change, and are not to be held against older sums meanwhile."""
+    """Marks a folder as being written, so that its files are not compared with older sums."""
     write_text(folder / MANIFEST, manifest_text(None))
 
 
 def sums_in(folder: Path, paths: Iterable[Path] | None = None) -> dict[str, Sums]:
-    """The sums of files in a folder (of these, or of all but the manifest), by their paths in it."""
+    """The sums of these files of a folder, or of all but the manifest, by relative path."""
     found = folder.rglob("*") if paths is None else paths
     files = sorted(path for path in found if path.is_file() and path != folder / MANIFEST)
     return {path.relative_to(folder).as_posix(): file_sums(path) for path in files}
 
 
 def with_sum(record: dict[str, Any]) -> dict[str, Any]:
-    """A record that is a file of its own, with a hash of itself."""
+    """A record with a hash of itself."""
     return {**record, "sha256": _sum_of(record)}
 
 
@@ -66,7 +66,7 @@ def checksum_matches(record: dict[str, Any]) -> bool:
 
 
 def _sum_of(data: Any) -> str:
-    # Read again first, since JSON turns the keys of some dictionaries into text.
+    # Through JSON, which turns keys that are not text into text.
     return hashlib.sha256(json.dumps(json.loads(json.dumps(data))).encode()).hexdigest()
 
 
@@ -92,7 +92,7 @@ def read_manifest(folder: Path) -> dict[str, Sums] | None:
 
 
 def _is_entry(entry: tuple[str, Any]) -> bool:
-    """Whether an entry of a manifest is a path inside of its folder, with a size and a hash."""
+    """Whether an entry of a manifest is a path inside the folder, with a size and a hash."""
     name, sums = entry
     path = PurePosixPath(name)
     is_inside = not path.is_absolute() and ".." not in path.parts and bool(path.parts) and "\0" not in name
@@ -100,31 +100,25 @@ def _is_entry(entry: tuple[str, Any]) -> bool:
 
 
 def find_damage(folder: Path) -> str | None:
-    """The first file of a folder that is not as its manifest says, and what is wrong with it; `None` if all are."""
+    """The first difference between a folder and its manifest, in words; `None` if there is none."""
     return next(each_damage(folder), None)
 
 
 def each_damage(folder: Path) -> Iterator[str]:
-    """Every such file."""
+    """Every difference between a folder and its manifest."""
     try:
         expected = read_manifest(folder)
     except DamagedManifest as error:
         yield str(error)
         return
     if expected is None:
-        yield f"{str(folder)!r} was being written, and is not finished"
+        yield f"{str(folder)!r} is not finished"
         return
-    yield from each_difference(folder, expected)
-
-
-def each_difference(folder: Path, expected: Mapping[str, Sums]) -> Iterator[str]:
-    """Every file of a folder that does not have these sums, and what is wrong with it."""
-    found = (find_damage_of_file(folder / name, sums) for name, sums in expected.items())
-    yield from (damage for damage in found if damage is not None)
+    yield from filter(None, (find_damage_of_file(folder / name, sums) for name, sums in expected.items()))
 
 
 def find_damage_of_file(path: Path, expected: Sums) -> str | None:
-    """What is wrong with a file that had these sums; `None` if nothing is."""
+    """The difference between a file and its sums, in words; `None` if there is none."""
     if not path.is_file():
         return f"{str(path)!r} is missing"
     if (size := path.stat().st_size) != expected["size"]:

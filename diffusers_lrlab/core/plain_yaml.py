@@ -1,4 +1,4 @@
-"""YAML of strangers as plain data: what can make a few bytes grow without end is refused before anything is built of it."""
+"""Untrusted YAML as plain data, without the features by which a few bytes can expand without end."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ _LONGEST, _DEEPEST = 256 * 1024, 100  # characters; levels of nesting
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """A SafeLoader without aliases and merge keys, and with a limit to the nesting."""
+    """A SafeLoader with limited nesting and without aliases and merge keys."""
 
     depth = 0
 
@@ -30,25 +30,25 @@ class _PlainLoader(yaml.SafeLoader):
 
     @staticmethod
     def _refused(what: str, event: Any) -> yaml.YAMLError:
-        return yaml.composer.ComposerError(None, None, f"{what} not allowed in files of others", event.start_mark)
+        return yaml.composer.ComposerError(None, None, f"{what} not allowed in untrusted files", event.start_mark)
 
 
 def load_plain_yaml(text: str) -> Any:
-    """The data of a YAML text that may be somebody else's; a `yaml.YAMLError` for what is none, or more than data."""
+    """The data of an untrusted YAML text; a `yaml.YAMLError` if it is not plain YAML."""
     if len(text) > _LONGEST:
-        raise yaml.YAMLError(f"it has {counted(len(text), 'character', ',')}, and no more than {_LONGEST:,} are read")
+        raise yaml.YAMLError(f"it has {counted(len(text), 'character', ',')}, more than {_LONGEST:,}")
     return yaml.load(text, _PlainLoader)  # a SafeLoader
 
 
 def check_front_matter(text: str) -> None:
-    """Raises a `yaml.YAMLError` if the metadata at the top of a Markdown text, between lines of `---`, are not plain."""
+    """Raises a `yaml.YAMLError` if the metadata of a Markdown text, between lines of `---`, are not plain YAML."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if not text.lstrip().startswith("---"):
         return
     end = re.compile(r"[\r\n]---[ \t]*(\r\n|\n|$)").search(text, text.index("---") + 3, _LONGEST)
     top = text[: end.end()] if end else ""
-    # The pattern takes as long as the square of the empty lines in a row.
+    # The pattern takes quadratic time for empty lines in a row.
     found = None if re.search(r"[\r\n]{20}", top) else REGEX_YAML_BLOCK.search(top)
     if found is None:
         raise yaml.YAMLError(f"its metadata do not end within {_LONGEST:,} characters, or have many empty lines in a row")

@@ -1,4 +1,4 @@
-"""What all pictures share: the palette, figures without a display, axes without clutter."""
+"""Common parts of all plots: palette, figures without a display, plain axes."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from .extras import require_extra
 from .files import atomic_file
 
-# Colour-blind safe (Okabe and Ito); yellow is left out, which is too faint for a thin line on white.
+# Colour-blind safe (Okabe and Ito), without yellow, which is too faint for a thin line on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 BLUE, ORANGE, GREEN, GREY, DARK = *COLORS[:3], "#999999", "#555555"
 
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
     """A figure that needs no display; sizes in inches."""
-    require_extra("train", "A picture", ["matplotlib"])
+    require_extra("train", "Plotting", ["matplotlib"])
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

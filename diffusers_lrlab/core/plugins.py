@@ -1,29 +1,27 @@
-"""Plug-ins: code of others that registers names of its own, from a file, a module, or an installed package."""
+"""Plug-ins: users' code that registers names, in a file, a module or an installed package."""
 
-import contextlib
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 from .errors import LabError, failures_located
 
 ENTRY_POINTS = "diffusers_lrlab.plugins"
-"""The entry point group of packages whose names are known wherever they are installed."""
+"""The entry point group of packages that register names wherever they are installed."""
 
-_loaded: dict[str, dict[str, str]] = {}  # by what was given to --import
+_loaded: dict[str, dict[str, str]] = {}  # by path or module, as given to --import
 _packages: dict[str, str] = {}
-_roots = {__name__.partition(".")[0]}  # the first part of the names of modules that are always there, or loaded here
+_roots = {__name__.partition(".")[0]}  # top-level packages that are always importable, or loaded here
 _installed = False
 
 
 def load_plugins(names: str | None) -> None:
     """
-    Runs code that registers schedules, samplers, optimizers or anything else of a registry. What was loaded is not again.
+    Runs code that registers schedules, samplers, optimizers or other entries, once per process.
 
     Args:
         names (`str`, *optional*): Python files or modules, with commas.
@@ -42,26 +40,26 @@ def load_plugins(names: str | None) -> None:
 
 
 def loaded_plugins() -> list[dict[str, str]]:
-    """Name and SHA-256 of each file or module that [`load_plugins`] has run; of a package, of its `__init__.py`."""
+    """Name and SHA-256 of each file or module that [`load_plugins`] has run; for a package, of its `__init__.py`."""
     return list(_loaded.values())
 
 
 def plugin_packages() -> dict[str, str]:
-    """The versions of the installed packages that [`load_installed_plugins`] has loaded."""
+    """Versions of the packages that [`load_installed_plugins`] has loaded."""
     return dict(_packages)
 
 
 def is_found_again(module: str) -> bool:
-    """Whether another process would have this module's names: as one of this package, of `--import` or of installed code."""
+    """Whether another process can import this module: one of this package, of `--import` or of an installed plug-in."""
     return module.partition(".")[0] in _roots
 
 
 def load_installed_plugins() -> None:
-    """Loads what installed packages offer under [`ENTRY_POINTS`], once; one that fails is named and left out."""
+    """Loads the plug-ins of installed packages, once; one that fails is skipped with a warning."""
     global _installed
     if _installed:
         return
-    _installed = True  # first: what is loaded may look names up
+    _installed = True  # first, since plug-ins may look names up
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             _roots.add(entry.module.partition(".")[0])
@@ -70,7 +68,7 @@ def load_installed_plugins() -> None:
                 _packages[entry.dist.name] = entry.dist.version
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            sys.stderr.write(f"warning: the installed plug-in {entry.name!r} ({entry.value}) was left out: {what}\n")
+            sys.stderr.write(f"warning: the installed plug-in {entry.name!r} ({entry.value}) was skipped: {what}\n")
 
 
 def _is_file(name: str) -> bool:
@@ -85,7 +83,7 @@ def _run(name: str) -> ModuleType:
 def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LabError(f"--import {path}: there is no such file. Give a Python file, or the name of a module.")
-    # A name that no module has. Processes that unpickle something of this file cannot import it by that name.
+    # A name that no other module has. Processes that unpickle objects of this file cannot import it by that name.
     spec = importlib.util.spec_from_file_location(f"lrlab_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise LabError(f"--import {path} is not a Python file. Its name must end in .py.")
@@ -100,22 +98,14 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _run_module(name: str) -> ModuleType:
-    with _current_folder_first():
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name.partition(".")[0] and error.name != name:
-                raise
-            raise LabError(
-                f"--import {name}: there is no such module. Give the name of a module, or a Python file, such as {name}.py."
-            ) from None
-
-
-@contextlib.contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """As `python -m` has it; a command such as `lrlab` does not."""
-    sys.path.insert(0, "")
+    sys.path.insert(0, "")  # the current folder, as for `python -m` and unlike for a command such as `lrlab`
     try:
-        yield
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise
+        raise LabError(
+            f"--import {name}: there is no such module. Give the name of a module, or a Python file, such as {name}.py."
+        ) from None
     finally:
         sys.path.remove("")

@@ -1,4 +1,4 @@
-"""The one clock: everything the lab varies during training is a function of `Progress`."""
+"""The clock: everything that the lab varies during training is a function of `Progress`."""
 
 import math
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .errors import LabError
+from .errors import LabError, must_be
 from .words import counted
 
 
 def clip(value: Any, low: float, high: float) -> Any:
-    """`value` held inside `[low, high]`; a plain number stays one, which is ten times faster than numpy."""
+    """`value` clipped to `[low, high]`; plain numbers stay plain, which is ten times as fast as NumPy."""
     return min(max(value, low), high) if isinstance(value, (int, float)) else np.clip(value, low, high)
 
 
@@ -26,16 +26,20 @@ def _is_on_the_clock(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _refused(name: str, value: Any, wanted: str) -> LabError:
+    return must_be(name, value, wanted, "count optimizer updates", of="Progress()")
+
+
 @dataclass(frozen=True)
 class Progress:
     """A reading of the clock, in optimizer updates: not micro-batches, not processes, not scheduler calls.
 
     Args:
         update (`int`, `float` or array of numbers): Updates done so far; the first update of a run happens at 0, the last at
-            `total_updates - 1`. A fraction is a time between two updates, which the schedule of a third-party script may
-            be at. For an array every curve returns an array, so that a whole run is evaluated at once.
+            `total_updates - 1`. A fraction is between two updates, as schedules of third-party scripts can be. For an array
+            every curve returns an array, so that a whole run is evaluated at once.
         total_updates (`int`): Updates of the whole run.
-        warmup_updates (`int`, *optional*, defaults to 0): Of them warm-up; the peak is at `update == warmup_updates`.
+        warmup_updates (`int`, *optional*, defaults to 0): Updates of warm-up; the peak is at `update == warmup_updates`.
     """
 
     update: Any
@@ -46,12 +50,12 @@ class Progress:
         update, total, warmup = self.update, self.total_updates, self.warmup_updates
         if type(update) is type(total) is type(warmup) is int and 0 <= warmup < total:  # at every update of a schedule
             return
-        if not (_is_count(total) and _is_count(warmup) and 0 <= warmup < total) or not _is_on_the_clock(update):
-            raise LabError(
-                "Progress(): update must be a finite number or an array of numbers, total_updates a whole number above 0, "
-                f"and warmup_updates one from 0 to below that, got {update!r}, {total!r} and {warmup!r}. Hint: count "
-                "optimizer updates."
-            )
+        if not _is_on_the_clock(update):
+            raise _refused("update", update, "a finite number or an array of numbers")
+        if not _is_count(total) or total < 1:
+            raise _refused("total_updates", total, "a whole number in [1, inf)")
+        if not _is_count(warmup) or not 0 <= warmup < total:
+            raise _refused("warmup_updates", warmup, f"a whole number in [0, {total})")
 
     @property
     def span(self) -> int:
@@ -60,17 +64,17 @@ class Progress:
 
     @property
     def now(self) -> Any:
-        """The update, held inside `[0, total_updates]`, so that past its end a schedule stays where it is."""
+        """The update, clipped to `[0, total_updates]`, so that a schedule is constant past its end."""
         return clip(self.update, 0, self.total_updates)
 
     @property
     def after_warmup(self) -> Any:
-        """Updates since warm-up ended, held inside `[0, span]`."""
+        """Updates since warm-up ended, clipped to `[0, span]`."""
         return clip(self.update - self.warmup_updates, 0, self.span)
 
     @property
     def fraction(self) -> Any:
-        """0 until warm-up ends, 1 at the end of the run and from there on."""
+        """0 until warm-up ends, 1 from the end of the run on."""
         return self.after_warmup / self.span
 
     @property
@@ -79,7 +83,7 @@ class Progress:
 
 
 def resolve_updates(value: float, total_updates: int, what: str) -> int:
-    """A count of updates, from a count (`500`) or a fraction in (0, 1) of `total_updates`, rounded to the nearest."""
+    """A number of updates, from a number (`500`) or a fraction of `total_updates` in (0, 1), rounded to the nearest."""
     if not 0 <= value < math.inf or (value >= 1 and value != int(value)):
         raise LabError(
             f"{what} {value!r} is neither a whole number of updates (0, 500, ...) nor a fraction of the run in (0, 1)."
@@ -88,7 +92,7 @@ def resolve_updates(value: float, total_updates: int, what: str) -> int:
 
 
 def resolve_warmup_updates(warmup: float, total_updates: int) -> int:
-    """Warm-up in updates, from a count (`500`) or a fraction of the run (`0.05`); at least one update must be left."""
+    """Warm-up in updates, from a number (`500`) or a fraction of the run (`0.05`); less than the whole run."""
     updates = resolve_updates(warmup, total_updates, "Warm-up")
     if updates >= total_updates:
         raise LabError(

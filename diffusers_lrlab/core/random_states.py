@@ -1,4 +1,4 @@
-"""The states of all global random generators, as plain numbers."""
+"""States of all global random generators, as plain data."""
 
 import random
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ import torch
 
 
 def random_states(with_devices: bool = True) -> dict[str, Any]:
-    """Of Python's, numpy's and torch's global generators, and those of the accelerators; JSON keeps them exactly."""
+    """The states of Python's, NumPy's and torch's generators and those of the accelerators, exact in JSON."""
     return as_plain_data(raw_random_states(with_devices))
 
 
 def raw_random_states(with_devices: bool = True) -> dict[str, Any]:
     """
-    The same as copies in memory, which take a hundredth of the time.
+    The same as copies in memory, a hundred times as fast.
 
-    A forked process cannot use its parent's devices, and leaves them out.
+    A forked process cannot use its parent's devices, so it passes `with_devices=False`.
     """
     return {
         "python": random.getstate(),
@@ -29,7 +29,7 @@ def raw_random_states(with_devices: bool = True) -> dict[str, Any]:
 
 
 def as_plain_data(state: Any) -> Any:
-    """What JSON keeps, of generators' states of any kind."""
+    """The states of generators as data that JSON can hold."""
     if isinstance(state, dict):
         return {name: as_plain_data(value) for name, value in state.items()}
     if isinstance(state, tuple | list):
@@ -49,7 +49,7 @@ def restore_random_states(states: dict[str, Any]) -> None:
 
 @contextmanager
 def random_states_kept(with_devices: bool = True) -> Iterator[None]:
-    """Whatever is drawn inside, the generators are afterwards as they were."""
+    """Restores the states of all generators when the block ends."""
     states = random_states(with_devices)
     try:
         yield

@@ -27,7 +27,7 @@ class Range:
 
     Args:
         text (`str`): The interval as it is shown, such as `"(0, 1]"` or `"[1, inf)"`.
-        whole (`bool`, *optional*, defaults to `False`): Whether it contains whole numbers alone.
+        whole (`bool`, *optional*, defaults to `False`): Whether it contains whole numbers only.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Range:
 
     @cached_property
     def bounds(self) -> list[int | float]:
-        """The lower and the upper one; whole numbers are exact, as 2**63 - 1 is no float."""
+        """The lower and the upper bound; whole numbers stay exact, since 2**63 - 1 is not a float."""
         return [int(text) if text.lstrip("-").isdigit() else float(text) for text in _NOTATION.findall(self.text)[0]]
 
     def __contains__(self, value: Any) -> bool:
@@ -54,11 +54,11 @@ class Range:
         return f"a {'whole ' * self.whole}number in {self.text}"
 
     def check(self, name: str, value: Any, hint: str) -> None:
-        """Raises a `LabError` if the value of a flag (`--name`) or of an argument is outside; `None` was not given."""
+        """Raises a `LabError` if the value of a flag (`--name`) or an argument is outside; `None` stands for not given."""
         if value is not None and value not in self:
             raise must_be(name, value, str(self), hint)
 
 
-COUNT = Range("[1, 1e9]", whole=True)  # of updates or samples; more is a slip
+COUNT = Range("[1, 1e9]", whole=True)  # of updates or samples; larger numbers are mistakes
 POSITIVE = Range("(0, inf)")
 SEED = Range(f"[0, {2**63 - 1}]", whole=True)

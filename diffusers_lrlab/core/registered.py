@@ -1,7 +1,7 @@
-"""Calls of registered functions: what they raise is located, and what they return is checked, for every registry alike.
+"""Calls of registered functions: their errors are located and their results checked, in every registry.
 
-Entries and metrics are called by [`call_registered`]. The methods of an object that such a function makes (a denoiser, an
-optimizer, a kind of data) are called from everywhere: [`registered_code_located`] locates their errors where a run ends.
+Entries and metrics are called by [`call_registered`]. Methods of the objects that they return (a denoiser, an optimizer, a
+kind of data) are called from everywhere, so [`registered_code_located`] locates their errors where a run ends.
 """
 
 import functools
@@ -18,9 +18,9 @@ import numpy as np
 from .errors import Interrupted, LabError, is_out_of_memory, located, shortened
 
 _PACKAGE = __name__.partition(".")[0]
-_modules: set[str] = set()  # the first parts of the names of modules, beside this package's, that register something
-_classes: dict[type, tuple[str, str]] = {}  # of these modules, with the noun and the name they are registered by
-_PLAIN = {float, int, tuple, np.float64, np.ndarray}  # types of values that are no such classes, as far as they were met
+_modules: set[str] = set()  # top-level names of foreign modules that register something
+_classes: dict[type, tuple[str, str]] = {}  # classes in these modules, with the noun and name of their registration
+_PLAIN = {float, int, tuple, np.float64, np.ndarray}  # types seen so far that are not in these modules
 _REAL = "biuf"  # numpy's kinds of real numbers
 
 
@@ -33,7 +33,7 @@ def unusable(wanted: str, value: Any) -> Unusable:
 
 
 def note_registered(noun: str, name: str, function: Any) -> bool:
-    """Notes which code registers a function, and whether it is foreign: of another package than this one."""
+    """Notes the code that registers a function; whether it is foreign, that is, not in this package."""
     module = _registering_module(sys._getframe(1))
     if module == _PACKAGE:
         return False
@@ -44,7 +44,7 @@ def note_registered(noun: str, name: str, function: Any) -> bool:
 
 
 def _registering_module(frame: FrameType | None) -> str:
-    """The first part of the name of the module that registers something, by this package's decorators or its own code."""
+    """The top-level name of the module that registers something, through this package's decorators or not."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if module != _PACKAGE or frame.f_code.co_name == "<module>":
@@ -64,19 +64,9 @@ def call_registered(
     noun: str, name: str, function: Any, returns: Callable[..., Any] | None, hint: str, args: Any, kwargs: Any
 ) -> Any:
     """
-    Calls a registered function.
+    The value of a registered function; `returns(value, *args)` converts it, or raises [`Unusable`].
 
-    Args:
-        noun (`str`): What it is, such as "noise".
-        name (`str`): The name that it is registered by.
-        function (`Callable`): The function, or a class.
-        returns (`Callable`, *optional*): `returns(value, *args)` gives the value to use, or raises [`Unusable`].
-        hint (`str`): A remedy for functions that fail; an empty string for none.
-        args (`tuple`): What the function is called with.
-        kwargs (`dict`): Likewise, by name.
-
-    Raises:
-        LabError: for a function that fails or returns what cannot be used, with its name, its file and the line.
+    A function that fails or returns an unusable value is a `LabError` with its name, file and line, and `hint`.
     """
     try:
         value = function(*args, **kwargs)
@@ -95,7 +85,7 @@ def call_registered(
 
 @contextmanager
 def registered_code_located() -> Iterator[None]:
-    """Errors from foreign registered code inside this block become a `LabError` that names it, its file and the line."""
+    """Turns errors of foreign registered code in this block into a `LabError` that names it, its file and the line."""
     try:
         yield
     except (LabError, Interrupted):
@@ -108,7 +98,7 @@ def registered_code_located() -> Iterator[None]:
 
 
 def _foreign_frame(trace: TracebackType | None) -> tuple[str, str, str] | None:
-    """Name, remedy (none) and file of the innermost foreign registered code of a traceback, if there is any."""
+    """Name, remedy (none) and file of the innermost foreign registered code in a traceback, if there is any."""
     title, found = "", None
     while trace is not None:
         frame = trace.tb_frame
@@ -121,36 +111,36 @@ def _foreign_frame(trace: TracebackType | None) -> tuple[str, str, str] | None:
 
 
 def titled(made: Any) -> str | None:
-    """How errors call an object of a foreign registered class; `None` for other objects."""
+    """The name in errors of an object of a foreign registered class; `None` for other objects."""
     found = next((_classes[each] for each in type(made).__mro__ if each in _classes), None)
     return found and f"The {found[0]} {found[1]!r}"
 
 
 def file_of(function: Any) -> str | None:
     """The file of a function or class, if it is known."""
-    place = place_of(function)
-    return place and place.rpartition(":")[0]
+    location = location_of(function)
+    return location and location.rpartition(":")[0]
 
 
-def place_of(function: Any) -> str | None:
+def location_of(function: Any) -> str | None:
     """File and first line of a function or class, as "FILE:LINE", if they are known."""
     function = function.func if isinstance(function, functools.partial) else function
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
     methods = [value for value in vars(function).values() if inspect.isfunction(value)] if inspect.isclass(function) else []
-    return place_of(methods[0]) if methods else None
+    return location_of(methods[0]) if methods else None
 
 
 def where(function: Any) -> str:
     """The sentence " It is at FILE:LINE."; an empty string if that is not known."""
-    place = place_of(function)
-    return f" It is at {place}." if place else ""
+    location = location_of(function)
+    return f" It is at {location}." if location else ""
 
 
 def described(value: Any) -> str:
-    """A value in words, with what makes it unusable: its type, dtype and shape, or a short text."""
-    kind, name = type(value), type(value).__name__
+    """A value in words, for errors: its type, dtype and shape, or a short text."""
+    name = type(value).__name__
     if value is None or isinstance(value, (bool, int, float, complex)):
         return str(value)
     if isinstance(value, str):
@@ -160,14 +150,14 @@ def described(value: Any) -> str:
         return f"{article} of {value.dtype} of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple, dict)):
         return f"a {name} of {len(value)}"
-    return f"an object of {kind.__module__}.{name}"
+    return f"an object of {type(value).__module__}.{name}"
 
 
 def real_values(value: Any, wanted: str, *shapes: tuple[int, ...]) -> Any:
     """
-    Real numbers of one of these shapes, as they are if they are a number or an array; tensors and lists become arrays.
+    Real numbers of one of these shapes. Numbers and arrays stay as they are; tensors and lists become arrays.
 
-    Raises [`Unusable`] for anything else; `wanted` says what is needed.
+    Raises [`Unusable`] for anything else; `wanted` describes the allowed values.
     """
     array: Any
     if isinstance(value, (np.ndarray, np.generic)):

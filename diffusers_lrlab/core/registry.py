@@ -1,9 +1,8 @@
-"""One registry for everything that is chosen by name: a decorated function is the only place to touch.
+"""Registries of everything that is chosen by name. A new entry is one decorated function.
 
-Choices of the command line, error texts, tables of the README and parametrised tests are derived from the entries.
+Choices on the command line, error texts, tables in the docs and parametrised tests are derived from the entries.
 """
 
-import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,96 +11,35 @@ from functools import cached_property
 from typing import Any
 
 from .errors import LabError, did_you_mean, must_be, shortened
+from .parameters import Parameter
 from .plugins import load_installed_plugins
-from .ranges import Range
 from .registered import call_registered, note_registered, where
 from .signatures import checked
 
-
-@checked
-@dataclass(frozen=True)
-class Parameter:
-    """One keyword argument of a registered entry."""
-
-    name: str
-    kind: type  # int, float, bool, str or list; an int is accepted for a float, never the reverse
-    default: Any  # None means "derived from the run", as `help` explains
-    help: str  # with its unit
-    range: str | None = None  # allowed values (of a list: of its items), such as "(0, 1]" or "[1, inf)"
-    choices: tuple[Any, ...] | None = None
-    items: type = float  # of a list
-    same_as: str | None = None  # the common parameter that this is another name for
-    only_with: tuple[str, Any] | None = None  # another parameter, and the value it must have for this one to have an effect
-
-    def __post_init__(self) -> None:
-        _ = self.interval  # which refuses what is none
-
-    @cached_property
-    def interval(self) -> Range | None:
-        """`range` as one of numbers."""
-        return None if self.range is None else Range(self.range)
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values in words, for error texts and tables."""
-        if self.choices is not None:
-            return "one of " + ", ".join(map(repr, self.choices))
-        wanted = self.kind.__name__ if self.kind is not list else f"list of {self.items.__name__}"
-        return f"{wanted} in {self.range}" if self.range else wanted
-
-    def check(self, value: Any, owner: str) -> Any:
-        """`value` as `kind`; a `LabError` that names the range if it is not allowed."""
-        if value is None and self.default is None:
-            return None
-        if self.kind is list:
-            fits = isinstance(value, (list, tuple)) and all(self._fits(item, self.items) for item in value)
-        else:
-            fits = self._fits(value, self.kind)
-        if not fits:
-            article = "" if self.choices is not None else f"a{'n' * (self.kind is int)} "
-            raise must_be(self.name, value, article + self.allowed, self.help, of=owner)
-        return [self.items(item) for item in value] if self.kind is list else self.kind(value)
-
-    def _fits(self, value: Any, wanted: type) -> bool:
-        if wanted in (str, bool):
-            is_right = isinstance(value, wanted)
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        else:
-            # A float of that size would be another number, and no count of updates comes near it.
-            exact = abs(value) < 2**53 or (isinstance(value, float) and wanted is float)
-            is_right = exact and (wanted is float or float(value).is_integer())
-        return is_right and self._contains(value)
-
-    def _contains(self, value: Any) -> bool:
-        if self.choices is not None:
-            return value in self.choices
-        if self.interval is not None:
-            return value in self.interval
-        return not (isinstance(value, float) and math.isnan(value))
+__all__ = ["Entry", "Parameter", "Registry", "markdown_table", "restored"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the lab knows about one registered name."""
+    """A registered name and its description."""
 
     name: str
-    factory: Any  # what is registered; its form depends on the registry
+    factory: Any  # the registered function or class, or its "module:name"
     description: str  # one line
     source: str  # the paper, equation or class it comes from
     parameters: tuple[Parameter, ...] = ()  # its own
-    common: tuple[Parameter, ...] = ()  # those that it shares with the rest of the registry
-    traits: frozenset[str] = frozenset()  # some of the registry's
+    common: tuple[Parameter, ...] = ()  # shared by all entries of the registry
+    traits: frozenset[str] = frozenset()  # out of those of the registry
     facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
-    module: str | None = None  # that of the factory, where it has one
+    module: str | None = None  # of the factory
     registry: "Registry | None" = field(default=None, repr=False, compare=False)
     is_foreign: bool = False  # registered by other code than this package's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """
-        The value of the factory, as the registry's `returns` gives it. All callers of a registered function use this.
+        Calls the factory, and returns its value as the registry's `returns` gives it.
 
-        Raises a `LabError` that names the function, its file and line, if it fails or returns what cannot be used.
+        Raises a `LabError` that names the function, its file and line, if it fails or returns an unusable value.
         """
         registry = self.registry
         assert registry is not None
@@ -109,7 +47,7 @@ class Entry:
 
     @cached_property
     def function(self) -> Any:
-        """The factory; if it is registered as "module:name", what that stands for."""
+        """The factory, imported if it is registered as "module:name"."""
         if not isinstance(self.factory, str):
             return self.factory
         try:
@@ -121,7 +59,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """How errors call it."""
+        """Its name in errors."""
         return f"The {self.registry.noun if self.registry else 'entry'} {self.name!r}"
 
     @property
@@ -130,7 +68,7 @@ class Entry:
         return where(self.function) if self.is_foreign else ""
 
     def resolve(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """All keyword arguments with their values, checked: unknown ones and values out of range are errors."""
+        """All keyword arguments with their values; unknown ones and values out of range are errors."""
         known = {parameter.name: parameter for parameter in (*self.parameters, *self.common)}
         for key in kwargs:
             if key not in known:
@@ -162,12 +100,12 @@ class Registry(Mapping[str, Entry]):
     """Names to entries, in the order of registration.
 
     Args:
-        noun (`str`): What is registered, in the words of an error text: "learning-rate schedule".
+        noun (`str`): What an entry is called in errors, such as "learning-rate schedule".
         common (`tuple` of [`Parameter`], *optional*): Keyword arguments that every entry takes unless it opts out.
-        traits (`dict`, *optional*): The properties of entries that the lab acts on, and their meanings; others are refused.
+        traits (`dict`, *optional*): Properties of entries that the lab acts on, with their meanings; others are errors.
         shown_facts (`dict`, *optional*): Facts that the tables show, and the headings of their columns.
-        returns (`Callable`, *optional*): `returns(value, *args)` gives what is used of the value of an entry, called with
-            the positional arguments `args`, or raises [`Unusable`].
+        returns (`Callable`, *optional*): `returns(value, *args)` converts the value that an entry returned for the
+            positional arguments `args`, or raises [`Unusable`].
         hint (`str`): A remedy for entries that fail.
     """
 
@@ -199,10 +137,10 @@ class Registry(Mapping[str, Entry]):
         aliases: tuple[str, ...] = (),
     ) -> Callable[[Any], Any]:
         """
-        A decorator that registers a function under `name`; a name can be taken only once.
+        A decorator that registers a function under a new `name`.
 
-        A parameter that has the name of a common one takes its place; `without` names common ones that do not apply.
-        `traits` are some of the registry's.
+        A parameter with the name of a common one replaces it; `without` names common ones that do not apply. `traits` are
+        out of those of the registry.
         """
         for trait in traits:
             if trait not in self.traits:
@@ -213,7 +151,7 @@ class Registry(Mapping[str, Entry]):
         def decorator(factory: Any) -> Any:
             for taken in (name, *aliases):
                 if not taken.isidentifier():
-                    raise LabError(f"The {self.noun} {taken!r} could not be typed; use letters, digits and _ in its name.")
+                    raise must_be(f"the {self.noun}", taken, "a Python identifier", "use letters, digits and _")
                 if self._has(taken):
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
@@ -228,24 +166,24 @@ class Registry(Mapping[str, Entry]):
 
     @contextmanager
     def temporarily(self) -> Iterator[None]:
-        """Names that this block registers or takes away are as before when it ends."""
+        """Undoes registrations and removals when the block ends."""
         with restored(self._entries, self._aliases):
             yield
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Other names, and the names they stand for."""
+        """From other names to the names they stand for."""
         return dict(self._aliases)
 
     def aliases_of(self, entry: Entry) -> list[str]:
         return [alias for alias, name in self._aliases.items() if name == entry.name]
 
     def __getitem__(self, name: str) -> Entry:
-        # Not a KeyError: its text is shown quoted and escaped, and these texts are for people.
+        # Not a KeyError, whose text Python shows quoted and escaped.
         if name not in self:
             known = sorted([*self, *self._aliases])
             hint = did_you_mean(str(name), known)
-            own = "" if hint else " One of your own needs the code that registers it: --import FILE_OR_MODULE."
+            own = "" if hint else " For a name of your own, import the code that registers it: --import FILE_OR_MODULE."
             raise LabError(f"Unknown {self.noun} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
         return self._entries[self._aliases.get(name, name)]
 
@@ -268,19 +206,19 @@ class Registry(Mapping[str, Entry]):
         cells = []
         for entry in self.values():
             names = ", ".join(f"`{name}`" for name in (entry.name, *self.aliases_of(entry)))
-            arguments = "<br>".join(f"`{p.name}` ({_default(p)}; {p.allowed}): {p.help}" for p in entry.parameters)
+            arguments = "<br>".join(f"`{p.name}` ({p.shown_default}; {p.allowed}): {p.help}" for p in entry.parameters)
             facts = [str(entry.facts.get(fact, "–")) for fact in self.shown_facts]
             cells.append((names, entry.description, *facts, arguments or "–", entry.source))
         return markdown_table(headings, cells)
 
     def common_table(self) -> str:
-        cells = [(f"`{p.name}`", _default(p), p.allowed, p.help) for p in self.common]
+        cells = [(f"`{p.name}`", p.shown_default, p.allowed, p.help) for p in self.common]
         return markdown_table(("argument", "default", "allowed", "what it does"), cells)
 
 
 @contextmanager
 def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
-    """Dictionaries hold what they held when this block ends, in the same order."""
+    """Restores the items of dictionaries, and their order, when the block ends."""
     held = [dict(mapping) for mapping in mappings]
     try:
         yield
@@ -293,9 +231,3 @@ def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = (f"| {' | '.join(cells)} |" for cells in rows)
     return "\n".join([f"| {' | '.join(headings)} |", "|---" * len(headings) + "|", *lines])
-
-
-def _default(parameter: Parameter) -> str:
-    if parameter.default is None:
-        return "derived" if "derived" in parameter.help else "none"
-    return repr(list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default)

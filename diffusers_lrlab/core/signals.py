@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as exceptions, for work that may stop at any moment; and Ctrl-C before there is any."""
+"""Ctrl-C and SIGTERM as exceptions; Ctrl-C while a program starts."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ _PROGRAMS = ("lrlab", "train_ddpm.py", "find_lr.py", "run_study.py")
 
 def end_quietly_by_ctrl_c() -> None:
     """
-    Makes Ctrl-C end a program of ours without a traceback while it imports, when nothing has been done yet.
+    Makes Ctrl-C end one of the lab's programs without a traceback while it imports, until [`interrupts_as_usual`].
 
-    It lasts until [`interrupts_as_usual`]. In a program of somebody else's Ctrl-C stays what it is.
+    Third-party programs keep Python's behaviour.
     """
     started = sys.orig_argv[1:]
     module = started[started.index("-m") + 1] if sys.argv[:1] == ["-m"] and "-m" in started[:-1] else ""
@@ -28,25 +28,25 @@ def end_quietly_by_ctrl_c() -> None:
 
 
 def interrupts_as_usual() -> None:
-    """Ctrl-C is a `KeyboardInterrupt` again."""
+    """Makes Ctrl-C a `KeyboardInterrupt` again."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # Not an exception: what is being imported may turn one into another.
+    # Not an exception, which modules that are being imported may catch.
     os.write(2, b"Stopped before anything was done.\n")
     os._exit(128 + number)
 
 
 @contextmanager
 def interrupts_raised(make_error: Callable[[int], BaseException]) -> Iterator[None]:
-    """Inside this block SIGINT and SIGTERM raise `make_error(number of the signal)` at once."""
+    """Makes SIGINT and SIGTERM raise `make_error(signal number)` at once in this block."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise make_error(number)
 
-    # Python lets only the main thread handle signals; a run in another one is stopped by its own program.
+    # Python lets only the main thread handle signals.
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = {number: signal.signal(number, stop) for number in SIGNALS} if in_main_thread else {}
     try:

@@ -5,14 +5,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .errors import LabError, shortened, shortened_message
+from .errors import LabError, must_be, shortened, shortened_message
 from .registry import Registry
 
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
 
 
 def _fail(text: str, position: int, problem: str) -> LabError:
-    start = max(0, position - 100)  # of a long text, what is around
+    start = max(0, position - 100)
     shown = text[start : position + 100]
     return LabError(
         f"Cannot read the spec string: {shortened_message(problem)}; {_FORM}.\n  {shown}\n  {' ' * (position - start)}^"
@@ -59,10 +59,10 @@ def _split(text: str, start: int, separator: str) -> Iterator[tuple[int, str]]:
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """`"step:step_size=100,gamma=0.5"` -> `("step", {"step_size": 100, "gamma": 0.5})`.
 
-    A list is JSON or stands between `[` and `]` with `|` between its items, which may be spec strings themselves:
+    A list is written as JSON or as `[a|b]`, whose items may be spec strings:
     `"join:schedules=[constant|rex:d=0.9],boundaries=[0.5]"`.
 
-    For a string of another form, the error points at the character.
+    The error for a malformed string points at the character.
     """
     name, colon, rest = text.partition(":")
     if not re.fullmatch(r"\w+", name):
@@ -86,7 +86,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def format_spec(name: str, kwargs: Mapping[str, Any]) -> str:
-    """The spec string that [`parse_spec`] reads back, without the parameters that are left to be derived."""
+    """The spec string that [`parse_spec`] reads back, without parameters that are `None`."""
     given = {key: value for key, value in kwargs.items() if value is not None}
     plain = (isinstance(value, (bool, int, float)) or _is_word(value) for value in given.values())
     if not all(plain):
@@ -96,40 +96,36 @@ def format_spec(name: str, kwargs: Mapping[str, Any]) -> str:
 
 
 def _is_word(value: Any) -> bool:
-    """Whether a text is read back as itself."""
+    """Whether [`parse_spec`] reads a bare word back as this text."""
     return isinstance(value, str) and re.fullmatch(r"[\w-]*[a-z_][\w-]*", value) is not None and _value(value) == value
 
 
 def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
-    """A JSON object as a dictionary; `what` names it in the error."""
+    """A JSON object as a dictionary; `what` names it in errors."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for index, (key, _) in enumerate(pairs):
-            if key in dict(pairs[:index]):
-                raise LabError(f"{what} hold {key!r} twice: {text!r}. Drop one.")
-        return dict(pairs)
+        if len(found := dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise ValueError(f"{max(found, key=keys.count)!r} is given twice")
+        return found
 
     try:
         kwargs = json.loads(text, object_pairs_hook=without_repeats)
-    except json.JSONDecodeError as error:
-        raise LabError(
-            f"{what} is not valid JSON: {error.msg} at character {error.pos} of {shortened(text)}. "
-            """Write an object in double quotes, such as '{"gamma": 0.5}'."""
-        ) from None
-    except LabError:
-        raise
     except (ValueError, RecursionError) as error:
-        raise LabError(f"{what} cannot be read: {error}.") from None
+        raise LabError(
+            f"{what} {shortened(text)}: is not valid JSON ({error}). "
+            """Hint: write an object in double quotes, such as '{"gamma": 0.5}'."""
+        ) from None
     if not isinstance(kwargs, dict):
-        raise LabError(f"""{what} must be a JSON object such as '{{"gamma": 0.5}}', not {shortened(text)}.""")
+        raise must_be(what, text, "a JSON object", """such as '{"gamma": 0.5}'""")
     return kwargs
 
 
 def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
-    """The name in `registry` and the given parameters, checked; a parameter in both spec string and `kwargs` is an error."""
+    """The name in `registry` and the given parameters, checked. A parameter in both `spec` and `kwargs` is an error."""
     name, from_spec = parse_spec(spec)
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise LabError(f"The parameters of {name!r} are a dictionary such as {{'gamma': 0.5}}, not {kwargs!r}.")
+        raise must_be("kwargs", kwargs, "a dictionary", "such as {'gamma': 0.5}", of=repr(name))
     given = dict(kwargs or {})
     for key in from_spec.keys() & given.keys():
         raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")

@@ -1,8 +1,8 @@
-"""Random numbers that depend on what they are for, not on what was drawn before.
+"""Random streams: random numbers that depend on their purpose, not on earlier random numbers.
 
-Every draw of a run comes from a stream named by (seed, purpose, counters). The noise of update 57 is the same whether the
-run was resumed at update 50 or not, on one process or two, with or without gradient accumulation. So resuming is exact by
-construction, and two runs with one seed see the same images, timesteps and noise.
+All random numbers of a run come from streams named by (seed, purpose, counters). The noise of update 57 is the same whether
+the run was resumed at update 50 or not, on one process or two, with or without gradient accumulation. So resuming is exact
+by construction, and two runs with the same seed see the same images, timesteps and noise.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Noise is drawn in blocks, so that a process draws little more than its own images need; blocks of points are larger, since
-# each block costs a generator.
+# Noise is generated in blocks, so that a process generates little more than its own. Blocks of points are larger, since each
+# block costs a generator.
 _MIN_BLOCK_IMAGES, _MIN_BLOCK_NUMBERS = 16, 512
 
-# Held-out data are the same for every seed of a study: losses on different data cannot be compared.
+# Held-out data are the same for every seed of a study, since losses on different data cannot be compared.
 SPLIT_SEED = 0
 
 
 def noise_block_images(shape: tuple[int, ...]) -> int:
-    """Images of this shape in a block of noise."""
+    """The number of images of this shape in a block of noise."""
     return max(_MIN_BLOCK_IMAGES, _MIN_BLOCK_NUMBERS // math.prod(shape))
 
 
@@ -40,8 +40,8 @@ def stream_uniform(seed: int, purpose: str, *counters: int) -> float:
 
 def stream_generator(seed: int, purpose: str, *counters: int, device: torch.device | str = "cpu") -> torch.Generator:
     """
-    The generator of a stream. On CUDA all 63 bits of its seed count; torch's generator on the CPU takes the lower 32, so
-    that two streams are the same by chance once in 2^32 pairs: among n of them, n^2 / 2^33 such pairs are expected.
+    The generator of a stream. CUDA uses all 63 bits of its seed. torch's CPU generator uses the lower 32, so that two
+    streams coincide with probability 2^-32: among n streams, n^2 / 2^33 such pairs are expected.
     """
     import torch
 
@@ -49,7 +49,7 @@ def stream_generator(seed: int, purpose: str, *counters: int, device: torch.devi
 
 
 def split_rows(num_rows: int, num_held_out: int) -> tuple[list[int], list[int]]:
-    """Rows to hold out (a fifth at most) and rows to train on, both in order."""
+    """Rows to hold out (at most a fifth) and rows to train on, both in order."""
     import torch
 
     num_held_out = min(num_held_out, num_rows // 5)
@@ -63,8 +63,8 @@ def block_randn(
     """
     Standard normal noise for images of an update: float32 of shape `(len(positions), *shape)`.
 
-    `positions` are consecutive places in the global batch, over all processes and accumulation steps; the noise of an image
-    depends on its place alone. CPU and CUDA draw different numbers.
+    `positions` are consecutive positions in the global batch, over all processes and accumulation steps; the noise of an
+    image depends on its position only. CPU and CUDA generate different numbers.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Curves as text: braille dots where colours distinguish them, else a character for each curve, ASCII if need be.
+"""Curves as text: braille dots if colours distinguish the curves, else a character per curve, ASCII if need be.
 
-Not by plotext (5.3): it takes 0.2 s to import and 0.3 s to draw 10,000 updates, its legend covers the curves, curves are
-alike without colours, and it has no ASCII form.
+Not plotext (5.3): it takes 0.2 s to import and 0.3 s to plot 10,000 updates, its legend covers the curves, curves look the
+same without colours, and it has no ASCII mode.
 """
 
 import itertools
@@ -17,7 +17,7 @@ _COLORS = (36, 33, 35, 32, 34, 31)
 
 
 def can_encode(encoding: str | None) -> bool:
-    """Whether `encoding` has the characters of a plot."""
+    """Whether `encoding` can represent the characters of a plot."""
     try:
         (_MARKS[True] + "\u28ff│└─").encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -35,9 +35,9 @@ def terminal_plot(
     color: bool = False,
 ) -> str:
     """
-    Curves (labels to values) of one length over their index, with axes and a legend, as lines of text.
+    Curves of equal length (values by label) over their index, with axes and a legend, as text.
 
-    `width` is in characters, `height` is the number of lines of the plot itself; `from_zero` starts the vertical axis at 0.
+    `width` is in characters, `height` in lines without axis and legend; `from_zero` starts the vertical axis at 0.
     """
     values = list(curves.values())
     low, high = float(min(map(np.min, values))), float(max(map(np.max, values)))
@@ -56,7 +56,7 @@ def terminal_plot(
         owners = [index for index, cell in enumerate(cells) if cell[row, column]]
         if not owners:
             return " "
-        # Curves that lie on one another take turns.
+        # Curves that coincide take turns.
         owner = owners[column % len(owners)]
         dots = np.bitwise_or.reduce([cell[row, column] for cell in cells])
         return paint(chr(0x2800 + dots) if fine else _mark(owner, unicode), owner)
@@ -79,7 +79,7 @@ def _mark(index: int, unicode: bool) -> str:
 def _cells(
     curves: Sequence[np.ndarray], low: float, high: float, columns: int, height: int, dots: tuple[int, int]
 ) -> list[np.ndarray]:
-    """For each curve, which dots of which character it covers, as bits; a jump is a line from one column to the next."""
+    """For each curve, the dots of each character that it covers, as bits; a jump is a vertical line."""
     down, across = dots
     grids = []
     for curve in curves:

@@ -1,37 +1,30 @@
-"""Counts and times in sentences."""
+"""Numbers with their nouns, and durations, as text."""
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
-    """
-    A number with its noun, such as "1 update" and "2 updates".
-
-    Args:
-        number (`float`): The count.
-        noun (`str`): A regular noun, in its singular.
-        form (`str`): How the number is formatted, as after the colon of an f-string: `","` writes 1,500.
-    """
+    """A number with a regular noun, such as "1 update" or "2 updates"; the format `","` gives 1,500."""
     return f"{number:{form}} {noun if number == 1 else plural(noun)}"
 
 
 def plural(noun: str) -> str:
-    """Of a regular noun."""
+    """The plural of a regular noun."""
     if noun.endswith("y"):
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(("s", "x", "tch", "sh")) else f"{noun}s"
 
 
 def agreeing(number: int, singular: str, plural: str) -> str:
-    """The form of a verb that goes with a count."""
+    """The verb that agrees with a number."""
     return singular if number == 1 else plural
 
 
 def times(number: int) -> str:
-    """How often something happens: "once", "2 times"."""
+    """A number of repetitions: "once", "2 times"."""
     return "once" if number == 1 else f"{number} times"
 
 
 def duration(seconds: float) -> str:
-    """To three digits, in the unit that suits it: "43.2 s", "29.3 min", "2.5 h"."""
+    """A duration to three digits in a suitable unit: "43.2 s", "29.3 min", "2.5 h"."""
     for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
         if seconds < most:
             return f"{seconds / size:.3g} {unit}"

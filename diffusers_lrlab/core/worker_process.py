@@ -1,4 +1,4 @@
-"""What worker processes do first of all; nothing is imported here that prints."""
+"""Start and end of worker processes. Nothing that prints is imported here."""
 
 import faulthandler
 import multiprocessing
@@ -15,8 +15,7 @@ connection: Connection  # to the process that started this one
 
 def begin(to_parent: Connection, log: str) -> None:
     """
-    Prints into a file from now on, ends when the process that started this one has ended, however, and leaves a terminal's
-    Ctrl-C to that.
+    Redirects output to a file, ends this process when its parent ends, and leaves a terminal's Ctrl-C to the parent.
     """
     global connection
     connection = to_parent
@@ -27,13 +26,13 @@ def begin(to_parent: Connection, log: str) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     faulthandler.enable()
-    tqdm.set_lock(RLock())  # its own is the system's, which a killed process would leave behind
+    tqdm.set_lock(RLock())  # tqdm's own is a system semaphore, which a killed process would leave behind
 
 
 def end_with_parent(worker: int = 0) -> None:
     """
-    Ends this process as soon as the one that started it has ended, even if it was killed; can be the `worker_init_fn` of a
-    `DataLoader`. Without it, one that waits for work, for its source, or to hand over what it has would wait for ever.
+    Ends this process as soon as its parent has ended, even if the parent was killed; can be the `worker_init_fn` of a
+    `DataLoader`. Otherwise a worker that waits for its queue or its source would never end.
     """
     Thread(target=_wait_for_parent, daemon=True).start()
 
@@ -41,7 +40,8 @@ def end_with_parent(worker: int = 0) -> None:
 def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # What the parent forks later has a copy of what `join` waits for, and may live on. A fork server is nobody's parent.
+    # Later forks of the parent inherit the sentinel and may outlive it, so compare parent ids. Under a fork server getppid()
+    # is the server's.
     is_child = os.getppid() == parent.pid
     while parent.is_alive() and not (is_child and os.getppid() != parent.pid):
         parent.join(_POLL_SECONDS)

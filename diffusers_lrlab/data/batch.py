@@ -1,4 +1,4 @@
-"""Examples that a model sees together: data, and what it is told beside them."""
+"""Batches: data with their conditions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
+from ..core.words import counted
 from .images import normalise
 
 Conditions = Mapping[str, torch.Tensor]
@@ -19,7 +20,7 @@ Conditions = Mapping[str, torch.Tensor]
 @dataclass(frozen=True, eq=False)
 class Batch:
     """
-    Examples, row by row: slicing, moving and joining act on data and conditions alike.
+    Data and conditions, row by row. Slicing, moving and joining apply to both.
 
     Args:
         data (`torch.Tensor`): Images or points `(n, ...)`, normalised or as 8-bit levels.
@@ -33,20 +34,19 @@ class Batch:
     def __post_init__(self) -> None:
         for keyword, values in self.conditions.items():
             if len(values) != len(self.data):
-                raise LabError(
-                    f"conditions[{keyword!r}]: must have a row for each of {len(self.data)} examples, got {len(values)}."
-                )
+                wanted = f"{counted(len(self.data), 'row')}, one for each example"
+                raise must_be(keyword, values, wanted, "give a tensor (n, ...)", of="Batch()", got=str(len(values)))
 
     @classmethod
     def stack(cls, examples: Sequence[tuple[torch.Tensor, Conditions]]) -> Batch:
-        """A batch of single examples, one at least, whose tensors have no batch dimension."""
+        """A batch of one or more examples, whose tensors have no batch dimension."""
         keywords = examples[0][1]
         conditions = {keyword: torch.stack([own[keyword] for _, own in examples]) for keyword in keywords}
         return cls(torch.stack([data for data, _ in examples]), conditions)
 
     @classmethod
     def join(cls, parts: Sequence[Batch]) -> Batch:
-        """One batch of several, one at least, that have the same conditions."""
+        """One batch from one or more batches with the same conditions."""
         keywords = parts[0].conditions
         if any(part.conditions.keys() != keywords.keys() for part in parts):
             raise LabError(f"Batches with the conditions {[sorted(part.conditions) for part in parts]} cannot be joined.")
@@ -63,11 +63,11 @@ class Batch:
         return self.map(lambda values: values[rows])
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """`change` of the data and of each condition."""
+        """A batch with `change` applied to the data and each condition."""
         return Batch(change(self.data), {keyword: change(values) for keyword, values in self.conditions.items()})
 
     def with_data(self, data: torch.Tensor) -> Batch:
-        """Other data with the same conditions."""
+        """The same conditions with other data."""
         return Batch(data, self.conditions)
 
     def normalised(self) -> Batch:
@@ -75,11 +75,11 @@ class Batch:
         return self.with_data(normalise(self.data))
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
-        """On `device`; `options` are those of `torch.Tensor.to`."""
+        """A copy on `device`; `options` are those of `torch.Tensor.to`."""
         return self.map(lambda values: values.to(device, **options))
 
     def pin_memory(self) -> Batch:
-        """In page-locked memory, from which a GPU copies asynchronously."""
+        """A copy in page-locked memory, from which a GPU copies asynchronously."""
         return self.map(torch.Tensor.pin_memory)
 
 

@@ -1,8 +1,8 @@
-"""Which images an update sees depends on the seed and the update alone, not on processes and micro-batches.
+"""Batches of training data, which depend on the seed and the update only, not on processes and micro-batches.
 
-The run is one long row of images, epoch after epoch, each in an order of its own. Update `n` takes the images
-`n * B ... (n + 1) * B - 1` of that row, where `B` is the global batch; a process takes its share of them. So every
-update has the same number of images, and a resumed run just starts at another update.
+A run is a sequence of images: the epochs one after another, each in its own order. Update `n` takes the images
+`n * B ... (n + 1) * B - 1` of this sequence, where `B` is the global batch, and each process takes its share of them. So
+every update has the same number of images, and a resumed run starts at a later update.
 """
 
 import os
@@ -23,25 +23,25 @@ from .layout import BatchLayout
 from .loading import TrainingData
 from .streams import BlockReader
 
-# Workers of a process by default, and the images of a run that starting them pays for.
+# The most workers of a process by default, and the fewest images of a run for which starting them is worthwhile.
 _MOST_WORKERS, _MANY_IMAGES = 16, 5000
 
 
 class RowOrder:
-    """Which row of the dataset is image number `i` of the run."""
+    """The row of the dataset for each image number of the run."""
 
     def __init__(self, num_rows: int, seed: int):
         self.num_rows, self.seed = num_rows, seed
         self._orders: dict[int, np.ndarray] = {}
 
     def rows(self, image_numbers: list[int] | np.ndarray) -> np.ndarray:
-        """Rows for image numbers, int64; an epoch's order is cached for two epochs."""
-        epochs, places = np.divmod(np.asarray(image_numbers, np.int64), self.num_rows)
-        if len(places) and epochs[0] == epochs.min() == epochs.max():  # nearly always
-            return self._order(int(epochs[0]))[places]
-        rows = np.empty_like(places)
+        """Rows for image numbers, int64; the orders of two epochs are cached."""
+        epochs, positions = np.divmod(np.asarray(image_numbers, np.int64), self.num_rows)
+        if len(positions) and epochs[0] == epochs.min() == epochs.max():  # nearly always
+            return self._order(int(epochs[0]))[positions]
+        rows = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
-            rows[epochs == epoch] = self._order(epoch)[places[epochs == epoch]]
+            rows[epochs == epoch] = self._order(epoch)[positions[epochs == epoch]]
         return rows
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -62,18 +62,18 @@ def iterate_batches(
     compact: bool = False,
 ) -> Generator[Batch, None, None]:
     """
-    The examples of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)`, with the
-    conditions of the rows that were read.
+    The examples of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)` with their
+    conditions.
 
     Args:
         data ([`TrainingData`]): Images or points.
-        layout ([`BatchLayout`]): How updates are divided.
-        seed (`int`): Seed of the order; a stream knows its own.
-        updates (`range`): A resumed run starts where it stopped.
-        num_workers (`int`): Processes that decode, for images that are not in memory.
-        skip_corrupt (`bool`): Replace an image that cannot be decoded by the next row, and add it to `data.skipped`;
-            otherwise it is an error that names the file.
-        compact (`bool`): Leave 8-bit levels for [`to_device`] to normalise.
+        layout ([`BatchLayout`]): The division of an update among processes and micro-batches.
+        seed (`int`): The seed of the order; a stream has its own.
+        updates (`range`): The updates; those of a resumed run start later.
+        num_workers (`int`): Worker processes that decode images that are not in memory.
+        skip_corrupt (`bool`): Whether to replace an image that cannot be decoded by the next row and to note it in
+            `data.skipped`; otherwise it is an error that names the file.
+        compact (`bool`): Whether to leave 8-bit levels to be normalised by [`to_device`].
     """
     if not compact:
         batches = iterate_batches(data, layout, seed, updates, num_workers, skip_corrupt, compact=True)
@@ -91,17 +91,17 @@ def iterate_batches(
         source = _Rows(data, layout, seed)
     loader = DataLoader(
         _Decoded(data, source, skip_corrupt),
-        batch_size=None,  # an item is a micro-batch, or what a worker reads of it
+        batch_size=None,  # an item is a micro-batch, or a worker's part of one
         sampler=(item for update in updates for item in source.items(update)),
         num_workers=num_workers,
         worker_init_fn=end_with_parent,
-        generator=torch.Generator(),  # otherwise it draws from, and so disturbs, the global one
+        generator=torch.Generator(),  # otherwise it would advance the global one
     )
     yield from _assemble(data, loader, layout.micro_batch * layout.accumulation)
 
 
 def num_workers(data: TrainingData, asked: int | None, num_seen: int) -> int:
-    """The workers asked for, or those that cores are left for if a run has to decode many images."""
+    """The number of workers: the given one, or the free cores if a run has many images to decode."""
     if data.in_memory is not None:
         return 0
     if asked is not None:
@@ -113,52 +113,52 @@ def num_workers(data: TrainingData, asked: int | None, num_seen: int) -> int:
 
 
 def _assemble(data: TrainingData, parts_of_updates: Iterable[Any], num_images: int) -> Iterator[Batch]:
-    """The examples of each update in their order."""
-    places: list[int] = []
+    """The examples of each update, in order."""
+    positions: list[int] = []
     parts: list[Batch] = []
-    for its_places, part, problems in parts_of_updates:
+    for its_positions, part, problems in parts_of_updates:
         if isinstance(part, LabError):
             raise part
         _note(data, problems)
-        places += its_places
+        positions += its_positions
         parts.append(part)
-        if len(places) == num_images:
+        if len(positions) == num_images:
             has_one_dtype = len({part.data.dtype for part in parts}) == 1
             batch = Batch.join(parts if has_one_dtype else [part.normalised() for part in parts])
-            yield batch if places == sorted(places) else batch[torch.tensor(places).argsort()]
-            places, parts = [], []
+            yield batch if positions == sorted(positions) else batch[torch.tensor(positions).argsort()]
+            positions, parts = [], []
 
 
 def _note(data: TrainingData, problems: list[str]) -> None:
-    """Corrupt images come again every epoch; each is listed once."""
+    """Lists each corrupt image once, though it comes again every epoch."""
     data.skipped += [problem for problem in dict.fromkeys(problems) if problem not in data.skipped]
 
 
 def _iterate_memory(
     data: TrainingData, examples: Batch, layout: BatchLayout, order: RowOrder, updates: range
 ) -> Iterator[Batch]:
-    places = np.array(layout.image_numbers(0))
+    positions = np.array(layout.image_numbers(0))
     for update in updates:
-        numbers = places + update * layout.global_batch
+        numbers = positions + update * layout.global_batch
         batch = examples[torch.from_numpy(order.rows(numbers))]
         yield batch.with_data(data.transform.augment_all(batch.data, numbers.tolist()))
 
 
-# What a loader is asked for: places among this process's images of an update, what `find` takes, and the images' numbers.
+# A request to the loader: positions in this process's batch, keys for `find`, image numbers in the run.
 _Item = tuple[list[int], list[int], list[int]]
 
 
 class _Source(Protocol):
     def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
-        """For each image a sequence of cells, and its place in there."""
+        """For each key a sequence of examples and an index in it."""
 
 
 class _Rows:
-    """The rows of a data set with random access."""
+    """A data set with random access."""
 
     def __init__(self, data: TrainingData, layout: BatchLayout, seed: int):
-        self.cells, self.layout = data.cells, layout
-        self.order = RowOrder(len(self.cells), seed)
+        self.examples, self.layout = data.examples, layout
+        self.order = RowOrder(len(self.examples), seed)
 
     def items(self, update: int) -> Iterator[_Item]:
         numbers = self.layout.image_numbers(update)
@@ -168,11 +168,11 @@ class _Rows:
             yield list(range(len(numbers)))[part], rows[part], numbers[part]
 
     def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
-        return ((self.cells, row) for row in keys)
+        return ((self.examples, row) for row in keys)
 
 
 class _Stream:
-    """A stream, of which each worker reads some lanes. A loader hands its items to its workers in turn."""
+    """A stream, of which each worker reads some lanes. The loader passes its items to the workers in turn."""
 
     def __init__(self, data: TrainingData, layout: BatchLayout, num_workers: int):
         self.blocks, self.layout, self.num_workers = BlockReader(data.train, layout.global_batch), layout, num_workers
@@ -186,8 +186,8 @@ class _Stream:
         workers = lanes * self.num_workers // len(self.own_lanes)
         for start in range(0, len(numbers), size):
             for worker in range(self.num_workers):
-                places = np.flatnonzero(workers[start : start + size] == worker) + start
-                yield places.tolist(), numbers[places].tolist(), numbers[places].tolist()
+                positions = np.flatnonzero(workers[start : start + size] == worker) + start
+                yield positions.tolist(), numbers[positions].tolist(), numbers[positions].tolist()
 
     def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
         return self.blocks.find(keys)
@@ -201,32 +201,32 @@ class _Decoded(Dataset[Any]):
 
     def __getitem__(self, item: _Item) -> tuple[list[int], Batch | LabError, list[str]]:
         """
-        The examples of an item with their places, and problems with those that were replaced by the next in their sequence.
+        The positions and examples of an item, and the errors of corrupt images, which are replaced by the next in sequence.
 
-        An error is returned, since it would arrive from a worker as a traceback.
+        An error is returned, not raised, since a worker would send it as a traceback.
         """
-        places, keys, numbers = item
+        positions, keys, numbers = item
         problems: list[str] = []
         try:
             found = zip(self.source.find(keys), numbers, strict=True)
-            examples = [self._read(cells, place, number, problems) for (cells, place), number in found]
+            examples = [self._read(each, index, number, problems) for (each, index), number in found]
         except LabError as error:
-            return places, error, problems
+            return positions, error, problems
         if not examples:
-            return places, Batch(torch.empty(0, *self.transform.shape, dtype=torch.uint8), self.no_conditions), problems
+            return positions, Batch(torch.empty(0, *self.transform.shape, dtype=torch.uint8), self.no_conditions), problems
         if len({image.dtype for image, _ in examples}) > 1:
             examples = [(normalise(image), conditions) for image, conditions in examples]
-        return places, Batch.stack(examples), problems
+        return positions, Batch.stack(examples), problems
 
-    def _read(self, cells: Any, place: int, image_number: int, problems: list[str]) -> tuple[torch.Tensor, Conditions]:
-        """An image with the conditions of its row, which is not that of `place` if that one is corrupt."""
-        last = place + (len(cells) - 1 if self.skip_corrupt else 0)
+    def _read(self, examples: Any, index: int, image_number: int, problems: list[str]) -> tuple[torch.Tensor, Conditions]:
+        """An image with its conditions, from `index` or the next row that is not corrupt."""
+        last = index + (len(examples) - 1 if self.skip_corrupt else 0)
         while True:
             try:
-                image, conditions = self.read_compact(cells[place % len(cells)])
+                image, conditions = self.read_compact(examples[index % len(examples)])
                 return self.transform.augment(image, image_number), conditions
             except LabError as error:
-                if place == last:
+                if index == last:
                     raise
                 problems.append(str(error))
-                place += 1
+                index += 1

@@ -1,14 +1,14 @@
-"""Conditions: columns of numbers, such as class labels, that a model is told beside its data."""
+"""Conditions: columns of numbers, such as class labels, that a model gets beside its data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import must_be
 from .batch import Conditions
 from .shard_rows import digest_of
 from .sources import columns_of
@@ -16,14 +16,14 @@ from .sources import columns_of
 
 @dataclass(frozen=True)
 class ConditionColumn:
-    """A column with one number a row."""
+    """A column with one number per row."""
 
     name: str
     dtype: torch.dtype  # int64 or float32
     num_classes: int | None = None  # of a `datasets.ClassLabel`, whose values are below it
 
     def read(self, value: Any, row: str) -> torch.Tensor:
-        """A value as a tensor without dimensions; a `LabError` names the row of one that is not allowed."""
+        """A value as a tensor without dimensions; a `LabError` that names the row if it is not allowed."""
         self._check(value, row)
         return torch.tensor(value, dtype=self.dtype)
 
@@ -37,19 +37,19 @@ class ConditionColumn:
         is_whole = self.dtype is torch.int64
         info = torch.iinfo(torch.int64) if is_whole else torch.finfo(torch.float32)
         low, high = (info.min, info.max) if self.num_classes is None else (0, self.num_classes - 1)
-        # NaN is not between any two numbers.
+        # False for NaN.
         if isinstance(value, int if is_whole else (int, float)) and low <= value <= high:
             return
         wanted = "a whole number" if is_whole else "a finite number that float32 can hold"
-        wanted = wanted if self.num_classes is None else f"a class from 0 to {high}"
-        raise LabError(f"Column {self.name!r}, {row}: must be {wanted}, got {value!r}. Correct or remove the row.")
+        wanted = wanted if self.num_classes is None else f"a class in [0, {high}]"
+        raise must_be(self.name, value, wanted, "correct or remove the row", of=row)
 
 
 ConditionColumns = Mapping[str, ConditionColumn]
-"""By the keyword that the model takes the values by."""
+"""By the keyword of the model's `forward`."""
 
 
-class ConditionedCell(NamedTuple):
+class Example(NamedTuple):
     """A cell of the data with the conditions of its row, tensors without dimensions."""
 
     cell: Any
@@ -57,7 +57,7 @@ class ConditionedCell(NamedTuple):
 
 
 def find_conditions(dataset: Any, asked: Mapping[str, str] | None) -> dict[str, ConditionColumn]:
-    """The columns that are asked for by keyword; a `LabError` for one that does not hold a number a row."""
+    """The named columns, by keyword; a `LabError` for one without a number in each row."""
     if not asked:
         return {}
     features, listing = columns_of(dataset)
@@ -65,7 +65,7 @@ def find_conditions(dataset: Any, asked: Mapping[str, str] | None) -> dict[str, 
     for keyword, name in asked.items():
         kind = str(getattr(features.get(name), "dtype", ""))
         if not kind.startswith(("int", "uint", "bool", "float", "double")):
-            raise LabError(f"conditions[{keyword!r}] {name!r}: must be a column of numbers. Columns: {listing}.")
+            raise must_be(keyword, name, "a column of numbers", f"the columns are {listing}", of="conditions")
         dtype = torch.float32 if kind.startswith(("float", "double")) else torch.int64
         found[keyword] = ConditionColumn(name, dtype, getattr(features[name], "num_classes", None))
     return found
@@ -81,42 +81,32 @@ def read_conditions(dataset: Any, columns: ConditionColumns) -> dict[str, torch.
     return {keyword: column.read_all(dataset[column.name][:]) for keyword, column in columns.items()}
 
 
-def with_row(cell: Any, row: Mapping[str, Any], columns: ConditionColumns, name: str) -> Any:
-    """A cell with the conditions of its row, which has a name for messages; the cell itself if there are none."""
-    if not columns:
-        return cell
-    return ConditionedCell(cell, {keyword: column.read(row[column.name], name) for keyword, column in columns.items()})
+def example(cell: Any, row: Mapping[str, Any], columns: ConditionColumns, name: str) -> Example:
+    """A cell with the conditions in its row; `name` is the row's, for errors."""
+    return Example(cell, {keyword: column.read(row[column.name], name) for keyword, column in columns.items()})
 
 
-def split(cell: Any) -> tuple[Any, Conditions]:
-    """A cell and the conditions of its row, if it has any."""
-    return cell if isinstance(cell, ConditionedCell) else (cell, {})
+class Examples(Sequence[Example]):
+    """Cells with the conditions of their rows."""
 
-
-def conditioned(cells: Iterable[Any], conditions: Conditions) -> Iterator[Any]:
-    """Cells with the conditions of their rows, in their order; the cells themselves if there are none."""
-    if not conditions:
-        yield from cells
-        return
-    for row, cell in enumerate(cells):
-        yield ConditionedCell(cell, {keyword: values[row] for keyword, values in conditions.items()})
-
-
-class ConditionedCells(Sequence[ConditionedCell]):
-    """Cells with random access, with the conditions of their rows."""
-
-    def __init__(self, cells: Sequence[Any], conditions: Conditions):
+    def __init__(self, cells: Any, conditions: Conditions):
         self.cells, self.conditions = cells, conditions
 
     def __len__(self) -> int:
         return len(self.cells)
 
     def __getitem__(self, row: Any) -> Any:
-        return ConditionedCell(self.cells[row], {keyword: values[row] for keyword, values in self.conditions.items()})
+        return self._example(self.cells[row], row)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self._example(cell, row) for row, cell in enumerate(self.cells))
+
+    def _example(self, cell: Any, row: int) -> Example:
+        return Example(cell, {keyword: values[row] for keyword, values in self.conditions.items()})
 
 
 def fingerprint_with(fingerprint: str, conditions: Conditions) -> str:
-    """The fingerprint of data and of the conditions of their rows; that of the data if there are none."""
+    """The fingerprint of data with conditions; unchanged if there are none."""
     if not conditions:
         return fingerprint
     return digest_of([fingerprint, *((keyword, conditions[keyword].numpy().tobytes()) for keyword in sorted(conditions))])

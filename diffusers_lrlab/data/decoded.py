@@ -1,4 +1,4 @@
-"""Resized images in a file, from which later runs on the same data read instead of decoding."""
+"""Cache of resized images in a file, from which later runs on the same data read them instead of decoding."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .options import DataConfig
 
 _FORMAT = 2
 _PIXELS, _SIZES, _PROBLEMS = "pixels.bin", "sizes.npy", "problems.json"
-_SAMPLE = 64  # images whose sizes say how large the file is going to be
-_SPARE = 2**30  # bytes that are left free on the disk
+_SAMPLE = 64  # images from whose sizes the size of the file is estimated
+_SPARE = 2**30  # bytes to leave free on the disk
 
 
 class DecodedImages(Sequence[torch.Tensor]):
-    """The images of a folder, uint8 `(channels, height, width)` each; those that could not be decoded are a `LabError`."""
+    """The cached images, uint8 `(channels, height, width)` each; a `LabError` for one that could not be decoded."""
 
     def __init__(self, folder: Path, channels: int):
         self.folder, self.channels = folder, channels
@@ -41,7 +41,7 @@ class DecodedImages(Sequence[torch.Tensor]):
             if (folder / _PIXELS).stat().st_size != size:
                 raise ValueError
         except (EOFError, FileNotFoundError, ValueError):
-            raise LabError(f"{str(folder)!r}, which --cache_decoded reads, is damaged. Remove that folder.") from None
+            raise LabError(f"{str(folder)!r}, the cache of --cache_decoded, is damaged. Remove that folder.") from None
         self.pixels = np.memmap(folder / _PIXELS, np.uint8, "r") if size else np.empty(0, np.uint8)
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class _Decoder(Dataset[Any]):
 
 
 def decoded_images(cells: Any, fingerprint: str, transform: ImageTransform, config: DataConfig) -> DecodedImages:
-    """The images of cells in a file, which is written now if it is not there; data are known by their fingerprint."""
+    """The cached images of cells, which are decoded now if there is no cache for this fingerprint and transform."""
     import PIL
     from datasets import config as datasets_config
     from datasets.fingerprint import Hasher
@@ -88,14 +88,14 @@ def decoded_images(cells: Any, fingerprint: str, transform: ImageTransform, conf
     folder = Path(config.cache_dir or datasets_config.HF_DATASETS_CACHE).expanduser() / "lrlab-decoded" / key
     if not folder.exists():
         with _only_writer(folder):
-            if not folder.exists():  # else the other one has written it
+            if not folder.exists():  # otherwise another process has written it
                 _write(folder, _Decoder(cells, transform), config.skip_corrupt_images)
     return DecodedImages(folder, transform.channels)
 
 
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    """Waits for whoever writes this folder now, on this machine or another, and removes what killed ones began."""
+    """Waits for other processes that write this folder, on any machine, and removes what killed ones left."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_suffix(".lock"))
     try:
@@ -152,7 +152,7 @@ def _decoded(decoder: _Decoder) -> Iterator[torch.Tensor | str]:
         worker_init_fn=end_with_parent,
         generator=torch.Generator(),
     )
-    batches = iter(loader)  # of a loader itself, tqdm.auto would begin an iteration more, with workers of its own
+    batches = iter(loader)  # given the loader, tqdm.auto would start a second iteration with its own workers
     for batch in tqdm(
         batches, desc="decode images", total=len(loader), unit=f" x {_SAMPLE}", disable=None, leave=False, delay=2
     ):

@@ -1,7 +1,7 @@
-"""From an image file to a tensor in [-1, 1], with PIL and torch alone.
+"""Image files to tensors in [-1, 1], by PIL and torch.
 
-One path for every mode of image: grey, colour, palette, transparent (laid on white), 16-bit and float. Precision is
-kept unless 8 bits are asked for.
+Handles every mode: grey, colour, palette, transparent (on white), 16-bit and float. Precision is kept unless 8 bits are
+requested.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-_LONGEST_SIDE = 16_384  # pixels of a strip of an image, beyond which it is taken for damaged
-
-
-_DRAFT = 4  # times the resolution that a JPEG decoder must leave at least
+_LONGEST_SIDE = 16_384  # pixels; longer strips are taken for damaged images
+_DRAFT = 4  # a JPEG decoder may reduce an image to this multiple of the resolution
 
 
 def normalise(images: torch.Tensor) -> torch.Tensor:
-    """Images as they are trained on: 8-bit levels become float32 in [-1, 1], the same bits on every device."""
+    """8-bit levels as float32 in [-1, 1], with the same bits on every device; other tensors are unchanged."""
     if images.dtype != torch.uint8:
         return images
-    # CUDA multiplies by the reciprocal of a number, which rounds in another way than a division by a tensor.
+    # For a number CUDA multiplies by the reciprocal, which rounds differently from a division by a tensor.
     return images.float().div_(torch.full((), 255.0, device=images.device)).mul_(2).sub_(1)
 
 
@@ -41,30 +39,30 @@ def to_unit_tensor(image: Image, channels: int) -> torch.Tensor:
     """
     A PIL image of any mode as float32 of shape `(channels, height, width)` in [0, 1].
 
-    Transparency becomes white, CMYK and the like become RGB, and colour becomes grey by PIL's luma for one channel. Raises a
-    `LabError` for a float or integer image whose values have no known scale.
+    Transparency becomes white, CMYK and similar modes become RGB, and for one channel colour becomes grey by PIL's luma.
+    Raises a `LabError` for a float or integer image whose values have no known scale.
     """
     if not is_deep(image):
         return as_levels(plain_image(image, channels)).float() / 255
-    # PIL's conversion of 16-bit images clips at 255; files of some formats open as "I".
+    # PIL's conversion of 16-bit images clips at 255; some formats open as "I".
     largest = 1 if image.mode == "F" else 65535
     pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None]
     if not (pixels.min() >= 0 and pixels.max() <= largest):
         raise LabError(
             f"An image of mode {image.mode!r} has values from {pixels.min():g} to {pixels.max():g}; only "
-            f"[0, {largest}] has a known meaning. Rescale it, or store it as an 8- or 16-bit image."
+            f"[0, {largest}] has a known meaning. Rescale it, or save it as an 8- or 16-bit image."
         )
     pixels /= largest
     return pixels.expand(channels, -1, -1)
 
 
 def is_deep(image: Image) -> bool:
-    """Whether an image has more than 8 bits."""
+    """Whether an image has more than 8 bits per channel."""
     return image.mode.startswith("I") or image.mode == "F"
 
 
 def plain_image(image: Image, channels: int) -> Image:
-    """An image of 8 bits without transparency, in grey or RGB."""
+    """An 8-bit image without transparency, in grey or RGB."""
     if image.has_transparency_data:
         from PIL import Image as images
 
@@ -72,12 +70,12 @@ def plain_image(image: Image, channels: int) -> Image:
         image = images.alpha_composite(images.new("RGBA", image.size, "white"), image)
     if image.mode == ("L" if channels == 1 else "RGB"):
         return image
-    image = image.convert("RGB")  # also on the way to grey, which not every mode can be converted to
+    image = image.convert("RGB")  # also before grey, since not every mode converts to grey
     return image.convert("L") if channels == 1 else image
 
 
 def as_levels(image: Image) -> torch.Tensor:
-    """A plain image as uint8 of shape `(channels, height, width)`."""
+    """A plain image as uint8 `(channels, height, width)`."""
     pixels = torch.from_numpy(np.array(image))
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
@@ -91,13 +89,13 @@ class ImageTransform:
     """
     Resize, crop, flip, and scale to [-1, 1].
 
-    Crops and flips depend on the seed and on the image's number in the run (how many images were seen before it), so they
-    are the same for any number of workers and processes, and after a resume.
+    Crops and flips depend on the seed and the image number in the run only, so they are the same for any number of workers
+    and processes, and after a resume.
     """
 
     resolution: int  # pixels of the shorter side after resizing (antialiased bilinear), and of the square crop
     channels: int  # 1 or 3
-    center_crop: bool  # crop in the middle, instead of at a random place
+    center_crop: bool  # crop at the centre instead of at random
     random_flip: bool  # flip half of the images horizontally
     eight_bit: bool  # round to 8 bits first, as upstream does by default
     seed: int  # of the run
@@ -108,11 +106,11 @@ class ImageTransform:
         return (self.channels, self.resolution, self.resolution)
 
     def read(self, cell: Any) -> torch.Tensor:
-        """The image in a cell of an undecoded `datasets.Image` column, resized; a `LabError` names one that is corrupt."""
+        """The resized image in a cell of an undecoded `datasets.Image` column; a `LabError` that names a corrupt one."""
         return normalise(self.read_compact(cell))
 
     def read_compact(self, cell: Any) -> torch.Tensor:
-        """What [`normalise`] makes the image of `read` from: 8-bit levels where they say everything."""
+        """`read` before [`normalise`]: 8-bit levels where nothing is lost."""
         try:
             return self.resize_compact(decode(cell, self._draft))
         except LabError as error:
@@ -123,8 +121,8 @@ class ImageTransform:
 
     def resize_compact(self, image: Image) -> torch.Tensor:
         """
-        The deterministic part, of which [`normalise`] makes float32 `(channels, height, width)` in [-1, 1]: the shorter side
-        at `resolution`.
+        An image with its shorter side at `resolution`, which [`normalise`] makes float32 `(channels, height, width)` in
+        [-1, 1].
         """
         size = self._size(image)
         is_resized = image.size != (size[1], size[0])
@@ -155,11 +153,11 @@ class ImageTransform:
         return ("L" if self.channels == 1 else "RGB", _DRAFT * self.resolution) if self.decoding == "draft" else None
 
     def augment(self, pixels: torch.Tensor, image_number: int) -> torch.Tensor:
-        """The random part: a square crop of a resized image, perhaps flipped."""
+        """The random part of the transform: a square crop of a resized image, possibly flipped."""
         return self.augment_all(pixels[None], [image_number])[0]
 
     def augment_all(self, pixels: torch.Tensor, image_numbers: Sequence[int]) -> torch.Tensor:
-        """The same for images of one size."""
+        """`augment` for several images of one size."""
         pixels = self.fixed(pixels) if self.center_crop else self._random_crop(pixels, image_numbers)
         if self.random_flip:
             flips = torch.tensor([stream_uniform(self.seed, "flip", number) < 0.5 for number in image_numbers])
@@ -167,13 +165,13 @@ class ImageTransform:
         return pixels
 
     def fixed(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Always cropped in the middle, never flipped."""
+        """A centre crop, not flipped."""
         for axis in (-2, -1):
             pixels = pixels.narrow(axis, (pixels.shape[axis] - self.resolution) // 2, self.resolution)
         return pixels
 
     def _random_crop(self, pixels: torch.Tensor, image_numbers: Sequence[int]) -> torch.Tensor:
-        """A square of each image, at the place that belongs to its number."""
+        """A square of each image, at a position that follows from its number."""
         for axis in (0, 1):
             room = pixels.shape[axis - 2] - self.resolution
             if room:
@@ -185,9 +183,9 @@ class ImageTransform:
 
 def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
     """
-    The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), completely read.
+    The image in a cell of an undecoded `datasets.Image` column (`{"bytes": ..., "path": ...}`), fully loaded.
 
-    `draft` is a mode and the pixels of its shorter side that are enough, for decoders that save time by leaving out detail.
+    `draft` is a mode and a sufficient size of the shorter side, for decoders that can save time by skipping detail.
     """
     from PIL import Image as images
     from PIL import ImageOps
@@ -208,7 +206,7 @@ def decode(cell: Any, draft: tuple[str, int] | None = None) -> Image:
         ImageOps.exif_transpose(image, in_place=True)
         return image
     except images.UnidentifiedImageError:  # its text holds a memory address
-        raise LabError("PIL knows no image format like this.") from None
-    # RuntimeError is what the AVIF decoder raises, struct.error what damaged EXIF does.
+        raise LabError("PIL does not know its format.") from None
+    # The AVIF decoder raises RuntimeError, damaged EXIF struct.error.
     except (OSError, SyntaxError, ValueError, RuntimeError, struct.error, images.DecompressionBombError) as error:
         raise LabError(f"{error}.") from None

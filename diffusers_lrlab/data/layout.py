@@ -1,4 +1,4 @@
-"""How the images of one update are divided among processes and micro-batches."""
+"""The division of an update's images among processes and micro-batches."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from ..core.words import counted
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the images of one update are divided."""
+    """Sizes of micro-batch, update and process group, and the rank of this process."""
 
     micro_batch: int  # images per process and forward pass
     accumulation: int = 1  # forward passes per update
@@ -21,17 +21,17 @@ class BatchLayout:
         return self.micro_batch * self.accumulation * self.num_processes
 
     def positions(self) -> list[range]:
-        """Places in the global batch that this process takes, one range per micro-batch."""
+        """Positions of this process in the global batch, one range per micro-batch."""
         starts = [(step * self.num_processes + self.rank) * self.micro_batch for step in range(self.accumulation)]
         return [range(start, start + self.micro_batch) for start in starts]
 
     def image_numbers(self, update: int) -> list[int]:
-        """The numbers, in the run's long row of images, that this process sees in an update."""
+        """The image numbers in the run that this process sees in an update."""
         first = update * self.global_batch
-        return [first + place for positions in self.positions() for place in positions]
+        return [first + position for positions in self.positions() for position in positions]
 
     def check_fits(self, num_images: int) -> None:
-        """Raises a `LabError` if an update would need more images than there are."""
+        """Raises a `LabError` if an update needs more images than there are."""
         if self.global_batch <= num_images:
             return
         largest = num_images // (self.accumulation * self.num_processes)

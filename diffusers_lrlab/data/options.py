@@ -1,4 +1,4 @@
-"""The options that say which data a run learns from, and how they are prepared."""
+"""Options that choose the data of a run and how they are prepared."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,13 +10,13 @@ from .toy2d_entries import TOY_DATASETS
 EMBEDDED_DATASETS = (*IMAGE_DATASETS, *TOY_DATASETS)
 
 IMAGES = ("images",)
-READ = Need("data that are not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
+READ = Need("a data set that is not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
 STREAMING = Need("--streaming", lambda config: config.streaming)
 NOT_STREAMING = Need("--streaming", lambda config: not config.streaming, is_absence=True)
 EIGHT_BITS = Need("--decoding uint8 or draft", lambda config: config.decoding != "float")
-NOT_TOY = Need("data that are read, and toy sets are made", lambda config: config.dataset_name not in TOY_DATASETS)
+NOT_TOY = Need("data read from disk or the Hub", lambda config: config.dataset_name not in TOY_DATASETS)
 
-# 0 is how points are read unless workers are asked for.
+# Points are read without workers unless some are asked for.
 WORKERS = Need(NOT_TOY.text, lambda config: config.dataloader_num_workers == 0 or NOT_TOY.is_met(config))
 
 
@@ -39,9 +39,9 @@ class DataConfig:
     train_data_dir: str | None = option(
         None, "Folder of images (png, jpg, ..., also in subfolders); excludes --dataset_name.", SOURCE, is_path=True
     )
-    cache_dir: str | None = option(None, "Where datasets and models that are downloaded are kept.", SPEED, is_repeated=False)
+    cache_dir: str | None = option(None, "Folder for downloaded datasets and models.", SPEED, is_repeated=False)
     streaming: bool = option(
-        False, "Read the dataset as a stream, without downloading it whole; needs --max_train_steps.", SOURCE, finder="uses"
+        False, "Read the dataset as a stream, without downloading all of it; needs --max_train_steps.", SOURCE, finder="uses"
     )
     image_column: str | None = option(
         None,
@@ -53,13 +53,12 @@ class DataConfig:
     )
     point_column: str | None = option(
         None,
-        "Column that holds points, as lists of as many numbers in every row; found by its type if there is only one, "
-        "and none of images.",
+        "Column of points, lists of equally many numbers; found by its type if there is only one, and none of images.",
         SOURCE,
     )
     data_kind: str | None = option(
         None,
-        "What the data are, by name; found from their columns if not given. Names: {names}.",
+        "Kind of the data; found from their columns if not given. Names: {names}.",
         SOURCE,
         registry="training.kinds.select:KINDS",
     )
@@ -73,7 +72,7 @@ class DataConfig:
     image_channels: Literal[1, 3] | None = option(
         None, "1 for grey, 3 for colour; 3, or that of an embedded set.", SOURCE, kinds=IMAGES
     )
-    center_crop: bool = option(False, "Crop at the centre instead of a random place.", DATA, kinds=IMAGES)
+    center_crop: bool = option(False, "Crop at the centre instead of at random.", DATA, kinds=IMAGES)
     random_flip: bool = option(False, "Flip half of the images horizontally.", DATA, kinds=IMAGES)
     preserve_input_precision: bool = option(
         True,
@@ -91,7 +90,7 @@ class DataConfig:
     )
     skip_corrupt_images: bool = option(
         False,
-        "Leave out images that cannot be decoded, count and list them, instead of stopping at the first.",
+        "Skip, count and list images that cannot be decoded, instead of stopping at the first.",
         DATA,
         may_change_on_resume=True,
         kinds=IMAGES,
@@ -106,15 +105,15 @@ class DataConfig:
     )
     in_memory_limit_mb: int = option(
         1024,
-        "Sets that fit into this many MiB once decoded are kept in memory, per process; larger ones are read.",
+        "Data that fit into this many MiB once decoded are kept in memory, per process; others are read from disk.",
         SPEED,
         range="[0, 1e9]",
         needs=(NOT_STREAMING, NOT_TOY),
     )
     cache_decoded: bool = option(
         False,
-        "Keep the resized images in a file in the folder of --cache_dir, which later runs on the same data read instead "
-        "of decoding; the file is as large as the pixels are.",
+        "Keep the resized images, uncompressed, in a file below --cache_dir, from which later runs on the same data read "
+        "them instead of decoding.",
         SPEED,
         needs=(NOT_STREAMING, NOT_TOY, EIGHT_BITS),
         kinds=IMAGES,
@@ -124,8 +123,8 @@ class DataConfig:
     )
     dataloader_num_workers: int | None = option(
         None,
-        "Worker processes that read and decode what is not in memory; 0 does it in the main process. If it is not given: as "
-        "many as cores are left in a run of 5,000 images or more, and 0 for points.",
+        "Worker processes that read and decode data that are not in memory; 0 uses the main process. Default: the free "
+        "cores in a run of 5,000 images or more, 0 for points.",
         SPEED,
         range="[0, 1024]",
         needs=(WORKERS,),

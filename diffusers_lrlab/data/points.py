@@ -1,4 +1,4 @@
-"""Points: the embedded toy datasets, and datasets with a column of equally many numbers in every row."""
+"""Points: the embedded toy datasets, and datasets with a column of equally long lists of numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,42 +7,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.streams import split_rows
+from ..core.words import counted
 from .batch import Batch
-from .conditions import find_conditions, fingerprint_with, read_conditions
+from .conditions import fingerprint_with
 from .layout import BatchLayout
-from .loading import TrainingData, stream_data
+from .loading import TrainingData, select_columns, stream_data
 from .options import DataConfig
 from .sources import columns_of, is_numeric_list, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
 
-# The toy datasets are the same for every seed of a run, as all other data are.
+# Like all data, the toy datasets are the same for every seed of a run.
 TOY_SEED, TOY_POINTS = 42, 100_000
 
 
 @dataclass(frozen=True)
 class PointTransform:
-    """From a row of numbers to a point; nothing about it is random."""
+    """From a list of numbers to a point, without randomness."""
 
-    dimension: int  # numbers in a row
-    column: str  # for error messages
+    dimension: int
+    column: str  # for errors
 
     @property
     def shape(self) -> tuple[int]:
         return (self.dimension,)
 
     def read(self, cell: Any) -> torch.Tensor:
-        """The point in a cell, float32 `(dimension,)`; a `LabError` if it is not one."""
+        """The point in a cell, float32 `(dimension,)`; a `LabError` for an invalid one."""
         try:
             point = torch.tensor(cell, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError):
             point = torch.empty(0)
         if point.shape != self.shape or not point.isfinite().all():
-            raise LabError(
-                f"A row of the column {self.column!r} is {cell!r}; every row must be a point of {self.dimension} finite "
-                "numbers. Correct or remove it."
-            )
+            wanted = f"a point of {counted(self.dimension, 'finite number')}"
+            raise must_be(self.column, cell, wanted, "correct or remove the row")
         return point
 
     def read_compact(self, cell: Any) -> torch.Tensor:
@@ -65,24 +64,21 @@ def load_point_data(
     name, column = config.dataset_name or config.train_data_dir or "", config.point_column or ""
     if name in TOY_DATASETS:
         if conditions:
-            raise LabError(f"conditions {conditions!r}: must be empty, since the toy set {name!r} has points alone.")
+            raise must_be("conditions", conditions, "empty", f"the toy set {name!r} has points only")
         return _toy_data(name, config)
     dataset = open_dataset(config)
     features, listing = columns_of(dataset)
     if column not in features:
         raise LabError(f"--point_column {column!r} is not a column of the data set. Columns: {listing}.")
     if not is_numeric_list(features[column]):
-        raise LabError(f"The column {column!r} does not hold points (lists of as many numbers). Columns: {listing}.")
-    columns = find_conditions(dataset, conditions)
-    values = {} if config.streaming else read_conditions(dataset, columns)
-    names = dict.fromkeys([column, *(each.name for each in columns.values() if config.streaming)])
-    dataset = dataset.select_columns(list(names))
+        raise LabError(f"The column {column!r} does not hold points (lists of equally many numbers). Columns: {listing}.")
+    dataset, columns, values = select_columns(dataset, column, conditions, config.streaming)
     if config.streaming:
         first = next(iter(dataset), None)
         if first is None:
             raise LabError(f"The stream {name!r} has no points to train on.")
         if not first[column]:
-            raise LabError(f"Row 0 of the column {column!r} is {first[column]!r} and no point. Correct or remove it.")
+            raise must_be(column, first[column], "a list of one number or more", "correct or remove the row", of="row 0")
         return stream_data(config, seed, dataset, column, PointTransform(len(first[column]), column), name, columns)
     points = read_points(dataset, column)
     held_out, training = split_rows(len(points), config.num_validation_images or 0)
@@ -100,7 +96,7 @@ def load_point_data(
 def _toy_data(name: str, config: DataConfig) -> TrainingData:
     points, held_out = torch.from_numpy(toy_points(name, TOY_POINTS, TOY_SEED)), torch.empty(0, 2)
     if config.num_validation_images:
-        # An independent draw, so that the number of training points does not depend on what is held out.
+        # An independent sample, so that the number of training points does not depend on that of held-out ones.
         held_out = torch.from_numpy(toy_points(name, config.num_validation_images, TOY_SEED, split="test"))
     return TrainingData(name, None, Batch(held_out), "x", f"toy2d-{name}", PointTransform(2, "x"), Batch(points))
 
@@ -109,7 +105,7 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
     """
     A column of lists of numbers as one tensor, float32 `(num_points, dimension)`.
 
-    A `LabError` names the first row that is missing, of another length, or holds a number that is missing or not finite.
+    A `LabError` names the first row that is missing, has another length, or contains a missing or non-finite number.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -121,17 +117,11 @@ def read_points(dataset: Any, column: str) -> torch.Tensor:
     lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), -1))
     dimension = int(lengths[0])
     for row in np.flatnonzero((lengths != dimension) | (lengths < 1)):
-        found = "missing" if lengths[row] < 0 else f"of {lengths[row]} numbers"
-        first = f", and row 0 is of {dimension}" if row else ""
-        raise LabError(
-            f"Row {row} of the column {column!r} is {found}{first}: all points must have as many coordinates, 1 at least. "
-            "Correct or remove it."
-        )
+        wanted = f"a list of {counted(dimension, 'number')}, as in row 0" if row else "a list of one number or more"
+        raise must_be(column, lists[row].as_py(), wanted, "correct or remove the row", of=f"row {row}")
     with np.errstate(over="ignore"):
         values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), dimension)
     for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
-        raise LabError(
-            f"Row {row} of the column {column!r} is {lists[row].as_py()}: every coordinate must be a finite number that "
-            "float32 can hold. Correct or remove it."
-        )
+        wanted = "finite numbers that float32 can hold"
+        raise must_be(column, lists[row].as_py(), wanted, "correct or remove the row", of=f"row {row}")
     return torch.from_numpy(np.array(values))

@@ -1,4 +1,4 @@
-"""Batches that are ready before they are asked for."""
+"""Prefetching of batches by a thread."""
 
 from collections.abc import Generator, Iterator
 from queue import Full, Queue
@@ -10,14 +10,14 @@ import torch
 from .batch import Batch
 
 _AHEAD = 2  # batches
-_LOOK = 0.1  # seconds between looks at whether anybody still wants them
-_LEAVE = 5.0  # seconds after which a source that hangs is left alone, as the end of a run need not wait for it
+_POLL_SECONDS = 0.1  # between checks whether batches are still needed
+_JOIN_SECONDS = 5.0  # the end of a run does not wait longer for a hanging source
 
 
 def prefetched(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
-    """The same batches, read by a thread while others are trained on; in pinned memory where there is a GPU to copy to."""
+    """The same batches, read ahead by a thread; in pinned memory if there is a GPU."""
     try:
-        first = next(batches)  # by this thread, whose fork the workers are
+        first = next(batches)  # in this thread, so that it forks the workers
     except StopIteration:
         return
     ready: Queue[Any] = Queue(_AHEAD)
@@ -32,11 +32,11 @@ def prefetched(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
             yield batch
     finally:
         stopped.set()
-        thread.join(_LEAVE)
+        thread.join(_JOIN_SECONDS)
 
 
 def _read(batches: Generator[Batch, None, None], ready: Queue[Any], stopped: Event) -> None:
-    """Puts batches into the queue, and `None` or an exception at the end."""
+    """Puts batches into the queue, then `None` or an exception."""
     last: BaseException | None = None
     pins = torch.cuda.is_available()
     try:
@@ -44,7 +44,7 @@ def _read(batches: Generator[Batch, None, None], ready: Queue[Any], stopped: Eve
             _put(ready, batch.pin_memory() if pins else batch, stopped)
             if stopped.is_set():
                 break
-    except BaseException as error:  # raised where the batches are used
+    except BaseException as error:  # raised in the consumer
         last = error
     finally:
         batches.close()
@@ -54,7 +54,7 @@ def _read(batches: Generator[Batch, None, None], ready: Queue[Any], stopped: Eve
 def _put(ready: Queue[Any], item: Any, stopped: Event) -> None:
     while not stopped.is_set():
         try:
-            ready.put(item, timeout=_LOOK)
+            ready.put(item, timeout=_POLL_SECONDS)
             return
         except Full:
             continue

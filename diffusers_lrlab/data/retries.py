@@ -1,4 +1,4 @@
-"""Reading from a source that may fail or hang: tried again, with a message, and then an error."""
+"""Retries for sources that may fail or hang."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,14 +11,16 @@ from ..core.hub_client import without_tokens
 
 Item = TypeVar("Item")
 
-_TRIES, _FIRST_WAIT, _PATIENCE = 5, 1.0, 120.0  # seconds: before the second try, doubled after each; between two items
+_TRIES = 5
+_FIRST_WAIT = 1.0  # seconds before the second try, doubled after each
+_PATIENCE = 120.0  # longest wait for an item, in seconds
 
 
 def read_with_retries(items: Callable[[], Iterator[Item]], failure: str, remedy: str) -> list[Item]:
     """
-    All items, which are asked for anew if that fails or hangs. A `LabError` is not tried again.
+    All items, from a new iterator after each failure or stall. A `LabError` is not retried.
 
-    `failure` says what could not be read, and `remedy` what to do after the last try.
+    `failure` says what could not be read, `remedy` what to do after the last try.
     """
     wait = _FIRST_WAIT
     for last in [False] * (_TRIES - 1) + [True]:
@@ -37,7 +39,7 @@ def read_with_retries(items: Callable[[], Iterator[Item]], failure: str, remedy:
 
 
 def _with_stall_timeout(seconds: float, items: Iterator[Item]) -> list[Item]:
-    """All items, or a `TimeoutError` if none comes for so long; a thread that hangs is left alone."""
+    """All items, or a `TimeoutError` if none arrives for that long; a hanging thread is abandoned."""
     found: list[Item] = []
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 

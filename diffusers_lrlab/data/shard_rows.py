@@ -1,4 +1,4 @@
-"""What is known of the rows of a stream's shards: found once, shard by shard, and kept."""
+"""Cache of facts about the rows of a stream's shards, found once for each shard."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from .retries import read_with_retries
 
 
 def digest_of(facts: Iterable[Any]) -> str:
-    """A short text that changes with the facts, and is the same on every machine."""
+    """A short hash of facts, the same on every machine."""
     found = hashlib.sha256()
     for fact in facts:
         found.update(repr(fact).encode() + b"\n")
@@ -28,10 +28,10 @@ def find_rows(
     keep: Callable[[list[Any]], Any],
 ) -> list[tuple[str, Any]]:
     """
-    For each shard a digest of the facts of its rows, and what `keep` makes of their places.
+    For each shard a digest of its rows' facts, and `keep` of their locations.
 
-    `rows_of` gives place and facts of each row of a shard. What is found is kept shard by shard in a file that belongs to
-    these very data.
+    `rows_of` gives location and facts of each row of a shard. Results are appended shard by shard to the file `path`, which
+    must be specific to these data.
     """
     from tqdm.auto import tqdm
 
@@ -41,19 +41,19 @@ def find_rows(
         rows = read_with_retries(
             partial(rows_of, shard),
             failure=f"The rows of shard {shard} of {name!r} could not be counted",
-            remedy="Start again when it can be read: the shards before it are not counted again.",
+            remedy="Start again when it can be read; earlier shards are not counted again.",
         )
-        found[shard] = (digest_of(facts for _, facts in rows), keep([place for place, _ in rows]))
+        found[shard] = (digest_of(facts for _, facts in rows), keep([location for location, _ in rows]))
         line = json.dumps([shard, *found[shard]])
         with full_disk_explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab", buffering=0) as file:  # at once, as other processes may write, too
+            with path.open("ab", buffering=0) as file:  # in one write, since other processes may write too
                 file.write(f"\n{line}\n".encode())
     return [found[shard] for shard in range(num_shards)]
 
 
 def _found_before(path: Path, num_shards: int, kind: type) -> dict[int, tuple[str, Any]]:
-    """What the file has by shard; lines that are damaged or not whole are passed over."""
+    """Results in the file by shard; damaged or incomplete lines are ignored."""
     found: dict[int, tuple[str, Any]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError, TypeError):

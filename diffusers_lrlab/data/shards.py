@@ -1,4 +1,4 @@
-"""The shards of a stream: row groups of Parquet, tar files, slices of a table, or what `datasets` reads from its start."""
+"""The shards of a stream: row groups of Parquet, tar files, slices of a table, or shards that `datasets` reads in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import LabError
-from .conditions import ConditionColumns, ConditionedCell, split, with_row
+from .conditions import ConditionColumns, Example, example
 from .retries import read_with_retries
 from .shard_rows import digest_of, find_rows
 from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from .streams import Source
 
 _TABLE_ROWS = 100  # of a shard of a table
-_AT_ONCE = 16  # files that are asked for their number of rows
-_BATCH_ROWS = 32  # read from Parquet at a time
+_AT_ONCE = 16  # files whose footers are read in parallel
+_BATCH_ROWS = 32  # of Parquet
 
 
 class _Cells:
-    """What sources share."""
+    """Base of the sources."""
 
     def fetch(self, cell: Any) -> Any:
-        """An image that is a file elsewhere as its bytes, so that a failing network is none of a damaged image."""
-        if isinstance(cell, ConditionedCell):
-            return cell._replace(cell=self.fetch(cell.cell))
+        """A cell with the bytes of a remote image, so that a network failure is not taken for a damaged image."""
         if isinstance(cell, dict) and cell.get("bytes") is None and "://" in (cell.get("path") or ""):
             from datasets.utils.file_utils import xopen
 
@@ -43,7 +41,7 @@ class _Cells:
 
 
 class ParquetShards(_Cells):
-    """Every row group is a shard."""
+    """Row groups of Parquet files as shards."""
 
     def __init__(
         self, name: str, files: Sequence[str], column: str, feature: Any, conditions: ConditionColumns | None = None
@@ -56,19 +54,19 @@ class ParquetShards(_Cells):
             names = footer.schema.to_arrow_schema().names
             for missing in (each for each in self._columns if each not in names):
                 raise LabError(
-                    f"{file!r} has no column {missing!r}, as other files of the data do. It has {', '.join(names)}."
+                    f"{file!r} has no column {missing!r}, unlike other files of the data. It has {', '.join(names)}."
                 )
-        self._places = [(file, group) for file, footer in self._files.items() for group in range(footer.num_row_groups)]
-        rows = (self._files[file].row_group(group).num_rows for file, group in self._places)
+        self._row_groups = [(file, group) for file, footer in self._files.items() for group in range(footer.num_row_groups)]
+        rows = (self._files[file].row_group(group).num_rows for file, group in self._row_groups)
         self.lengths = np.fromiter(rows, np.int64)
-        groups = [self._files[file].row_group(group) for file, group in self._places]
+        groups = [self._files[file].row_group(group) for file, group in self._row_groups]
         self.fingerprint = digest_of(_of_column(group, each) for group in groups for each in self._columns)
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         import pyarrow.parquet as parquet
         from datasets.utils.file_utils import xopen
 
-        path, group = self._places[shard]
+        path, group = self._row_groups[shard]
         number = 0
         with xopen(path, "rb") as file:
             opened = parquet.ParquetFile(file, metadata=self._files[path])
@@ -77,14 +75,10 @@ class ParquetShards(_Cells):
                     cells = batch.column(self.column)
                     cells = self.feature.cast_storage(cells) if hasattr(self.feature, "cast_storage") else cells
                     where = f"row group {group} of {path!r}"
-                    yield from enumerate(self._with_conditions(cells.to_pylist(), batch, where), number)
+                    rows = batch.select(self._columns[1:]).to_pylist() if self.conditions else [{}] * len(batch)
+                    pairs = zip(cells.to_pylist(), rows, strict=True)
+                    yield from enumerate((example(cell, row, self.conditions, where) for cell, row in pairs), number)
                 number += len(batch)
-
-    def _with_conditions(self, cells: list[Any], batch: Any, where: str) -> list[Any]:
-        if not self.conditions:
-            return cells
-        rows = batch.select(self._columns[1:]).to_pylist()
-        return [with_row(cell, row, self.conditions, where) for cell, row in zip(cells, rows, strict=True)]
 
 
 def _read_footer(path: str) -> Any:
@@ -104,7 +98,7 @@ def _read_footer(path: str) -> Any:
 
 
 def _of_column(group: Any, column: str) -> list[Any]:
-    """What a footer says of the content of a row group in a column."""
+    """Facts in a footer about a column of a row group."""
     facts: list[Any] = [group.num_rows]
     for chunk in map(group.column, range(group.num_columns)):
         if f"{chunk.path_in_schema}.".startswith(f"{column}."):
@@ -115,7 +109,7 @@ def _of_column(group: Any, column: str) -> list[Any]:
 
 
 class TableShards(_Cells):
-    """Slices of cells that can be had by their number."""
+    """Slices of a table with random access as shards."""
 
     def __init__(
         self,
@@ -130,15 +124,15 @@ class TableShards(_Cells):
         starts = np.arange(0, len(rows), _TABLE_ROWS)
         self.lengths = np.diff(starts, append=len(rows))
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         start = shard * _TABLE_ROWS
         for number in range(row, self.lengths[shard]):
             found = self.rows[start + number]
-            yield number, with_row(found[self.column], found, self.conditions, f"row {start + number}")
+            yield number, example(found[self.column], found, self.conditions, f"row {start + number}")
 
 
 class SequentialShards(_Cells):
-    """The shards of a `datasets.IterableDataset`, such as CSV files: they are counted, and read from their start."""
+    """The shards of a `datasets.IterableDataset`, such as CSV files: counted first, and always read from the start."""
 
     def __init__(self, name: str, stream: Any, column: str, counts: Path, conditions: ConditionColumns | None = None):
         self.name, self.stream, self.column, self.conditions = name, stream, column, conditions or {}
@@ -147,22 +141,20 @@ class SequentialShards(_Cells):
         self.fingerprint = digest_of(digest for digest, _ in found)
 
     def _hashes(self, shard: int) -> Iterator[tuple[int, Any]]:
-        for number, given in self.open(shard, 0):
-            cell, conditions = split(given)
+        for number, (cell, conditions) in self.open(shard, 0):
             yield number, digest_of([cell, *(values.item() for values in conditions.values())])
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         rows = self.stream.shard(self.stream.num_shards, shard)
         for number, each in enumerate(rows):
-            yield number, with_row(each[self.column], each, self.conditions, f"row {number} of shard {shard}")
+            yield number, example(each[self.column], each, self.conditions, f"row {number} of shard {shard}")
 
 
 def open_shards(
     config: DataConfig, stream: Any, column: str, name: str, conditions: ConditionColumns | None = None
 ) -> Source:
     """
-    The shards of the stream that a configuration names; `stream` has the column `column`, undecoded, and those of the
-    conditions alone.
+    The shards of the stream of a configuration; `stream` has only the undecoded column `column` and those of the conditions.
     """
     with load_errors_explained(config):
         return _open_shards(config, stream, column, name, conditions or {})
@@ -194,13 +186,13 @@ def _open_shards(config: DataConfig, stream: Any, column: str, name: str, condit
     folder = Path(config.cache_dir or hf_datasets.config.HF_DATASETS_CACHE).expanduser() / "lrlab-shard-rows"
     kept = folder / f"{hf_datasets.fingerprint.Hasher.hash(these)}.jsonl"
     if isinstance(builder, WebDataset) and isinstance(stream.features[column], hf_datasets.Image):
-        with suppress(NoPlainTar):  # `datasets` reads compressed ones, too
+        with suppress(NoPlainTar):  # `datasets` also reads compressed ones
             return TarShards(name, files, column, kept, conditions)
     return SequentialShards(name, stream, column, kept, conditions)
 
 
 def _names_and_versions(files: Any) -> Iterator[Any]:
-    """Names of files within their folder, and their sizes, which a copy has, too; of those elsewhere what the host says."""
+    """Relative names and sizes of local files, which are the same for a copy; what the host says of remote ones."""
     start = os.path.commonprefix(list(files)).rfind("/") + 1
     for file in files:
         yield file[start:], None if "://" in file else os.path.getsize(file)

@@ -1,4 +1,4 @@
-"""Whether the rows of a stream are sorted: a look at neighbouring rows in a few places of the data."""
+"""Detection of sorted rows in a stream, from neighbouring rows in several parts of the data."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -10,35 +10,34 @@ import numpy as np
 from PIL import Image
 
 from ..core.errors import LabError
-from .conditions import split
 from .options import DataConfig
 from .sources import is_saved_dataset, load_errors_explained, open_builder, open_dataset
 from .streams import Source
 
 _STRETCHES, _ROWS = 8, 64  # of neighbouring rows
-_SHARDS, _IMAGES = 4, 128  # in all, where images are read with the rows
+_SHARDS, _IMAGES = 4, 128  # in total, if images are read with the rows
 _LABELS = ("label", "labels", "class", "classes", "cls", "category", "target")
 _SIZES = ("width", "height", "size", "num_bytes", "aspect_ratio")
-_FEWEST_CHANGES = 20  # expected of shuffled rows: with fewer, chance alone is too likely
-_RARELY = 4  # changes are rare if shuffled rows have so many times as many
+_FEWEST_CHANGES = 20  # expected of shuffled rows; with fewer, chance is too likely an explanation
+_RARELY = 4  # rows are sorted if shuffled rows have this many times as many changes
 
 
 @dataclass(frozen=True)
 class SortedRows:
-    """A column whose neighbouring values differ less often than those of shuffled rows."""
+    """A column whose neighbouring values change less often than those of shuffled rows."""
 
     column: str
     changes: int
     expected: float
-    """Changes in shuffled rows of the same values; 0 where a single one of several labels was found."""
+    """Changes in shuffled rows with the same values; 0 if only one of several labels was found."""
     num_rows: int
 
 
 def find_sorted_rows(config: DataConfig, source: Source, column: str) -> SortedRows | None:
     """
-    The first column of labels or sizes, or `column` for the sizes of its images, by which the rows seem to be sorted.
+    The first column of labels or sizes by which the rows seem to be sorted; `column` stands for the sizes of its images.
 
-    512 rows from 8 parts of the data are looked at, or 128 from the starts of 4 shards where that reads images.
+    It reads 512 rows from 8 parts of the data, or 128 from the starts of 4 shards if images are read with them.
     """
     with load_errors_explained(config):
         features = open_dataset(config, streaming=True).features or {}
@@ -57,7 +56,7 @@ def find_sorted_rows(config: DataConfig, source: Source, column: str) -> SortedR
 
 
 def compare(stretches: Sequence[Sequence[Any]], column: str, num_labels: int = 1) -> SortedRows | None:
-    """What neighbouring values in `stretches` say, where `num_labels` values, or more, could be there."""
+    """Whether the values in `stretches` of rows seem to be sorted; the column could have `num_labels` values or more."""
     values = [str(value) for stretch in stretches for value in stretch]
     pairs = sum(max(0, len(stretch) - 1) for stretch in stretches)
     changes = sum(str(one) != str(other) for stretch in stretches for one, other in zip(stretch, stretch[1:], strict=False))
@@ -71,7 +70,7 @@ def compare(stretches: Sequence[Sequence[Any]], column: str, num_labels: int = 1
 
 
 def _num_labels(name: str, feature: Any) -> int:
-    """How many labels a column can have; 2 of one that has a label's name, 0 of others."""
+    """The number of labels of a column; 2 for one with the name of a label, 0 for others."""
     if (num := getattr(feature, "num_classes", None)) is not None:
         return int(num)
     kind = str(getattr(feature, "dtype", ""))
@@ -83,7 +82,7 @@ def _is_number(feature: Any) -> bool:
 
 
 def _quarters(stretches: list[list[Any]]) -> list[list[int]]:
-    """Numbers by the quarter of all of them that they are in."""
+    """Numbers replaced by the quartile that they are in."""
     numbers = np.array([value for stretch in stretches for value in stretch if value is not None], np.float64)
     edges = np.quantile(numbers, [0.25, 0.5, 0.75]) if len(numbers) else numbers
     return [[int(np.searchsorted(edges, value)) for value in stretch if value is not None] for stretch in stretches]
@@ -94,7 +93,7 @@ def _evenly(total: int, most: int) -> list[int]:
 
 
 def _stretches(config: DataConfig, columns: list[str]) -> Iterator[dict[str, list[Any]]]:
-    """Neighbouring rows of these columns, from several places of the data."""
+    """Neighbouring rows of these columns, from several parts of the data."""
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
     from datasets.packaged_modules.parquet.parquet import Parquet
 
@@ -131,15 +130,15 @@ def _of_parquet(files: list[str], columns: list[str]) -> Iterator[dict[str, list
 
 
 def _image_sizes(source: Source) -> Iterator[list[int | None]]:
-    """Pixels of neighbouring images; `None` of those that cannot be read, which is told when they are trained on."""
+    """Numbers of pixels of neighbouring images; `None` for unreadable ones, which training will report."""
     chosen = _evenly(len(source.lengths), _SHARDS)
     for shard in chosen:
-        yield [_num_pixels(source, cell) for _, cell in islice(source.open(shard, 0), _IMAGES // len(chosen))]
+        yield [_num_pixels(source, example.cell) for _, example in islice(source.open(shard, 0), _IMAGES // len(chosen))]
 
 
 def _num_pixels(source: Source, cell: Any) -> int | None:
     try:
-        read, _ = split(source.fetch(cell))
+        read = source.fetch(cell)
         with Image.open(io.BytesIO(read["bytes"]) if read.get("bytes") else read["path"]) as image:
             return image.width * image.height
     except (OSError, EOFError, LabError, TypeError, KeyError, AttributeError, ValueError, Image.DecompressionBombError):

@@ -1,4 +1,4 @@
-"""Where data come from: a folder, a saved dataset or the Hub; and whether they are images or points."""
+"""Sources of data: a folder, a saved dataset or the Hub; and whether they are images or points."""
 
 import itertools
 import os
@@ -14,14 +14,14 @@ from .image_sets import IMAGE_DATASETS, load_image_dataset
 from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
 
-_MOST_FILES = 100_000  # that are looked at to find out what a folder holds
+_MOST_FILES = 100_000  # of a folder that are examined to find out what it contains
 
 
 def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     """
-    The split that a configuration names, as a `datasets.Dataset`, or an `IterableDataset` if streaming.
+    The split of a configuration, as a `datasets.Dataset`, or an `IterableDataset` if streaming.
 
-    `streaming` takes the place of the configuration's, if given.
+    `streaming` overrides the configuration.
     """
     import datasets as hf_datasets
 
@@ -33,8 +33,8 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
         if is_saved_dataset(config):
             if config.dataset_config_name is not None or config.dataset_split != "train":
                 raise LabError(
-                    f"{_name(config)!r} was written by save_to_disk and has neither configurations nor splits to choose "
-                    "from. Leave --dataset_config_name and --dataset_split out."
+                    f"{_name(config)!r} was written by save_to_disk, without configurations and splits. Leave "
+                    "--dataset_config_name and --dataset_split out."
                 )
             saved = hf_datasets.load_from_disk(str(Path(_name(config)).expanduser()))
             return saved.to_iterable_dataset() if streaming else saved
@@ -42,18 +42,18 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
             return open_builder(config).as_streaming_dataset(split=config.dataset_split)
         limit_waiting()
         return hf_datasets.load_dataset(
-            **_place(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
+            **_source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
         )
 
 
 def open_builder(config: DataConfig) -> Any:
-    """The `datasets.DatasetBuilder` of a configuration, which knows the files."""
+    """The `datasets.DatasetBuilder` of a configuration, which lists the files."""
     import datasets as hf_datasets
 
     with load_errors_explained(config):
         limit_waiting()
         return hf_datasets.load_dataset_builder(
-            **_place(config), name=config.dataset_config_name, cache_dir=config.cache_dir
+            **_source(config), name=config.dataset_config_name, cache_dir=config.cache_dir
         )
 
 
@@ -66,9 +66,9 @@ def _name(config: DataConfig) -> str:
     return config.train_data_dir or config.dataset_name or ""
 
 
-def _place(config: DataConfig) -> dict[str, str]:
+def _source(config: DataConfig) -> dict[str, str]:
     folder = Path(_name(config)).expanduser()
-    # `load_dataset` alone decides by what most files are: captions beside images, say.
+    # `load_dataset` would decide by the most common type of file, such as captions beside images.
     if folder.is_dir() and holds_images(folder):
         return {"path": "imagefolder", "data_dir": str(folder)}
     return {"path": str(folder) if folder.is_dir() else _name(config)}
@@ -80,16 +80,16 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
         yield
     except LabError:
         raise
-    except Exception as error:  # datasets raises some twenty kinds here, of its own, of fsspec and of the Hub client
+    except Exception as error:  # about twenty types, of datasets, fsspec and the Hub client
         from datasets.exceptions import DatasetGenerationError
 
-        cause = error.__cause__ if type(error) is DatasetGenerationError else error  # it says nothing itself
+        cause = error.__cause__ if type(error) is DatasetGenerationError else error  # its own text says nothing
         reason = without_tokens(str(cause or error))
         raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
 
 
 def local_folder(dataset_name: str) -> str | None:
-    """`dataset_name` if it means a folder on this machine rather than an embedded set or a Hub id."""
+    """`dataset_name` if it is a local folder, `None` if it is an embedded set or a Hub id."""
     if dataset_name in EMBEDDED_DATASETS:
         return None
     if Path(dataset_name).expanduser().exists() or dataset_name.startswith((".", "/", "~")):
@@ -106,13 +106,13 @@ def local_folder(dataset_name: str) -> str | None:
 
 def holds_images(folder: Path) -> bool:
     """
-    Whether a folder is one of image files (`True`) or of dataset files (`False`), by its first files, from the top down;
-    neither is an error.
+    Whether a folder contains images (`True`) or dataset files (`False`), judged by its first files from the top down; a
+    `LabError` if it contains neither.
     """
     from PIL import Image
 
     if folder.resolve() in (Path.home().resolve(), Path(folder.resolve().anchor)):
-        raise LabError(f"{str(folder)!r} is all of your files. Give the folder of the data alone.")
+        raise LabError(f"{str(folder)!r} contains all of your files. Give the folder of the data.")
     files = (Path(name) for _, _, names in os.walk(folder) for name in names)
     endings = {path.suffix.lower() for path in itertools.islice(files, _MOST_FILES)}
     if endings & {".parquet", ".arrow", ".tar"}:
@@ -125,15 +125,15 @@ def holds_images(folder: Path) -> bool:
 
 
 def columns_of(dataset: Any) -> tuple[Any, str]:
-    """The features of a dataset by column, and a list of them for messages; a `LabError` if it does not declare them."""
+    """The features of a dataset by column, and a list of them for errors; a `LabError` if it does not declare them."""
     features = dataset.features
     if features is None:
-        raise LabError("The stream does not declare its columns, so none can be checked. Train without --streaming.")
+        raise LabError("The stream does not declare its columns, so they cannot be checked. Train without --streaming.")
     return features, ", ".join(f"{name} ({getattr(item, 'dtype', None) or item})" for name, item in features.items())
 
 
 def is_numeric_list(feature: Any) -> bool:
-    """Whether a column holds lists of numbers, of one length or not."""
+    """Whether a column contains lists of numbers, of any length."""
     item = getattr(feature, "feature", None)
     kind = str(getattr(item, "dtype", ""))
     return kind.startswith(("float", "int", "uint")) and not hasattr(item, "feature")
@@ -141,10 +141,10 @@ def is_numeric_list(feature: Any) -> bool:
 
 def find_point_column(config: DataConfig) -> str | None:
     """
-    The column of points that a configuration means; `None` if it means images.
+    The column of points of a configuration; `None` if the data are images.
 
-    Toy datasets and the option decide alone. Otherwise a column of images decides for images, and the only column of
-    lists of numbers for points; several are an error.
+    Toy datasets and `--point_column` are points. Otherwise the data are images if there is a column of images, and points if
+    there is exactly one column of lists of numbers; several are an error.
     """
     if config.point_column is not None:
         return config.point_column
@@ -170,4 +170,4 @@ def _is_folder_of_images(folder: Path) -> bool:
     try:
         return not (folder / "state.json").is_file() and holds_images(folder)
     except LabError:
-        return True  # it holds nothing: an error when images are loaded
+        return True  # empty: an error when images are loaded

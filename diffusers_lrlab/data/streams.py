@@ -1,9 +1,9 @@
-"""Streams: which row of which shard is image number `n` of a run, and reading it.
+"""Streams: the row and shard of each image number of a run, and reading them.
 
-An update's places are shared out among virtual lanes, and the shards of an epoch, in an order of its own, are laid end to
-end and cut into one stretch for each lane. A lane goes along its stretch block by block, and a block's rows come in random
-order. All of this follows from seed and number alone. So any number of processes and workers see the same order, each reads
-only its lanes, and a resumed run opens one shard a lane.
+The positions of an update are divided among virtual lanes. The shards of an epoch, in the order of that epoch, are
+concatenated and cut into one stretch per lane. A lane reads its stretch block by block, and the rows of a block in random
+order. All of this follows from seed and image number, so the order is the same for any number of processes and workers; each
+reads only its own lanes, and a resumed run opens one shard per lane.
 """
 
 from collections.abc import Iterator
@@ -17,33 +17,34 @@ import torch
 
 from ..core.errors import LabError
 from ..core.streams import stream_generator, stream_seed
+from .conditions import Example
 from .retries import read_with_retries
 
-# In checkpoints: another order cannot go on from them.
+# Saved in checkpoints, which can only be resumed in the same order.
 ORDER_VERSION = 1
-MOST_LANES = 32  # each has a shard open; a process or worker that has no lane reads nothing
-_HELD_OUT_SHARDS = 16  # that the held-out rows come from, at least, if there are so many
+MOST_LANES = 32  # each keeps a shard open; a process or worker without a lane reads nothing
+_HELD_OUT_SHARDS = 16  # held-out rows come from at least this many shards, if there are as many
 
 
 class Source(Protocol):
-    """Where shards are, as `shards.py` has them."""
+    """Access to shards; the sources are in `shards.py`."""
 
-    name: str  # for messages
+    name: str  # for errors
     lengths: np.ndarray  # rows of each shard, int64
-    fingerprint: str  # changes when the rows do, as far as that is known without reading them; not when files are copied
+    fingerprint: str  # changes with the rows, as far as known without reading them; the same for a copy of the files
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
-        """The rows of a shard with their cells, from `row` or before it on, which another read need not end."""
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
+        """Row numbers and examples of a shard, from `row` or an earlier row on. The iterator may be left unfinished."""
 
     def fetch(self, cell: Any) -> Any:
-        """A cell with what it refers to."""
+        """The content that a cell refers to."""
 
 
 @dataclass(frozen=True)
 class StreamOrder:
     """The row of every image of a run."""
 
-    lengths: np.ndarray  # rows of each shard that are trained on
+    lengths: np.ndarray  # training rows of each shard
     seed: int
     global_batch: int
     num_lanes: int
@@ -55,56 +56,56 @@ class StreamOrder:
 
     @cached_property
     def _period(self) -> int:
-        """Images after which the lanes come again: whole updates, so that a process has the same lanes in all of them."""
+        """Images after which the lanes repeat: whole updates, so that a process has the same lanes in all of them."""
         return self.global_batch * -(-self.num_lanes // self.global_batch)
 
     @cached_property
     def _first(self) -> np.ndarray:
-        """The first place of each lane in a period, and the end."""
+        """The first position of each lane in a period, and the end."""
         return -(-np.arange(self.num_lanes + 1) * self._period // self.num_lanes)
 
     def lanes(self, numbers: np.ndarray) -> np.ndarray:
-        """The lane that each image comes from."""
+        """The lane of each image."""
         return numbers % self._period * self.num_lanes // self._period
 
     def _before(self, number: np.ndarray | int) -> np.ndarray:
-        """How many images of each lane have lower numbers."""
-        periods, place = np.divmod(np.asarray(number)[..., None], self._period)
+        """The number of images of each lane with lower image numbers."""
+        periods, position = np.divmod(np.asarray(number)[..., None], self._period)
         size = np.diff(self._first)
-        return periods * size + np.clip(place - self._first[:-1], 0, size)
+        return periods * size + np.clip(position - self._first[:-1], 0, size)
 
     def blocks(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Epoch, lane, block of the lane's stretch, and place in the block, of each image."""
+        """Epoch, lane, block in the lane's stretch, and index in the block, of each image."""
         epochs, lanes = numbers // self.num_rows, self.lanes(numbers)
         seen = self._before(numbers) - self._before(epochs * self.num_rows)
-        blocks, places = np.divmod(seen[np.arange(len(numbers)), lanes], self.block_rows)
-        return epochs, lanes, blocks, places
+        blocks, indices = np.divmod(seen[np.arange(len(numbers)), lanes], self.block_rows)
+        return epochs, lanes, blocks, indices
 
     def stretch(self, epoch: int, lane: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Shards, and rows among those of the shard that are trained on, of a block as they lie in the lane's stretch."""
+        """Shards of a block's rows, and row numbers among the training rows of the shard, in the order of the stretch."""
         sizes = self._before((epoch + 1) * self.num_rows) - self._before(epoch * self.num_rows)
         start = block * self.block_rows
         along = int(sizes[:lane].sum()) + np.arange(start, min(start + self.block_rows, int(sizes[lane])))
         shards, ends = _shard_order(self.seed, epoch, self.lengths.tobytes())
-        place = np.searchsorted(ends, along, side="right")
-        return shards[place], along - ends[place] + self.lengths[shards[place]]
+        index = np.searchsorted(ends, along, side="right")
+        return shards[index], along - ends[index] + self.lengths[shards[index]]
 
     def shuffled(self, epoch: int, lane: int, block: int, size: int) -> list[int]:
-        """The order in which the rows of a block come."""
+        """The order of the rows of a block."""
         generator = stream_generator(self.seed, "stream-block", epoch, lane, block)
         return torch.randperm(size, generator=generator).tolist()
 
 
 @lru_cache(maxsize=4)
 def _shard_order(seed: int, epoch: int, lengths: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """The shards of an epoch, and where each ends when they lie end to end."""
+    """The shards of an epoch in order, and the end of each when they are concatenated."""
     sizes = np.frombuffer(lengths, np.int64)
     shards = torch.randperm(len(sizes), generator=stream_generator(seed, "stream-shards", epoch)).numpy()
     return shards, sizes[shards].cumsum()
 
 
 def choose_held_out(lengths: np.ndarray, num: int, seed: int) -> dict[int, np.ndarray]:
-    """Rows to hold out, in order, by their shard: of some shards, so that few are read for them."""
+    """Rows to hold out, in order, by shard; from some of the shards, so that few must be read."""
     if not len(lengths):
         return {}
     ranked = sorted(range(len(lengths)), key=lambda shard: stream_seed(seed, "held-out-shard", shard))
@@ -113,41 +114,41 @@ def choose_held_out(lengths: np.ndarray, num: int, seed: int) -> dict[int, np.nd
     shards = np.array(sorted(ranked[:most]))
     chosen = torch.randperm(int(lengths[shards].sum()), generator=stream_generator(seed, "held-out"))[:num].sort()[0].numpy()
     ends = lengths[shards].cumsum()
-    place = np.searchsorted(ends, chosen, side="right")
-    rows = chosen - ends[place] + lengths[shards[place]]
-    return {int(shard): rows[shards[place] == shard] for shard in np.unique(shards[place])}
+    index = np.searchsorted(ends, chosen, side="right")
+    rows = chosen - ends[index] + lengths[shards[index]]
+    return {int(shard): rows[shards[index] == shard] for shard in np.unique(shards[index])}
 
 
 class ShardReader:
-    """Reads rows of shards in ascending order, for several readers at once that are known by a key."""
+    """Reads rows of shards in ascending order, with an open shard for each key."""
 
     def __init__(self, source: Source):
         self.source = source
-        self._open: dict[Any, tuple[int, int, Iterator[tuple[int, Any]]]] = {}  # by key: shard, next row, the rest
+        self._open: dict[Any, tuple[int, int, Iterator[tuple[int, Example]]]] = {}  # by key: shard, next row, the rest
 
-    def read(self, key: Any, shard: int, rows: list[int]) -> list[Any]:
-        """The cells of ascending rows; what fails or hangs is tried again, and then an error."""
+    def read(self, key: Any, shard: int, rows: list[int]) -> list[Example]:
+        """The examples of ascending rows. A read that fails or hangs is repeated a few times before it is an error."""
         passed = read_with_retries(
             lambda: self._advance(key, shard, rows),
             failure=f"Shard {shard} of {self.source.name!r} could not be read",
             remedy="Go on by --resume_from_checkpoint latest when it can be read again.",
         )
-        return [cell for is_asked, cell in passed if is_asked]
+        return [example for example in passed if example is not None]
 
-    def _advance(self, key: Any, shard: int, rows: list[int]) -> Iterator[tuple[bool, Any]]:
-        """Whether it is asked for, and if so its cell, for each row that is passed on the way to the last."""
+    def _advance(self, key: Any, shard: int, rows: list[int]) -> Iterator[Example | None]:
+        """For each row on the way to the last one: its example if it was asked for, else `None`."""
         at = self._open.pop(key, None)
-        cells = at[2] if at and at[0] == shard and at[1] <= rows[0] else self.source.open(shard, rows[0])
+        examples = at[2] if at and at[0] == shard and at[1] <= rows[0] else self.source.open(shard, rows[0])
         found = 0
-        for row, cell in cells:
+        for row, example in examples:
             if row != rows[found]:
-                yield False, None
+                yield None
                 continue
-            yield True, self.source.fetch(cell)
+            yield example._replace(cell=self.source.fetch(example.cell))
             found += 1
             if found == len(rows):
                 if row + 1 < self.source.lengths[shard]:
-                    self._open[key] = (shard, row + 1, cells)
+                    self._open[key] = (shard, row + 1, examples)
                 return
         raise LabError(
             f"Shard {shard} of {self.source.name!r} ends before its row {rows[found]}, so it has changed since it was "
@@ -156,34 +157,34 @@ class ShardReader:
 
 
 class BlockReader:
-    """The cells of images by their number, one block a lane at a time."""
+    """Reads examples by their image number in the run, one block of each lane at a time."""
 
     def __init__(self, stream: "ShardedStream", global_batch: int):
         self.order, self.held_out = stream.order(global_batch), stream.held_out
         self.shards = ShardReader(stream.source)
-        self._blocks: dict[int, tuple[tuple[int, int], list[Any]]] = {}  # by lane: epoch and block, and its cells
+        self._blocks: dict[int, tuple[tuple[int, int], list[Example]]] = {}  # by lane: epoch and block, and its examples
 
-    def find(self, numbers: list[int]) -> Iterator[tuple[list[Any], int]]:
-        """For each number the cells of its block in their order, and its place among them."""
+    def find(self, numbers: list[int]) -> Iterator[tuple[list[Example], int]]:
+        """For each number the examples of its block in their order, and its index among them."""
         found = self.order.blocks(np.asarray(numbers, np.int64))
-        for epoch, lane, block, place in zip(*(part.tolist() for part in found), strict=True):
+        for epoch, lane, block, index in zip(*(part.tolist() for part in found), strict=True):
             if self._blocks.get(lane, (None,))[0] != (epoch, block):
                 self._blocks[lane] = ((epoch, block), self._read(epoch, lane, block))
-            yield self._blocks[lane][1], place
+            yield self._blocks[lane][1], index
 
-    def _read(self, epoch: int, lane: int, block: int) -> list[Any]:
+    def _read(self, epoch: int, lane: int, block: int) -> list[Example]:
         shards, rows = self.order.stretch(epoch, lane, block)
-        cells: list[Any] = []
+        examples: list[Example] = []
         for shard, group in groupby(zip(shards.tolist(), rows.tolist(), strict=True), key=lambda each: each[0]):
             kept = np.array([row for _, row in group])
             if shard in self.held_out:
                 kept = np.delete(np.arange(self.shards.source.lengths[shard]), self.held_out[shard])[kept]
-            cells += self.shards.read(lane, shard, kept.tolist())
-        return [cells[row] for row in self.order.shuffled(epoch, lane, block, len(cells))]
+            examples += self.shards.read(lane, shard, kept.tolist())
+        return [examples[row] for row in self.order.shuffled(epoch, lane, block, len(examples))]
 
 
 class ShardedStream:
-    """The training rows of a source. Iterating over it gives those of an epoch, spread over the shards as in training."""
+    """The training rows of a source. Iteration gives those of an epoch, mixed across the shards as in training."""
 
     def __init__(self, source: Source, column: str, num_held_out: int, held_out_seed: int, seed: int, buffer: int):
         self.source, self.column, self.seed, self.buffer = source, column, seed, buffer
@@ -194,7 +195,7 @@ class ShardedStream:
 
     @property
     def facts(self) -> dict[str, int]:
-        """What a checkpoint remembers: the order of images follows from this, the seed and the batch."""
+        """For checkpoints: the order of images follows from these facts, the seed and the batch size."""
         return {"order": ORDER_VERSION, "shards": len(self.lengths), "rows": int(self.lengths.sum())}
 
     def order(self, global_batch: int) -> StreamOrder:
@@ -203,13 +204,13 @@ class ShardedStream:
         lanes = min(MOST_LANES, len(self.lengths))
         return StreamOrder(self.lengths, self.seed, global_batch, lanes, max(1, self.buffer // lanes))
 
-    def held_out_rows(self) -> Iterator[dict[str, Any]]:
+    def held_out_examples(self) -> Iterator[Example]:
         reader = ShardReader(self.source)
         for shard, rows in self.held_out.items():
-            yield from ({self.column: cell} for cell in reader.read(0, shard, rows.tolist()))
+            yield from reader.read(0, shard, rows.tolist())
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Example]:
         reader = BlockReader(self, global_batch=1)
         for number in range(reader.order.num_rows):
-            ((cells, place),) = reader.find([number])
-            yield {self.column: cells[place]}
+            ((examples, index),) = reader.find([number])
+            yield examples[index]

@@ -7,48 +7,51 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import LabError
-from .conditions import ConditionColumns, ConditionedCell, with_row
+from ..core.errors import LabError, must_be
+from .conditions import ConditionColumns, Example, example
 from .shard_rows import digest_of, find_rows
 
-_HEADER_BYTES = 2048  # fetched to find a header, and the one after it if the first is of a long name
+_HEADER_BYTES = 2048  # fetched for a header, and the next one if the first only holds a long name
 
 
 class TarShards:
     """
-    Tar files in WebDataset's format, whose images are found by the places of their headers.
+    Tar files in WebDataset's format, whose images are found by the offsets of their headers.
 
-    Rows are the ones that `datasets` makes: neighbours of one key. Conditions are members of the row, such as `.cls`, whose
-    numbers are read with the headers and kept with the places.
+    Rows are those of `datasets`: neighbouring members with the same key. Conditions are members of the row, such as `.cls`,
+    whose numbers are read with the headers and cached with the offsets.
     """
 
     def __init__(
-        self, name: str, files: Sequence[str], column: str, places: Path, conditions: ConditionColumns | None = None
+        self, name: str, files: Sequence[str], column: str, offsets: Path, conditions: ConditionColumns | None = None
     ):
         self.name, self.files, self.conditions = name, list(files), conditions or {}
         self._names = list(dict.fromkeys(each.name for each in self.conditions.values()))
-        found = find_rows(lambda shard: _rows_of_tar(self.files[shard], column, self._names), len(files), name, places, list)
-        self._places = [places for _, places in found]
-        self.lengths = np.array([len(places) for places in self._places], np.int64)
+        found = find_rows(
+            lambda shard: _rows_of_tar(self.files[shard], column, self._names), len(files), name, offsets, list
+        )
+        self._offsets = [offsets for _, offsets in found]
+        self.lengths = np.array([len(offsets) for offsets in self._offsets], np.int64)
         self.fingerprint = digest_of(digest for digest, _ in found)
 
-    def open(self, shard: int, row: int) -> Iterator[tuple[int, Any]]:
+    def open(self, shard: int, row: int) -> Iterator[tuple[int, Example]]:
         from datasets.utils.file_utils import xopen
 
         with xopen(self.files[shard], "rb") as file:
             for number in range(row, self.lengths[shard]):
-                place = self._places[shard][number]
-                place, *values = place if self.conditions else (place,)
-                told = dict(zip(self._names, values, strict=True))
-                yield number, with_row((file, place), told, self.conditions, f"row {number} of {self.files[shard]!r}")
+                offset = self._offsets[shard][number]
+                offset, *values = offset if self.conditions else (offset,)
+                values_by_name = dict(zip(self._names, values, strict=True))
+                yield (
+                    number,
+                    example((file, offset), values_by_name, self.conditions, f"row {number} of {self.files[shard]!r}"),
+                )
 
     def fetch(self, cell: Any) -> Any:
-        if isinstance(cell, ConditionedCell):
-            return cell._replace(cell=self.fetch(cell.cell))
-        file, place = cell
-        if place is None:
+        file, offset = cell
+        if offset is None:
             return None
-        file.seek(place)
+        file.seek(offset)
         header = tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), tarfile.ENCODING, "surrogateescape")
         content = file.read(header.size)
         if len(content) < header.size:
@@ -57,13 +60,13 @@ class TarShards:
 
 
 class NoPlainTar(LabError):
-    """A file that is no tar file, or a compressed one."""
+    """A file is not a tar file, or is compressed."""
 
 
 def _rows_of_tar(path: str, column: str, names: Sequence[str] = ()) -> Iterator[tuple[Any, Any]]:
     """
-    Where the header of each row's image begins, and the image's name and size; `None` for a row without one. With the names
-    of members that hold a number, lists of either with these numbers; `None` for one that is missing.
+    For each row the offset of its image's header, and the image's name and size; `None` for a row without an image. With
+    `names` of members that hold numbers, each of the two is a list that these numbers follow; `None` for a missing one.
     """
     from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
     from datasets.utils.file_utils import xopen
@@ -108,7 +111,7 @@ def _rows_of_tar(path: str, column: str, names: Sequence[str] = ()) -> Iterator[
 
 
 def _number_in(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Any:
-    """The number in a small file of text, as `datasets` decodes it."""
+    """The number in a small text file, as `datasets` decodes it."""
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     file = tar.extractfile(member)
@@ -117,15 +120,16 @@ def _number_in(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Any:
     try:
         return WebDataset.DECODERS[PurePath(member.name).suffix[1:].lower()](content)
     except (KeyError, ValueError):
-        raise LabError(f"{member.name!r} in the tar file {path!r}: must be a number, got {content[:20]!r}.") from None
+        where = f"the tar file {path!r}"
+        raise must_be(member.name, content[:20], "a number", "correct or remove the row", of=where) from None
 
 
 def _fetch_headers_alone(file: Any) -> None:
-    """Keeps a file that is elsewhere from fetching megabytes with each header."""
+    """Keeps a remote file from fetching megabytes for each header."""
     from fsspec.caching import ReadAheadCache
     from fsspec.spec import AbstractBufferedFile
     from huggingface_hub.hf_file_system import HfFileSystemFile
 
-    # The Hub answers some thousand requests in 5 minutes, which one for each image would exceed.
+    # The Hub allows about a thousand requests in 5 minutes, fewer than one per image.
     if isinstance(file, AbstractBufferedFile) and not isinstance(file, HfFileSystemFile):
         file.cache = ReadAheadCache(_HEADER_BYTES, file._fetch_range, file.size)

@@ -1,6 +1,6 @@
 """The classic 2-D toy datasets of diffusion research as Hugging Face datasets; their registry is in `toy2d_entries.py`.
 
-Each is a distribution to draw any number of points from; where its density has a closed form, it comes with it.
+Each is a distribution from which any number of points can be sampled, with its density if that has a closed form.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..core.errors import LabError
 from ..core.extras import require_extra
 from ..core.ranges import Range
 from ..core.signatures import checked
@@ -29,7 +28,7 @@ def list_toy_datasets() -> list[str]:
 
 
 def check_draw(name: str, n: int, seed: int, called: str = "n", least: int = 1) -> None:
-    """Raises a `LabError` for an unknown name, and for a number of points (`called` so) or a seed that is not allowed."""
+    """Checks a name, a number of points (the argument `called`) and a seed."""
     TOY_DATASETS[name]
     Range(f"[{least}, {MAX_POINTS}]", whole=True).check(called, n, f"it is the number of points of {name!r}")
     Range("(-inf, inf)", whole=True).check("seed", seed, "42 is the default")
@@ -42,13 +41,11 @@ def toy_points(name: str, n: int = 100_000, seed: int = 42, split: Literal["trai
 
     Args:
         name (`str`): A name of [`list_toy_datasets`].
-        n (`int`): The number of points; the first points of a larger draw are different.
+        n (`int`): The number of points; a larger sample does not begin with the same points.
         seed (`int`): The seed of the generator.
-        split (`"train"` or `"test"`): One of two independent draws.
+        split (`"train"` or `"test"`): One of two independent samples.
     """
     check_draw(name, n, seed)
-    if split not in ("train", "test"):
-        raise LabError(f"split={split!r} is not allowed; use 'train' or 'test'.")
     rng = np.random.default_rng(stream_seed(int(seed), f"toy2d/{name}/{split}"))
     return TOY_DATASETS[name](n, rng).astype(np.float32)
 
@@ -74,8 +71,8 @@ def load_toy_dataset(
 @checked
 def toy_log_prob(name: str) -> Callable[[np.ndarray], np.ndarray] | None:
     """
-    The log-density of a toy dataset, `None` if it has no closed form.
+    The log density of a toy dataset; `None` if it has no closed form.
 
-    It is a function from points `(n, 2)` to natural logarithms `(n,)`, float64; `-inf` where no points are.
+    It is a function from points `(n, 2)` to natural logarithms `(n,)`, float64; `-inf` outside the support.
     """
     return LOG_PROBS.get(TOY_DATASETS[name].name)

@@ -1,4 +1,4 @@
-"""The 2-D toy datasets: how each is drawn, and its density if it has a closed form."""
+"""The 2-D toy datasets: how each is sampled, and its density if that has a closed form."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def _check_points(value: Any, n: int, *_: Any) -> np.ndarray:
     wanted = f"an array of real numbers of shape ({n}, 2)"
     points = np.asarray(real_values(value, wanted, (n, 2)))
     if not np.isfinite(points).all():
-        raise Unusable(f"must return {wanted}; some of those that it returned are nan or infinite")
+        raise Unusable(f"must return {wanted}; some of those returned are nan or infinite")
     return points
 
 
@@ -31,8 +31,8 @@ TOY_DATASETS = Registry(
     returns=_check_points,
 )
 """
-Entries are functions `f(n, rng) -> points` that draw `n` points, float64 of shape `(n, 2)`. The fact `density` is "yes" for
-those that are in `LOG_PROBS`.
+Entries are functions `f(n, rng) -> points` that sample `n` points, float64 `(n, 2)`. The fact `density` is "yes" for those
+in `LOG_PROBS`.
 """
 
 LOG_PROBS: dict[str, LogProb] = {}
@@ -61,11 +61,11 @@ def _register(
 
 
 def _at(radius: np.ndarray | float, angle: np.ndarray) -> np.ndarray:
-    """Points by their polar coordinates."""
+    """Points from polar coordinates."""
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
 
-# --- those of the study ----------------------------------------------------------------------------------------------
+# --- of the study ----------------------------------------------------------------------------------------------------
 
 _GRID = np.array([(x, y) for x in range(-2, 3) for y in range(-2, 3)])
 _CIRCLE_RADIUS, _CIRCLE_JITTER = 3.0, 0.09
@@ -137,7 +137,7 @@ def shape_centres(name: str) -> np.ndarray:
     """
     The points of a shape that data-morph-ai carries, float64 `(num_points, 2)`.
 
-    The dinosaur as the study's template has it; others centred, with their longer side from -3.6 to 3.6.
+    The dinosaur is scaled as in the study's template; others are centred, with their longer side from -3.6 to 3.6.
     """
     require_extra("train", f"The toy data set {name!r}", ["data_morph"])
     with (files("data_morph") / "data" / "starter_shapes" / f"{name}.csv").open() as file:
@@ -191,7 +191,7 @@ def checkerboard(n: int, rng: np.random.Generator) -> np.ndarray:
 
 @_register("spirals", "two spirals of one and a half turns, with noise", _FFJORD)
 def spirals(n: int, rng: np.random.Generator) -> np.ndarray:
-    """Even along the radius squared, plus Gaussian noise of 0.1."""
+    """Uniform in the squared radius, plus Gaussian noise of 0.1."""
     angle = 3 * math.pi * np.sqrt(rng.uniform(size=n))
     radius = (4 / (3 * math.pi)) * angle * rng.choice((-1, 1), n)
     return _at(radius, angle) * (-1, 1) + 0.1 * rng.normal(size=(n, 2))

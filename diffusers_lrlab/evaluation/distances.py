@@ -10,13 +10,13 @@ from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist
 
 from ..core.errors import LabError
-from ..core.ranges import COUNT, POSITIVE, Range
+from ..core.ranges import COUNT, POSITIVE, SEED, Range
 from ..core.signatures import checked
 from ..core.words import counted
 from .kl import as_points, check_neighbour, resolution
 
 MAX_EXACT_POINTS = 5000
-_PROJECTIONS, _SEED = Range("[1, 1e6]", whole=True), Range("[0, inf)", whole=True)
+_PROJECTIONS = Range("[1, 1e6]", whole=True)
 _BLOCK_PAIRS = 4_000_000  # pairs of points at a time: 32 MB
 
 
@@ -99,7 +99,7 @@ def sliced_wasserstein(first: np.ndarray, second: np.ndarray, num_projections: i
     """
     first, second = as_points(first, second)
     _PROJECTIONS.check("num_projections", num_projections, "the error falls with their number")
-    _SEED.check("seed", seed, "it is of the random directions")
+    SEED.check("seed", seed, "it is of the random directions")
     dimension = first.shape[1]
     if dimension == 2:
         angles = (np.arange(num_projections) + 0.5) * math.pi / num_projections

@@ -32,7 +32,8 @@ def as_points(first: np.ndarray, second: np.ndarray, at_least: int = 1) -> tuple
         good = np.abs(points) <= _LARGEST  # not so for NaN
         if not good.all():
             row = int(np.flatnonzero(~good.all(axis=1))[0])
-            raise LabError(f"Point {row} of the {name} set is {points[row]}; float32 must be able to hold coordinates.")
+            wanted = "coordinates that float32 can hold"
+            raise must_be(f"point {row}", points[row].tolist(), wanted, "leave it out", of=f"the {name} set")
     if sets[0].shape[1] != sets[1].shape[1]:
         raise LabError(
             f"The sets have {sets[0].shape[1]} and {counted(sets[1].shape[1], 'dimension')}; they must have the same."
@@ -79,7 +80,8 @@ def _as_limits(limits: tuple[np.ndarray, np.ndarray], dimension: int) -> list[np
     ends = [np.asarray(end, np.float64) for end in limits]
     shapes_fit = len(ends) == 2 and all(end.shape == (dimension,) for end in ends)
     if not shapes_fit or not np.isfinite(ends).all() or (ends[0] >= ends[1]).any():
-        raise LabError(f"limits={limits!r} are not allowed; give {dimension} lowest and as many higher coordinates.")
+        wanted = f"{dimension} lowest and as many higher coordinates"
+        raise must_be("limits", limits, wanted, "leave them out for those of the real points")
     return ends
 
 
@@ -101,10 +103,8 @@ def histogram_kl(
     """
     real, generated = as_points(real, generated)
     dimension = real.shape[1]
-    if not 1 <= bins or bins**dimension > 10**7:
-        raise LabError(
-            f"bins={bins} in {counted(dimension, 'dimension')} are not allowed; use 1 to {int(10 ** (7 / dimension))}."
-        )
+    most = Range(f"[1, {int(10 ** (7 / dimension))}]", whole=True)
+    most.check("bins", bins, f"the grid has bins**{dimension} cells")
     lowest, highest = (real.min(axis=0), real.max(axis=0)) if limits is None else _as_limits(limits, dimension)
     width = np.where(highest > lowest, highest - lowest, 1.0)
     shares = []

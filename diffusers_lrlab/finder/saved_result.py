@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..core.options import names_where
-from ..training.config import TrainingConfig
+from ..core.options import defaults_of, names_where
+from ..training.config import TrainingConfig, complete_options
 from ..training.run_folder import FINDER_FILES
 
 _NEEDED = {"learning_rate", "settings", "suggestions", "sweeps", "seconds", "about"}
 
 
 def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> dict[str, Any]:
-    """What the best learning rate of a run depends on, as data; `config` has every field of the training configuration."""
+    """What the best learning rate of a run depends on, as data."""
+    config = complete_options(config)
     fields = {name: config[name] for name in names_where(TrainingConfig, finder="compares")}
     fields["mixed_precision"] = fields["mixed_precision"] or "no"
     return json.loads(json.dumps({"config": fields, "num_parameters": num_parameters, "global_batch": global_batch}))
@@ -20,16 +21,27 @@ def deciding(config: dict[str, Any], num_parameters: int, global_batch: int) -> 
 
 def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
     """
-    The finder's result in the folder of a run, of which there is a [`Plan`] or a record; `None` if there is none, if it is
-    damaged, and if another run was tested.
+    The finder's result in the folder of a run, given by its [`Plan`] or its record; `None` if there is none, if it is
+    damaged, and if it is that of another run.
     """
     try:
         found = json.loads((folder / "lrlab" / FINDER_FILES[0]).read_text(encoding="utf-8"))
-        then = found["about"]["deciding"]
+        then = dict(found["about"]["deciding"])
+        then["config"] = {**_defaults(), **then["config"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if isinstance(run, dict):
         now = deciding(run["config"], run["train"]["num_parameters"], run["train"]["global_batch"])
     else:
         now = deciding(run.config.to_dict(), run.num_parameters, run.layout.global_batch)
-    return found if found.keys() >= _NEEDED and then == now else None
+    return found if found.keys() >= _NEEDED and _comparable(then) == _comparable(now) else None
+
+
+def _defaults() -> dict[str, Any]:
+    """Of the options that a result depends on, for a result that is older than some of them."""
+    return {name: defaults_of(TrainingConfig)[name] for name in names_where(TrainingConfig, finder="compares")}
+
+
+def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
+    """No parameters are the same, resolved or not."""
+    return {**settings, "config": {name: value if value != {} else None for name, value in settings["config"].items()}}

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.ndimage import find_objects, gaussian_filter1d, label, median_filter
 
+from ..core.errors import must_be
 from ..core.words import counted
 from .readings import noise_of
 
@@ -197,7 +198,7 @@ def _prepare(lrs: ArrayLike, losses: ArrayLike) -> _Curve | Suggestion:
     if rates.shape != values.shape or rates.ndim != 1:
         raise ValueError(f"lrs and losses have the shapes {rates.shape} and {values.shape}; give two of (num_readings,).")
     if not ((rates > 0).all() and (np.diff(rates) > 0).all()):
-        raise ValueError("lrs must be above 0 and rise from reading to reading.")
+        raise must_be("lrs", rates, "above 0, each above the one before", "give the rates in the order of the test")
     finite = np.isfinite(values)
     end = len(values) if finite.all() else int(np.argmin(finite))
     if end < FEWEST:

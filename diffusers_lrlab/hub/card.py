@@ -16,6 +16,7 @@ from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
 from ..training.choices import describe_choices
+from ..training.config import complete_options
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import kind_of
 from ..training.resolve_timesteps import recorded_process
@@ -34,6 +35,7 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     Writes `README.md` into the folder of a finished run, from its record. The loading example names the repository of a run
     that is pushed, the folder of others.
     """
+    record = {**record, "config": complete_options(record["config"])}
     config, train = record["config"], record["train"]
     kind = kind_of(config)
     location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
@@ -163,7 +165,7 @@ def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         ("Objective", f"`{config['objective']}`"),
         *recorded_process(config).describe(),
         ("Steps of sampling", config["num_inference_steps"]),
-        *((_LABELS[option], f"`{spec}`") for option, spec in describe_choices(config)),
+        *((_LABELS.get(option, option), f"`{spec}`") for option, spec in describe_choices(config)),
         ("Optimizer", f"`{format_spec(config['optimizer'], config['optimizer_kwargs'])}`"),
         ("Seed", config["seed"]),
         ("Training time", f"{train['training_seconds']:.0f} s, without validation and sampling"),

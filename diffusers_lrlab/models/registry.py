@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.registry import Parameter, Registry
 from ..core.signatures import checked
 
@@ -65,9 +65,8 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
 
     is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin) and issubclass(model_class, ConfigMixin)
     if not is_model:
-        raise LabError(
-            f"The denoiser {name!r} must be a class of diffusers' ModelMixin and ConfigMixin, to be saved by them."
-        )
+        wanted = "a class of diffusers' ModelMixin and ConfigMixin"
+        raise must_be(f"denoiser {name!r}", model_class, wanted, "derive it from both, which save and load it")
     if unknown := [parameter for parameter in parameters if parameter not in inspect.signature(model_class).parameters]:
         raise LabError(
             f"The denoiser {name!r} declares {unknown[0]!r}, which {model_class.__name__}.__init__ does not take."

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..core.errors import LabError
+from ..core.errors import must_be
 from ..core.words import times
 
 # (training images below which it is used, channels of the first level, layers per block)
@@ -46,7 +46,5 @@ def check_resolution(resolution: int, num_levels: int) -> None:
     if resolution % factor:
         below, above = resolution // factor * factor, (resolution // factor + 1) * factor
         sizes = " or ".join(str(size) for size in (below, above) if size)
-        raise LabError(
-            f"--resolution {resolution} cannot be halved {times(num_levels - 1)}, as the UNet does; it must be divisible "
-            f"by {factor}. Use {sizes}."
-        )
+        hint = f"the UNet halves images {times(num_levels - 1)}; use {sizes}"
+        raise must_be("--resolution", resolution, f"divisible by {factor}", hint)

@@ -1,8 +1,8 @@
 """
-Optimizers that treat each number by itself, for many runs at once: a run's numbers are a row of a matrix.
+Elementwise optimizers for many runs at once: the numbers of a run are a row of a matrix.
 
-Weights, gradients and states are `(runs, numbers)`; learning rate, momentum and every other setting are `(runs, 1)` in
-float64. So one operation serves all runs, whatever their rates, and nothing is read back from a device.
+Weights, gradients and states are `(runs, numbers)`; learning rate, momentum and all other settings are `(runs, 1)` in
+float64. So one operation serves all runs, and nothing is read back from a device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-# "lr", "momentum" (or beta1), "step" (the number of this update, from 1 on) and those of `settings_of`; a weight decay that
-# no run has is left out.
+# "lr", "momentum" (or beta1), "step" (the number of this update, from 1 on) and those of `settings_of`; no "weight_decay" if
+# it is 0 in all runs.
 Settings = Mapping[str, torch.Tensor]
 State = Mapping[str, torch.Tensor]
 _SETTINGS = {"eps", "alpha", "weight_decay"}
@@ -22,9 +22,9 @@ class Rule(NamedTuple):
     """
     An elementwise optimizer.
 
-    `state` goes from the optimizer's defaults to the names of what it keeps; `step` changes weights and state, and may
-    change gradients; `fused` does the same for runs with equal settings, given as lists of rows: torch's kernel for CPUs,
-    which reads everything once.
+    `state` gives the names of state tensors for the optimizer's defaults. `step` changes weights and state, and may change
+    gradients. `fused` does the same for runs with equal settings, given as lists of rows, by torch's CPU kernel, which reads
+    everything once.
     """
 
     state: Callable[[Mapping[str, Any]], tuple[str, ...]]
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, float]:
-    """What no schedule changes of a parameter group, by name."""
+    """The settings of a parameter group that no schedule changes, by name."""
     numbers = {name: float(value) for name, value in group.items() if type(value) in (int, float)}
     numbers = {name: value for name, value in numbers.items() if name in _SETTINGS}
     return numbers | ({"beta2": float(group["betas"][1])} if "betas" in group else {})

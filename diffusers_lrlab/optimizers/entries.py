@@ -1,4 +1,4 @@
-"""Optimizers by name. An optional package is needed only if one of its optimizers is chosen."""
+"""Optimizers by name. An optional package is required only if one of its optimizers is chosen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIMIZERS = Registry(
     "optimizer",
     traits={
         "adam": "takes the options for Adam, such as `--adam_beta1`",
-        "sgd": "moves in proportion to the gradient",
+        "sgd": "takes steps in proportion to the gradient",
         "averages": "averages the weights itself, and has `train()` and `eval()`",
     },
     shown_facts={"state_bytes": "state, bytes per parameter"},
@@ -41,13 +41,13 @@ OPTIMIZERS = Registry(
 """
 Entries are functions `f(params, lr, **parameters) -> Optimizer`.
 
-Facts: `state_bytes`, per parameter in float32; `package`, that must be
-installed; `learning_rate`, the default where an optimizer has a scale of its own, or `learning_rate_factor`, on the default
-for AdamW; `elementwise`, "module:name" of its [`Rule`] for many runs at once, if it treats each number by itself.
+Facts: `state_bytes`, per parameter in float32; `package`, which must be installed; `learning_rate`, the default, or
+`learning_rate_factor`, a factor on the default for AdamW; `elementwise`, "module:name" of the [`Rule`] of an elementwise
+optimizer for many runs at once.
 """
 
 register_optimizer = OPTIMIZERS.register
-"""Registers an optimizer, such a function, with the arguments of [`Registry.register`]."""
+"""Registers such a function, with the arguments of [`Registry.register`]."""
 
 _BETA2 = Parameter("beta2", float, 0.999, "decay of the mean of squared gradients", "[0, 1)")
 _EPS = Parameter("eps", float, 1e-8, "added to the root of that mean", "(0, inf)")
@@ -65,7 +65,7 @@ def _weight_decay(default: float = 0.0, decoupled: bool = True) -> Parameter:
 
 
 def list_optimizers() -> list[str]:
-    """The names `get_optimizer` and `--optimizer` take."""
+    """The names that `get_optimizer` and `--optimizer` take."""
     return [*OPTIMIZERS, *OPTIMIZERS.aliases]
 
 
@@ -78,8 +78,8 @@ def get_optimizer(
 
     Args:
         name (`str`): A name of [`list_optimizers`] or a spec string such as `"sgd:momentum=0.95"`.
-        params (`Iterable[torch.nn.Parameter]` or `Iterable[dict]`): What to optimize; groups as torch takes them will do.
-        lr (`float`): Learning rate, of groups without one of their own.
+        params (`Iterable[torch.nn.Parameter]` or `Iterable[dict]`): Parameters, or parameter groups as in torch.
+        lr (`float`): The learning rate, for groups without one of their own.
         **kwargs: The optimizer's own parameters.
     """
     name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
@@ -92,9 +92,9 @@ def get_optimizer(
 
 def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
     """
-    Raises a `LabError` if a step of an optimizer changes no parameter: of matrices and vectors of zeros, on which the
-    smallest step can be seen, and of ones, for steps in proportion to the parameters. What fails here, fails with its own
-    error for the parameters of the run.
+    Raises a `LabError` if a step of an optimizer changes no parameter. It tries matrices and vectors of zeros, which show
+    the smallest step, and of ones, for steps in proportion to the parameters. Exceptions are ignored here: they will come
+    again with the parameters of the run.
     """
     import torch
 
@@ -111,13 +111,13 @@ def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
         has_stepped = True
     if has_stepped and all(torch.equal(parameter, values) for parameter, values in zip(tried, begun, strict=True)):
         raise LabError(
-            f"{entry.title} changes nothing: after a step with gradients that are not zero, all parameters are as they "
-            f"were. Give the optimizer the parameters that it gets, and let step() change them.{entry.where}"
+            f"{entry.title} changes nothing: a step with nonzero gradients leaves all parameters unchanged. Pass the given "
+            f"parameters to the optimizer, and change them in step().{entry.where}"
         )
 
 
 def _with_a_list(group: Any) -> Any:
-    """A parameter as it is; a group with its parameters as a list, since factories look at them more than once."""
+    """A parameter unchanged, or a group with its parameters as a list, since factories iterate over them repeatedly."""
     if not isinstance(group, dict) or hasattr(group["params"], "grad"):
         return group
     return {**group, "params": list(group["params"])}
@@ -130,7 +130,7 @@ def check_installed(name: str) -> None:
 
 
 def optimizer_state_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the tensors in an optimizer's state, once it has done a step."""
+    """Bytes of the tensors in an optimizer's state; call it after a step."""
 
     def total(value: Any) -> int:
         if isinstance(value, dict):
@@ -143,7 +143,7 @@ def optimizer_state_bytes(optimizer: Optimizer) -> int:
 
 
 def _made_by(path: str, can_fuse: bool = False, **fixed: Any) -> Callable[..., Optimizer]:
-    """The factory of a class, "module:Class", which is imported when an optimizer is made; `fixed` are its own arguments."""
+    """A factory for a class "module:Class", imported on use; `fixed` are further arguments of the class."""
 
     def make(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
         if "beta2" in kwargs:
@@ -256,7 +256,7 @@ OPTIMIZERS.register(
     facts={"state_bytes": 8, "package": "schedulefree"},
 )
 def schedulefree_adamw(params: list[Any], lr: float, **kwargs: Any) -> Optimizer:
-    """In train mode; its weights are those to evaluate only after `eval()`."""
+    """In train mode; call `eval()` before the weights are evaluated."""
     optimizer: Any = _made_by("schedulefree:AdamWScheduleFree")(params, lr, **kwargs)
     optimizer.train()
     return optimizer
@@ -284,4 +284,4 @@ OPTIMIZERS.register(
     parameters=(_beta1(), _BETA2, _EPS, _weight_decay(0.01)),
     traits=("adam",),
     facts={"state_bytes": 2, "package": "bitsandbytes"},
-)(_made_by("bitsandbytes.optim:AdamW8bit"))  # tensors of less than 4096 numbers keep 32 bits
+)(_made_by("bitsandbytes.optim:AdamW8bit"))  # tensors of fewer than 4096 numbers stay in 32 bits

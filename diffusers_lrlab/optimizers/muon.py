@@ -1,4 +1,4 @@
-"""torch's Muon for a whole model: it takes matrices only, and a UNet is mostly convolutions."""
+"""torch's Muon for a whole model: torch's takes matrices only, and a UNet consists mostly of convolutions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,10 @@ from torch.optim import AdamW, Muon, Optimizer
 
 class MuonWithAdamW(Optimizer):
     """
-    Muon for everything with two or more dimensions, AdamW for biases and norms, under one learning rate.
+    Muon for parameters of two or more dimensions, AdamW for biases and norms, with one learning rate.
 
-    A convolution's kernel counts as the matrix (out channels, in channels x height x width). Muon's updates are scaled
-    to the root mean square that AdamW's have (arXiv 2502.16982, eq. 4), so that one learning rate suits both. Parameters
+    The kernel of a convolution is treated as a matrix (out channels, in channels x height x width). Muon's updates are
+    scaled to the root mean square of AdamW's (arXiv 2502.16982, eq. 4), so that one learning rate suits both. Parameters
     must be contiguous.
     """
 
@@ -45,7 +45,7 @@ class MuonWithAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for flat, matrix in zip(self._flat, self._matrices, strict=True):
-            # At every step: moving a model to a device, or clearing its gradients, leaves old views behind.
+            # At every step, since moving the model or clearing its gradients invalidates earlier views.
             flat.data = _as_matrix(matrix.data)
             flat.grad = None if matrix.grad is None else _as_matrix(matrix.grad)
         for group, optimizer in zip(self.param_groups, self._inner, strict=True):
@@ -65,5 +65,5 @@ class MuonWithAdamW(Optimizer):
 
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    # view, not flatten: it fails where flatten would copy and the update be lost.
+    # view, not flatten, which could copy, so that the update would be lost.
     return tensor.view(tensor.shape[0], -1)

@@ -12,7 +12,7 @@ LINEAR_UP_TO = 512  # images, of the rule "guide"
 
 
 class Rule(NamedTuple):
-    """A rule in words, with its source, and its factor on the learning rate for a global batch and the base batch."""
+    """A rule in words, and its factor on the learning rate for a global batch and a base batch."""
 
     description: str
     factor: Callable[[float, float], float]
@@ -26,37 +26,37 @@ def _guide(batch: float, base: float) -> float:
 
 
 SCALING_RULES = {
-    "none": Rule("as it is given", lambda batch, base: 1.0),
-    "linear": Rule("times the ratio of the batches; found for SGD (arXiv 1706.02677)", lambda batch, base: batch / base),
+    "none": Rule("unchanged", lambda batch, base: 1.0),
+    "linear": Rule("times the ratio of the batches; for SGD (arXiv 1706.02677)", lambda batch, base: batch / base),
     "sqrt": Rule(
-        "times the root of that ratio; derived for Adam and RMSProp (arXiv 2205.10287)",
+        "times the square root of that ratio; derived for Adam and RMSProp (arXiv 2205.10287)",
         lambda batch, base: math.sqrt(batch / base),
     ),
-    "guide": Rule(f"linear up to {LINEAR_UP_TO} images, the root beyond; a rule of thumb", _guide),
+    "guide": Rule(f"linear up to {LINEAR_UP_TO} images, square root beyond; a rule of thumb", _guide),
 }
 
 
 def scaled_learning_rate(learning_rate: float, rule: str, batch: int, base_batch: int) -> float:
-    """The learning rate for a global batch (over micro-batches and processes), from that for the base batch."""
+    """The learning rate for a global batch (all micro-batches and processes), given that for the base batch."""
     if rule not in SCALING_RULES:
-        raise LabError(f"There is no rule {rule!r}.{did_you_mean(rule, SCALING_RULES)} Known: {', '.join(SCALING_RULES)}.")
+        raise LabError(f"Unknown rule {rule!r}.{did_you_mean(rule, SCALING_RULES)} Known: {', '.join(SCALING_RULES)}.")
     for name, value in (("learning_rate", learning_rate), ("batch", batch), ("base_batch", base_batch)):
         POSITIVE.check(name, value, "the rules scale by ratios of it")
     return learning_rate * SCALING_RULES[rule].factor(batch, base_batch)
 
 
 def scaling_warning(rule: str, optimizer: str) -> str | None:
-    """A warning about a rule that was found for another kind of optimizer, else `None`."""
+    """A warning if a rule was derived for another type of optimizer, else `None`."""
     if rule not in ("linear", "guide") or "sgd" in OPTIMIZERS[optimizer].traits:
         return None
     return (
-        f"--scale_lr {rule} is linear, which was found for SGD. For {optimizer}, which divides gradients by their size, "
-        "sqrt is the derived rule (arXiv 2205.10287)."
+        f"--scale_lr {rule} is linear, a rule for SGD. For {optimizer}, which normalises gradients, the derived rule is "
+        "sqrt (arXiv 2205.10287)."
     )
 
 
 def scaling_table(learning_rate: float, base_batch: int, batch: int | None = None) -> str:
-    """All rules for batches of an eighth to 64 times the base, with a row for `batch`, as text."""
+    """A table of all rules for batches of an eighth to 64 times the base, with a row for `batch`."""
     batches = {max(1, round(base_batch * 2.0**power)) for power in range(-3, 7)} | ({batch} if batch else set())
     names = [name for name in SCALING_RULES if name != "none"]
     lines = [f"{'batch':>10}" + "".join(f"{name:>12}" for name in names)]

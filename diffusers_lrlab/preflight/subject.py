@@ -54,7 +54,7 @@ class Subject:
     def _read(self, row: int) -> tuple[torch.Tensor, Conditions] | None:
         """One image with its conditions; `None` if it cannot be decoded, which training skips or reports."""
         try:
-            return self.data.read_fixed(self.data.cells[row])
+            return self.data.read_fixed(self.data.examples[row])
         except LabError:
             return None
 

@@ -1,1 +1,1 @@
-"""Schedules and timestep densities as tables and pictures, without a model."""
+"""Schedules and timestep densities as tables and plots, without a model."""

@@ -1,4 +1,4 @@
-"""Pictures of schedules: some over each other, or all of them side by side."""
+"""Plots of schedules: some in one plot, or all of them side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ..core.plotting import BLUE, COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..schedules.registries import SCHEDULERS
-from .schedules import Course, Preview, Run, preview
+from .schedules import Curves, Preview, Run, preview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,8 +21,8 @@ _CYCLES = ("-", "-.", ":")
 
 
 def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
-    """Schedules over each other; what diffusers' own script makes of one is dashed, in its colour."""
-    has_momentum = any(shown.course.beta1 is not None for shown in previews)
+    """Schedules in one plot; a dashed line of the same colour is the schedule in diffusers' own script."""
+    has_momentum = any(shown.curves.beta1 is not None for shown in previews)
     figure = new_figure(7, 5.2 if has_momentum else 3.6, dpi=150)
     rows = figure.subplots(1 + has_momentum, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_momentum])[:, 0]
     for axes in rows:
@@ -30,7 +30,7 @@ def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
         axes.margins(x=0.01)
     for index, shown in enumerate(previews):
         color, style = COLORS[index % len(COLORS)], _CYCLES[index // len(COLORS) % len(_CYCLES)]
-        _draw(rows, shown.course, color=color, linestyle=style, label=shown.label)
+        _draw(rows, shown.curves, color=color, linestyle=style, label=shown.label)
         if shown.host is not None:
             _draw(rows, shown.host, color=color, linestyle="--", linewidth=1.0)
     rows[0].set(ylabel="learning rate", ylim=(-0.02 * max(rows[0].get_ylim()), None))
@@ -44,18 +44,18 @@ def plot_previews(previews: list[Preview], run: Run, path: Path) -> None:
         labels.append(f"dashed: diffusers' own script, {run.layout}")
     labels = [label if len(label) <= 90 else label[:89] + "…" for label in labels]
     columns = len(labels) if sum(map(len, labels)) < 70 else 1
-    # Outside, where it hides no curve.
+    # Outside, so that it covers no curve.
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
-def _draw(rows: Any, course: Course, **style: Any) -> None:
-    # A curve of millions of updates is no finer in a picture than one of thousands.
-    shown = np.unique(np.linspace(0, len(course.lr) - 1, min(len(course.lr), 20_000)).astype(int))
+def _draw(rows: Any, curves: Curves, **style: Any) -> None:
+    # More points than these cannot be seen in a plot.
+    shown = np.unique(np.linspace(0, len(curves.lr) - 1, min(len(curves.lr), 20_000)).astype(int))
     style = {"linewidth": 1.4, **style}
-    rows[0].plot(shown, course.lr[shown], **style)
-    if course.beta1 is not None:
-        rows[1].plot(shown, course.beta1[shown], **style)
+    rows[0].plot(shown, curves.lr[shown], **style)
+    if curves.beta1 is not None:
+        rows[1].plot(shown, curves.beta1[shown], **style)
 
 
 # --- the gallery -----------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def _draw(rows: Any, course: Course, **style: Any) -> None:
 _COLUMNS = 5
 _RUN = Run(num_updates=1000, num_warmup_steps=50, learning_rate=1e-4, beta1=0.95)
 _VALIDATE_EVERY = 10
-# Arguments for schedules whose defaults show little of what they can do.
+# Arguments for schedules whose defaults are not typical.
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "cosine_with_restarts": {"num_cycles": 3},
     "polynomial": {"power": 2},
@@ -112,17 +112,17 @@ def _draw_panel(axes: Axes, name: str) -> None:
     traits, kwargs = SCHEDULERS[name].traits, _EXAMPLES.get(name, {})
     if "feedback" in traits:
         losses = made_up_losses()
-        course = Course(feedback_lrs(name, kwargs, losses), None)
+        curves = Curves(feedback_lrs(name, kwargs, losses), None)
     else:
-        # The rise of some is their own.
+        # Some have their own rise.
         warmup = 0 if traits & {"no_warmup", "rises"} else _RUN.num_warmup_steps
-        course = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).course
-    scales = course.lr / _RUN.learning_rate
+        curves = preview(name, dataclasses.replace(_RUN, num_warmup_steps=warmup), kwargs).curves
+    scales = curves.lr / _RUN.learning_rate
     top, color = max(1.0, scales.max()), DARK if "host" in traits else BLUE
     axes.fill_between(np.arange(_RUN.num_updates), scales, color=color, alpha=0.1, linewidth=0)
     axes.plot(scales, color=color, linewidth=1.4)
-    if course.beta1 is not None:
-        axes.plot(course.beta1, color=ORANGE, linewidth=0.9)
+    if curves.beta1 is not None:
+        axes.plot(curves.beta1, color=ORANGE, linewidth=0.9)
     if "feedback" in traits:
         heights = losses / losses.max() * top
         axes.plot(np.arange(1, len(losses) + 1) * _VALIDATE_EVERY, heights, ":", color=GREY, linewidth=0.9)
@@ -134,19 +134,19 @@ def _draw_panel(axes: Axes, name: str) -> None:
     axes.set_title(name, fontsize=7, loc="left", x=-0.04, pad=12)
     arguments = ", ".join(f"{key}={value}" for key, value in kwargs.items()).replace("'", "")
     small = axes.annotate(arguments, (-0.04, 1.02), xycoords="axes fraction", fontsize=6, color=DARK)
-    # Else a long one would make its column wider than the others.
+    # Otherwise a long one would widen its column.
     small.set_in_layout(False)
 
 
 def made_up_losses() -> np.ndarray:
-    """Validation losses that fall, then only scatter."""
+    """Validation losses that fall, then fluctuate."""
     numbers = np.arange(_RUN.num_updates // _VALIDATE_EVERY)
     scatter = 1 + 0.01 * np.random.default_rng(0).standard_normal(len(numbers))
     return (0.3 + 0.7 * np.exp(-numbers / 15)) * scatter
 
 
 def feedback_lrs(name: str, kwargs: dict[str, Any], losses: np.ndarray) -> np.ndarray:
-    """The learning rates that the scheduler itself sets when it gets these losses."""
+    """The learning rates that the scheduler sets for these losses."""
     import torch
 
     from ..schedules.scheduler import get_scheduler

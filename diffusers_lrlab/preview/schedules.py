@@ -1,4 +1,4 @@
-"""What schedules will do over a run, and what diffusers' own script would make of them; in words, numbers, characters."""
+"""Previews of schedules over a run, here and in diffusers' own script, as text, tables and plots in a terminal."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from ..schedules.registries import MOMENTUM_SCHEDULERS
 from ..schedules.resolve import double_decay, merge_spec, resolve_schedule
 from ..schedules.schedule import Schedule
 
-# Beyond this, curves take gigabytes, and a picture shows nothing more.
+# Beyond this, curves take gigabytes.
 _UPDATES, _SHARES = Range("[1, 1e7]", whole=True), Range("[1, 1e5]", whole=True)
 _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
 
@@ -26,13 +26,13 @@ _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
 @checked
 @dataclass(frozen=True)
 class Run:
-    """The run that schedules are previewed for."""
+    """The run of a preview."""
 
-    num_updates: int  # of the optimizer
-    num_warmup_steps: float = 0  # of them warm-up, or a fraction of the run in (0, 1)
+    num_updates: int
+    num_warmup_steps: float = 0  # in updates, or a fraction of the run in (0, 1)
     learning_rate: float = 1e-4
     beta1: float = 0.95
-    num_processes: int = 1  # this and the micro-batches of an update matter only in diffusers' own script
+    num_processes: int = 1  # this and the accumulation matter only in diffusers' own script
     accumulation: int = 1
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Run:
             ("num_processes", self.num_processes, _SHARES),
             ("gradient_accumulation_steps", self.accumulation, _SHARES),
         ):
-            most.check(f"--{flag}", value, "a preview takes no more")
+            most.check(f"--{flag}", value, "more is impractical in a preview")
         POSITIVE.check("--learning_rate", self.learning_rate, "1e-4 is usual")
         Range("(0, 1)").check("--beta1", self.beta1, "0.9 is usual")
 
@@ -51,15 +51,15 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Course:
-    """Learning rate at each update, and momentum if the schedule sets it."""
+class Curves:
+    """The learning rate at each update, and the momentum if the schedule sets it."""
 
     lr: np.ndarray
     beta1: np.ndarray | None
 
     @property
     def peak_update(self) -> int:
-        """Where the learning rate is first as high as it gets."""
+        """The first update with the highest learning rate."""
         return int(np.argmax(self.lr >= self.lr.max() * (1 - 1e-9)))
 
     def as_json(self) -> dict[str, Any]:
@@ -72,8 +72,8 @@ class Preview:
 
     spec: str
     momentum: str | None  # the spec string of the momentum schedule beside it
-    course: Course  # what to expect
-    host: Course | None  # what diffusers' own script would do
+    curves: Curves
+    host: Curves | None  # in diffusers' own script
     notes: list[str]
 
     @property
@@ -81,8 +81,8 @@ class Preview:
         return f"{self.spec} + {self.momentum}" if self.momentum else self.spec
 
     def as_json(self, asked_for_host: bool) -> dict[str, Any]:
-        """Everything, with the host's course if it was asked for; `None` there means that it cannot run."""
-        shown: dict[str, Any] = {"spec": self.spec, "momentum": self.momentum, **self.course.as_json(), "notes": self.notes}
+        """Everything, with the curves in diffusers' own script on request; `None` there means that it cannot run."""
+        shown: dict[str, Any] = {"spec": self.spec, "momentum": self.momentum, **self.curves.as_json(), "notes": self.notes}
         if asked_for_host:
             shown["diffusers"] = self.host and self.host.as_json()
         return shown
@@ -96,35 +96,35 @@ def preview(
     momentum: str | None = None,
     momentum_kwargs: dict[str, Any] | None = None,
 ) -> Preview:
-    """A schedule over a run; with several processes or accumulation, diffusers' own script is shown beside it."""
+    """A schedule over a run; also in diffusers' own script if there are several processes or accumulation."""
     schedule = resolve_schedule(spec, kwargs, momentum, momentum_kwargs)
     warmup, total = resolve_length(schedule, run.num_warmup_steps, run.num_updates)
     lrs, momenta = schedule_curves(schedule, run.learning_rate, run.beta1, warmup, total)
-    course = Course(lrs, momenta if schedule.sets_momentum else None)
+    curves = Curves(lrs, momenta if schedule.sets_momentum else None)
     if kwargs:
         spec = format_spec(*merge_spec(spec, kwargs))
     if momentum is not None and momentum_kwargs:
         momentum = format_spec(*merge_spec(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS))
     notes = []
     if schedule.follows_metric:
-        notes.append(f"{spec} follows the validation loss: this is its course as long as that never moves it.")
+        notes.append(f"{spec} follows the validation loss: this is its curve if the loss never changes it.")
     elif warning := double_decay(schedule, run.learning_rate, run.beta1, warmup, total):
         notes.append(warning)
     host = None
     if run.num_processes * run.accumulation > 1:
         try:
-            host = host_course(schedule, run, warmup)
-            notes.append(f"diffusers' own script, {run.layout}: {_compare(course, host, run)}")
+            host = curves_in_host_script(schedule, run, warmup)
+            notes.append(f"diffusers' own script, {run.layout}: {_compare(curves, host, run)}")
         except LabError as error:
             notes.append(f"diffusers' own script, {run.layout}: cannot run {spec}. {error}")
-    return Preview(spec, momentum, course, host, notes)
+    return Preview(spec, momentum, curves, host, notes)
 
 
-def host_course(schedule: Schedule, run: Run, warmup_updates: int) -> Course:
+def curves_in_host_script(schedule: Schedule, run: Run, warmup_updates: int) -> Curves:
     """
-    What diffusers' own `train_unconditional.py` would apply at each update.
+    The values that diffusers' own `train_unconditional.py` would apply at each update.
 
-    It plans a schedule over the micro-batches of all processes with warm-up times the accumulation, and accelerate
+    It plans a schedule over the micro-batches of all processes, with warm-up multiplied by the accumulation; accelerate
     advances it once per process at each update.
     """
     if schedule.follows_metric:
@@ -135,18 +135,18 @@ def host_course(schedule: Schedule, run: Run, warmup_updates: int) -> Course:
     length = run.num_updates * run.accumulation * per_update
     clock = Progress(updates * per_update, length, warmup_updates * run.accumulation)
     lrs, momenta = schedule.at(clock, run.learning_rate, run.beta1)
-    return Course(np.ones(run.num_updates) * lrs, momenta)
+    return Curves(np.ones(run.num_updates) * lrs, momenta)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
-def _compare(asked: Course, host: Course, run: Run) -> str:
+def _compare(asked: Curves, host: Curves, run: Run) -> str:
     top = asked.lr.max()
     ends, should_end = _percent(host.lr[-1] / top), _percent(asked.lr[-1] / top)
     parts = [f"ends at {ends} of the peak" + (", as asked" if ends == should_end else f" instead of {should_end}")]
-    # As high as it gets at the very end, and not as high as it should: it is still warming up.
+    # Highest at the end, and below the peak: it is still warming up.
     if host.peak_update == run.num_updates - 1 and host.lr[-1] < top * (1 - 1e-9):
         parts.append(f"never reaches it, where update {asked.peak_update} was asked")
     elif host.peak_update != asked.peak_update:
@@ -159,13 +159,13 @@ def _compare(asked: Course, host: Course, run: Run) -> str:
 
 
 def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None) -> str:
-    """Plots, a table and notes; `terminal` holds the options of [`terminal_plot`], `None` for no plots."""
+    """Plots, a table and notes as text; `terminal` has the options of [`terminal_plot`], `None` for no plots."""
     parts = []
     if terminal is not None:
-        courses = courses_by_label(previews)
+        curves_of = curves_by_label(previews)
         title = "learning rate" + (f" of {previews[0].label}" if len(previews) == 1 else "")
-        parts.append(terminal_plot({label: course.lr for label, course in courses.items()}, title, **terminal))
-        momenta = {label: course.beta1 for label, course in courses.items() if course.beta1 is not None}
+        parts.append(terminal_plot({label: curves.lr for label, curves in curves_of.items()}, title, **terminal))
+        momenta = {label: curves.beta1 for label, curves in curves_of.items() if curves.beta1 is not None}
         if momenta:
             parts.append(terminal_plot(momenta, "beta1", height=6, from_zero=False, **terminal))
     parts.append(table(previews, run))
@@ -173,23 +173,23 @@ def describe(previews: list[Preview], run: Run, terminal: dict[str, Any] | None)
     return "\n\n".join(parts)
 
 
-def courses_by_label(previews: list[Preview]) -> dict[str, Course]:
-    """All curves to draw: each schedule, followed by what diffusers' own script makes of it."""
-    courses = {}
+def curves_by_label(previews: list[Preview]) -> dict[str, Curves]:
+    """All curves by label: each schedule, followed by the same in diffusers' own script."""
+    curves_of = {}
     for shown in previews:
-        courses[shown.label] = shown.course
+        curves_of[shown.label] = shown.curves
         if shown.host is not None:
-            courses[f"{shown.label}, diffusers' own script"] = shown.host
-    return courses
+            curves_of[f"{shown.label}, diffusers' own script"] = shown.host
+    return curves_of
 
 
 def table(previews: list[Preview], run: Run) -> str:
-    """The learning rates, and the momenta that are driven, at 0, 25, 50, 75 and 100 % of the run."""
-    # The last update that happens stands for the end.
+    """Learning rates, and momenta that are scheduled, at 0, 25, 50, 75 and 100 % of the run."""
+    # The last update stands for the end.
     updates = [min(round(share / 100 * run.num_updates), run.num_updates - 1) for share in _SHOWN]
     rows = [["update", *(f"{update} ({share} %)" for update, share in zip(updates, _SHOWN, strict=True))]]
-    for label, course in courses_by_label(previews).items():
-        rows.append([label, *(f"{course.lr[update]:.3g}" for update in updates)])
-        if course.beta1 is not None:
-            rows.append([f"{label}: beta1", *(f"{course.beta1[update]:.3g}" for update in updates)])
+    for label, curves in curves_by_label(previews).items():
+        rows.append([label, *(f"{curves.lr[update]:.3g}" for update in updates)])
+        if curves.beta1 is not None:
+            rows.append([f"{label}: beta1", *(f"{curves.beta1[update]:.3g}" for update in updates)])
     return aligned(rows)

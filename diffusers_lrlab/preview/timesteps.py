@@ -1,4 +1,4 @@
-"""Previews of timestep samplers and loss weightings: what is trained when and how strongly, without a model."""
+"""Previews of timestep samplers and loss weightings, without a model."""
 
 import json
 import math
@@ -22,11 +22,11 @@ _MOMENTS = ((0.0, "start", GREY), (0.5, "middle", BLUE), (1.0, "end", ORANGE))
 
 @dataclass(frozen=True)
 class TimestepPreview:
-    """What a sampler or a weighting makes of each timestep."""
+    """The density or weight of each timestep."""
 
     label: str  # its spec string
     what: str  # "density / uniform" or "weight"
-    curves: dict[int, np.ndarray]  # by update, float64 of shape (T,); one curve, at update 0, if it does not move
+    curves: dict[int, np.ndarray]  # by update, float64 of shape (T,); only update 0 if they are constant
 
 
 @checked
@@ -69,7 +69,7 @@ def _expanded(specs: list[str], registry: Registry) -> list[tuple[str, dict[str,
 
 
 def describe_timesteps(previews: list[TimestepPreview]) -> str:
-    """A table of values at some timesteps, from little noise to much."""
+    """A table of values at some timesteps, from low to high noise."""
     num = len(next(iter(previews[0].curves.values())))
     timesteps = sorted({min(round(share * num), num - 1) for share in (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1)})
     rows = [["timestep", *(str(timestep) for timestep in timesteps)]]
@@ -89,7 +89,7 @@ def as_json(previews: list[TimestepPreview]) -> str:
 
 
 def plot_timestep_previews(previews: list[TimestepPreview], path: Path) -> None:
-    """A panel for each sampler and weighting; what moves is shown at start, middle and end of the run."""
+    """A panel for each sampler and weighting; curves that change are shown at start, middle and end of the run."""
     columns = min(5, len(previews))
     rows = math.ceil(len(previews) / columns)
     figure = new_figure(max(4.0, 2.3 * columns), 1.75 * rows + 0.4, dpi=130)

@@ -1,7 +1,7 @@
 """Learning-rate and momentum schedules: pure functions of the clock, and schedules that follow a metric.
 
-Importing this room fills its registries; what is imported here are the modules with entries, in the order of the tables.
-Its other attributes are the schedules as values, by their names.
+Importing this package fills its registries: the modules imported here have the entries, in the order of the tables. Its
+other attributes are functions that return schedules as values, such as `rex`.
 """
 
 import importlib
@@ -21,5 +21,7 @@ __all__ = ["feedback_entries", "host_curves", "joined", "lab_curves", "momentum"
 
 def __getattr__(name: str) -> Any:
     if name.startswith("_") or name in {module.name for module in pkgutil.iter_modules(__path__)}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")  # and imports look for a module
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}"
+        )  # so that the import system looks for a module
     return importlib.import_module(".values", __name__).maker(name)

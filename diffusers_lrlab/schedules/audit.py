@@ -1,4 +1,4 @@
-"""The learning rate and momentum that the optimizer had at each update, against those expected from the schedule."""
+"""Audit of the optimizer's learning rate and momentum at each update against the schedule."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.words import counted
 
-# Rounding aside: a closed form and a chain of multiplications differ by some 1e-13 after thousands of updates.
+# For rounding: a closed form and a chain of multiplications differ by about 1e-13 after thousands of updates.
 TOLERANCE = 1e-9
 
 
@@ -15,7 +15,7 @@ TOLERANCE = 1e-9
 class ScheduleAudit:
     """Compares applied and expected learning rates and momenta at every update."""
 
-    strict: bool = False  # whether the first deviation is an error
+    strict: bool = False  # the first deviation is an error
     num_updates: int = 0
     largest_lr_deviation: float = 0.0
     largest_momentum_deviation: float = 0.0
@@ -31,8 +31,8 @@ class ScheduleAudit:
         """
         Compares learning rate and momentum of each parameter group at one update.
 
-        `applied` is what the optimizer has; `expected` is `None` for what does not follow the clock; deviations of the
-        learning rate are relative to `peaks`, which are 0 for frozen groups.
+        `applied` are the optimizer's values. `expected` is `None` for values that do not follow the clock. Deviations of
+        the learning rate are relative to `peaks`, which are 0 for frozen groups.
         """
         self.num_updates += 1
         for (lr, momentum), (expected_lr, expected_momentum), peak in zip(applied, expected, peaks, strict=True):
@@ -47,7 +47,7 @@ class ScheduleAudit:
                 beta = "" if expected_momentum is None else f", momentum {momentum:.6g} instead of {expected_momentum:.6g}"
                 raise LabError(
                     f"At update {update} the optimizer has a learning rate of {lr:.6g} where the schedule expects "
-                    f"{expected_lr}{beta} (--strict_lr_audit). Something else sets it, or another clock steps the schedule."
+                    f"{expected_lr}{beta} (--strict_lr_audit). Other code sets it, or steps the schedule at other times."
                 )
 
     @property

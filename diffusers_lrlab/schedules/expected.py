@@ -1,4 +1,4 @@
-"""The learning rate and momentum to expect at each update of a run, without a model, an optimizer or torch."""
+"""The learning rate and momentum at each update of a run, without a model, an optimizer or torch."""
 
 from typing import Any
 
@@ -17,12 +17,13 @@ _LENGTH = Range(f"[1, {ENDLESS}]")
 
 
 def resolve_length(schedule: Schedule, num_warmup_steps: float, num_training_steps: int | None) -> tuple[int, int]:
-    """Updates of warm-up and of the whole run, checked against what the schedule can use."""
+    """Updates of warm-up and of the whole run, checked against the traits of the schedule."""
     traits, name = schedule.traits, schedule.name or schedule.momentum
     Range("[0, inf)").check("num_warmup_steps", num_warmup_steps, "it counts updates, or is a fraction of the run")
     if num_training_steps is not None:
         if num_training_steps not in _LENGTH or num_training_steps != int(num_training_steps):
-            raise must_be("num_training_steps", num_training_steps, f"whole, and {_LENGTH}", "it counts optimizer updates")
+            wanted = f"a whole number in {_LENGTH.text}"
+            raise must_be("num_training_steps", num_training_steps, wanted, "it counts optimizer updates")
         num_training_steps = int(num_training_steps)
     elif 0 < num_warmup_steps < 1:
         raise LabError(f"Warm-up of {num_warmup_steps} of the run needs num_training_steps, the length of the run.")
@@ -47,19 +48,19 @@ def lr_curve(
     scheduler_specific_kwargs: dict[str, Any] | None = None,
     momentum: float = 0.9,
 ) -> np.ndarray:
-    """The learning rate to expect at each update of a run, without a model, an optimizer or a step.
+    """The learning rate at each update of a run, without a model or an optimizer.
 
     Args:
         name (`str`): A name of [`list_schedulers`] or a spec string.
-        base_lr (`float`): The learning rate that the optimizer would have.
+        base_lr (`float`): The learning rate of the optimizer.
         num_warmup_steps (`float`): Updates of warm-up, or a fraction of the run in (0, 1).
         num_training_steps (`int`): Updates of the run.
         scheduler_specific_kwargs (`dict`, *optional*): The schedule's parameters.
-        momentum (`float`, *optional*, defaults to 0.9): What the optimizer would have; `mdlrc` depends on it.
+        momentum (`float`, *optional*, defaults to 0.9): The momentum of the optimizer; `mdlrc` depends on it.
 
     Returns:
-        `np.ndarray`: float64 of shape `(num_training_steps,)`. For a schedule that follows a metric: its warm-up, then the
-        learning rate as long as no metric changes it.
+        `np.ndarray`: float64 of shape `(num_training_steps,)`. A schedule that follows a metric is shown as its warm-up,
+        followed by a constant rate.
     """
     schedule = resolve_schedule(name, scheduler_specific_kwargs)
     return schedule_curves(schedule, base_lr, momentum, num_warmup_steps, num_training_steps)[0]
@@ -68,7 +69,7 @@ def lr_curve(
 def schedule_curves(
     schedule: Schedule, base_lr: float, momentum: float | None, num_warmup_steps: float, num_training_steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Learning rate and momentum for each update of a run, float64; the momentum is NaN where the optimizer has none."""
+    """Learning rate and momentum at each update of a run, float64; the momentum is NaN if the optimizer has none."""
     if num_training_steps is None:
         raise LabError("A curve needs num_training_steps, the number of updates to give values for.")
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
@@ -88,11 +89,10 @@ def schedule_curves(
 
 
 def _check_values(entry: Entry, what: str, values: np.ndarray, below: float) -> None:
-    """Schedules of plug-ins may give anything."""
+    """Raises a `LabError` for a negative, too large or NaN value, which schedules of plug-ins may return."""
     wrong = ~((values >= 0) & (values < below))
     if wrong.any():
         update = int(np.argmax(wrong))
         raise LabError(
-            f"{entry.title} gives a {what} of {values[update]:g} at update {update}; it has to be in [0, {below:g}) at "
-            f"every update.{entry.where}"
+            f"{entry.title} gives a {what} of {values[update]:g} at update {update}: must be in [0, {below:g}).{entry.where}"
         )

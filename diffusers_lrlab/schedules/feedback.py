@@ -1,4 +1,4 @@
-"""Schedules that follow a metric. They alone have state beyond the clock, and their type says so."""
+"""Schedules that follow a metric, the only ones with state beyond the clock."""
 
 import math
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from .momentum import initial_lrs, write_lrs
 
 class FeedbackSchedule:
     """
-    A scheduler with two inputs, behind linear warm-up: the clock by `advance()`, a metric by `step(metrics)`.
+    A scheduler that follows a metric after linear warm-up.
 
     Call `advance()` after each optimizer update and `step(validation_loss)` after each validation. Validations during
-    warm-up are not counted: the loss of a model that hardly moves says nothing.
+    warm-up are ignored, since they say little about the peak rate.
     """
 
     optimizer: Optimizer
@@ -47,18 +47,18 @@ class FeedbackSchedule:
         self._last_lr = lrs
 
     def advance(self) -> None:
-        """Counts one optimizer update; inside warm-up it sets the next learning rate."""
+        """Counts one optimizer update, and sets the learning rate during warm-up."""
         self.num_updates += 1
         self._set_warmup_lrs()
 
     def go_on(self, num_updates: int) -> None:
-        """From this update of a run that followed another schedule before: no loss is known of it."""
+        """Starts at this update of a run that followed another schedule before, without any losses."""
         self.num_updates = num_updates
         self._set_lrs(list(self.peak_lrs))
         self._set_warmup_lrs()
 
     def _counts(self, metrics: Any) -> bool:
-        """Whether a validation counts; without a metric, as scripts step schedules of the clock, it is an error."""
+        """Whether a validation counts. A call without a metric, as for schedules of the clock, is an error."""
         if metrics is None:
             raise LabError(
                 f"{type(self).__name__} needs a metric: call advance() after each update and step(validation_loss) after "
@@ -70,7 +70,7 @@ class FeedbackSchedule:
 
     @contextmanager
     def _numbers_for_tensors(self) -> Iterator[None]:
-        """Lets torch's or transformers' rule change the rates as numbers; afterwards tensors are filled, not replaced."""
+        """Shows torch's or transformers' rule numbers, and fills tensors with the new rates instead of replacing them."""
         held = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = float(group["lr"])
@@ -81,12 +81,12 @@ class FeedbackSchedule:
         self._set_lrs(lrs)
 
 
-# The best metric before the first one, which JSON cannot write as a number.
+# The initial best metric is infinite, which JSON cannot represent.
 _MAY_BE_INFINITE = ("best", "mode_worse")
 
 
 class HostFeedback(FeedbackSchedule):
-    """A rule of torch's or transformers', which comes next in the order of base classes."""
+    """Adapter for a rule of torch or transformers, the next base class."""
 
     def step(self, metrics: Any = None, epoch: None = None) -> None:
         """Shows the schedule a validation loss."""
@@ -105,7 +105,7 @@ class HostFeedback(FeedbackSchedule):
 
 
 class PlateauWithWarmup(HostFeedback, ReduceLROnPlateau):  # type: ignore[misc]
-    """torch's `ReduceLROnPlateau`, with its arguments, behind a linear warm-up to the optimizer's learning rates."""
+    """torch's `ReduceLROnPlateau` after a linear warm-up to the optimizer's learning rates."""
 
     def __init__(self, optimizer: Optimizer, num_warmup_steps: int = 0, **kwargs: Any):
         super().__init__(optimizer, **kwargs)

@@ -1,4 +1,4 @@
-"""Each schedule as a function in the form of `diffusers.optimization`, made from its registration.
+"""Each schedule as a function like those of `diffusers.optimization`, generated from its registration.
 
 scheduler = get_rex_schedule(optimizer, num_warmup_steps=500, num_training_steps=10_000, d=0.9)
 """
@@ -30,23 +30,25 @@ Args:
 Source: {source}"""
 
 
-def _taken(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def own_parameters(entry: Entry) -> list[inspect.Parameter]:
-    """The parameters of a schedule, as those of a function."""
+    """The parameters of a schedule as those of a function."""
     parameters = []
     for own in (*entry.parameters, *entry.common):
         default = list(own.default) if isinstance(own.default, tuple) else own.default
-        parameters.append(_taken(own.name, own.kind | None if default is None else own.kind, default))
+        parameters.append(_parameter(own.name, own.kind | None if default is None else own.kind, default))
     return parameters
 
 
 def _signature(entry: Entry) -> inspect.Signature:
-    length = _taken("num_training_steps", int | None if "endless" in entry.traits else int, None)
-    before = [_taken("optimizer", Optimizer), _taken("num_warmup_steps", float, 0), length]
-    return inspect.Signature([*before, *own_parameters(entry), _taken("last_epoch", int, -1)], return_annotation=LRScheduler)
+    length = _parameter("num_training_steps", int | None if "endless" in entry.traits else int, None)
+    before = [_parameter("optimizer", Optimizer), _parameter("num_warmup_steps", float, 0), length]
+    return inspect.Signature(
+        [*before, *own_parameters(entry), _parameter("last_epoch", int, -1)], return_annotation=LRScheduler
+    )
 
 
 def _documentation(entry: Entry) -> str:

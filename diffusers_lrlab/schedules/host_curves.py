@@ -1,4 +1,4 @@
-"""The shapes that diffusers and transformers have, under their names and with their values."""
+"""Schedules of diffusers and transformers, with their names and values."""
 
 from functools import lru_cache
 from typing import Any
@@ -18,12 +18,12 @@ _NO_WARMUP = ("warmup_type", "warmup_start_ratio")
 _MULTIPLIER = Range("[0, 1]")
 
 
-# --- diffusers' own seven --------------------------------------------------------------------------------------------
+# --- diffusers' seven ----------------------------------------------------------------------------------------------
 
 
 @SCHEDULERS.register(
     "constant",
-    description="the learning rate as it is",
+    description="constant learning rate",
     source=f"{DIFFUSERS}.get_constant_schedule",
     without=("min_lr", "min_lr_ratio", *_NO_WARMUP),
     traits=("host", "no_warmup", "endless"),
@@ -101,16 +101,15 @@ def polynomial(progress: Progress, power: float) -> Any:
 
 @lru_cache(maxsize=64)
 def read_step_rules(step_rules: str) -> tuple[np.ndarray, np.ndarray]:
-    """Boundaries (updates) and multipliers of diffusers' rules, `"1:500,0.1:900,0.01"`."""
+    """Boundaries (in updates) and multipliers of diffusers' rules, such as `"1:500,0.1:900,0.01"`."""
     *parts, last = step_rules.split(",")
     try:
-        # As in diffusers, the last one of equal boundaries counts.
+        # As in diffusers, the last of equal boundaries counts.
         pairs = sorted({int(update): float(value) for value, update in (part.split(":") for part in parts)}.items())
         values = [value for _, value in pairs] + [float(last)]
     except ValueError:
-        raise LabError(
-            f"step_rules={step_rules!r} cannot be read; write MULTIPLIER:UPDATE,...,MULTIPLIER: '1:500,0.1:900,0.01'."
-        ) from None
+        wanted = "MULTIPLIER:UPDATE,...,MULTIPLIER"
+        raise must_be("step_rules", step_rules, wanted, "such as '1:500,0.1:900,0.01'") from None
     if not all(value in _MULTIPLIER for value in values):
         raise must_be("step_rules", step_rules, f"multipliers, each {_MULTIPLIER}", "raise the learning rate instead")
     return np.array([update for update, _ in pairs]), np.array(values)
@@ -130,7 +129,7 @@ def piecewise_constant(progress: Progress, step_rules: str) -> Any:
     return values[np.searchsorted(boundaries, progress.now, side="right")]
 
 
-# --- those that only transformers has --------------------------------------------------------------------------------
+# --- only in transformers ----------------------------------------------------------------------------------------
 
 
 @SCHEDULERS.register(
@@ -164,7 +163,7 @@ SCHEDULERS.register(
 
 @SCHEDULERS.register(
     "cosine_warmup_with_min_lr",
-    description="the same one update earlier: it does not start at 0, and reaches its floor at the last update",
+    description="the same, one update earlier: it does not start at 0, and reaches its floor at the last update",
     source=f"{TRANSFORMERS}.get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
     parameters=(
         _MIN_LR_RATE,
@@ -180,7 +179,7 @@ SCHEDULERS.register(
 def cosine_warmup_with_min_lr(progress: Progress, num_cycles: float) -> Any:
     r"""\(s = (1 + \cos(2 \pi c p)) / 2\) with \(p = (n - w + 1) / (N - w)\).
 
-    transformers counts from 1 here, so that the peak is at update \(w - 1\); under its name, these are its values.
+    transformers counts from 1 here, so that the peak is at update \(w - 1\). These are its values.
     """
     passed = np.where(progress.update < progress.warmup_updates, 0, progress.after_warmup + 1)
     return half_cosine(2 * num_cycles * np.minimum(passed / progress.span, 1.0))
@@ -208,11 +207,11 @@ _DECAY = Parameter(
 def warmup_stable_decay(
     progress: Progress, num_decay_steps: float | None, num_stable_steps: float | None, decay_type: str, num_cycles: float
 ) -> Any:
-    r"""\(s = 1\), and \(c(q)\) over the cool-down; the six forms of \(c\) are in `COOLDOWNS`."""
+    r"""\(s = 1\), then \(c(q)\) over the cool-down; the six shapes \(c\) are in `COOLDOWNS`."""
     stable, decay = _stable_and_decay(progress, num_decay_steps, num_stable_steps)
     fraction = np.clip((progress.after_warmup - stable) / max(decay, 1), 0.0, 1.0)
     if decay_type == "cosine" and num_cycles != 0.5:
-        # transformers: whatever the waves do, the floor holds once the cool-down is over.
+        # As in transformers, the floor holds once the cool-down is over, however many waves there are.
         return np.where(fraction >= 1, 0.0, half_cosine(2 * num_cycles * fraction))
     return COOLDOWNS[decay_type](fraction)
 

@@ -1,4 +1,4 @@
-"""`join` puts any schedules of the clock one after another."""
+"""`join`: schedules of the clock one after another."""
 
 from bisect import bisect_right
 from dataclasses import replace
@@ -19,12 +19,12 @@ from .schedule import Schedule
 
 @lru_cache(maxsize=256)
 def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
-    """The schedules of a join, without parameters that belong to the run as a whole."""
+    """The schedules of a join, without parameters that apply to the run as a whole."""
     parts = []
     for spec in specs:
         if spec.startswith("hub:"):
             raise LabError(
-                f"join cannot take {spec!r}, which may change under it. Write out what it is: `lrlab pull` shows it."
+                f"join cannot take {spec!r}, which may change on the Hub. Write its spec string; `lrlab pull` shows it."
             )
         part, (name, given) = resolve_schedule(spec), merge_spec(spec, None)
         entry = SCHEDULERS[name]
@@ -44,7 +44,7 @@ def _parts(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
 def parts_of_join(
     schedules: list[str], boundaries: list[float], scales: list[float] | None
 ) -> tuple[tuple[Schedule, ...], list[float]]:
-    """The schedules of a join and the scale of each; a `LabError` for parts and numbers of them that cannot be."""
+    """The schedules of a join and their scales, checked."""
     if not schedules:
         raise must_be("schedules", schedules, "one schedule or more", "give spec strings in order", of="join")
     parts = _parts(tuple(schedules))
@@ -59,19 +59,19 @@ def parts_of_join(
 
 @SCHEDULERS.register(
     "join",
-    description="any schedules one after another, each over its own stretch of the run",
+    description="schedules one after another, each over its own part of the run",
     source="diffusers_lrlab, after optax.join_schedules",
     parameters=(
         Parameter("schedules", list, ("constant_with_warmup", "cosine"), "spec strings, in order", items=str),
         Parameter(
-            "boundaries", list, (0.5,), "where the second and each later one begins: updates, or fractions of the run",
+            "boundaries", list, (0.5,), "start of the second and each later one: updates or fractions of the run",
             "(0, inf)",
         ),
-        Parameter("scales", list, None, "the peak of each, relative to the whole's; 1 for all if not given", "[0, 1]"),
+        Parameter("scales", list, None, "peak of each, relative to that of the whole; 1 if not given", "[0, 1]"),
     ),
 )  # fmt: skip
 def join(progress: Progress, schedules: list[str], boundaries: list[float], scales: list[float] | None) -> Any:
-    """Each schedule has a clock of its own that starts at its boundary and ends at the next; warm-up is the run's."""
+    """Each schedule has its own clock, from its boundary to the next one; warm-up is that of the run."""
     parts, scales = parts_of_join(schedules, boundaries, scales)
     edges = boundaries_in_updates("join", boundaries, progress.total_updates)
     if edges and (edges[0] <= progress.warmup_updates or edges[-1] >= progress.total_updates):

@@ -1,4 +1,4 @@
-"""Shapes that neither diffusers nor transformers nor torch has."""
+"""Schedules that are not in diffusers, transformers or torch."""
 
 from typing import Any
 
@@ -34,21 +34,21 @@ def rex(progress: Progress, d: float) -> Any:
         ),
         Parameter(
             "images_per_update", int, None,
-            "the effective batch, which our training script knows; elsewhere needed beside reference_images", "[1, inf)",
+            "effective batch size; known in `lrlab train`, elsewhere required with reference_images", "[1, inf)",
         ),
     ),
 )  # fmt: skip
 def edm2_inverse_sqrt(progress: Progress, reference_images: float | None, images_per_update: int | None) -> Any:
     r"""\(s = 1 / \sqrt{\max(m / m_\text{ref}, 1)}\) after \(m\) images, warm-up included.
 
-    EDM2 ramps up over 10 million images, which is what to give as warm-up; its reference rate of 0.01 is for networks
-    that keep the magnitude of their activations.
+    EDM2 warms up over 10 million images; its reference rate of 0.01 is for networks that preserve the magnitude of
+    activations.
     """
     if reference_images is None:
         reference_updates = progress.total_updates / 10
     elif images_per_update is None:
         raise LabError(
-            f"edm2_inverse_sqrt got reference_images={reference_images:g} but not how many images an update has. Add "
+            f"edm2_inverse_sqrt got reference_images={reference_images:g} without images_per_update. Add "
             "images_per_update=N (batch size x accumulation x processes)."
         )
     else:
@@ -58,24 +58,23 @@ def edm2_inverse_sqrt(progress: Progress, reference_images: float | None, images
 
 @SCHEDULERS.register(
     "piecewise",
-    description="through given points, in straight lines, half cosines or steps",
+    description="interpolates between given points by lines, half cosines or steps",
     source="diffusers_lrlab",
     parameters=(
-        Parameter("updates", list, (0.5, 1.0), "where the points are: updates, or fractions of the run", "[0, inf)"),
-        Parameter("values", list, (1.0, 0.1), "the multipliers there", "[0, 1]"),
+        Parameter("updates", list, (0.5, 1.0), "positions of the points: updates or fractions of the run", "[0, inf)"),
+        Parameter("values", list, (1.0, 0.1), "multipliers at the points", "[0, 1]"),
         Parameter(
-            "interpolation", str, "linear", "what is between two points; a constant one holds until the next point",
+            "interpolation", str, "linear", "between points; `constant` holds each value until the next point",
             choices=("linear", "cosine", "constant"),
         ),
     ),
 )  # fmt: skip
 def piecewise(progress: Progress, updates: list[float], values: list[float], interpolation: str) -> Any:
-    """The first value holds before the first point, the last one after the last."""
+    """Constant before the first point and after the last one."""
     points = boundaries_in_updates("piecewise", updates, progress.total_updates, may_end=len(updates) > 1)
     if len(points) != len(values) or not points:
         raise LabError(
-            f"piecewise got {counted(len(points), 'update')} and {counted(len(values), 'value')}; give as "
-            f"many of one as of the other."
+            f"piecewise got {counted(len(points), 'update')} and {counted(len(values), 'value')}; give equally many."
         )
     if interpolation == "constant":
         return np.array([values[0], *values])[np.searchsorted(points, progress.now, side="right")]
@@ -88,7 +87,7 @@ def piecewise(progress: Progress, updates: list[float], values: list[float], int
 
 
 def boundaries_in_updates(owner: str, given: list[float], total_updates: int, may_end: bool = False) -> list[int]:
-    """Increasing updates from counts or fractions; after fractions, 1.0 is the end of the run if `may_end`."""
+    """Increasing updates from numbers or fractions. After fractions, 1.0 is the end of the run if `may_end`."""
     whole = may_end and given[-1] == 1.0 and all(value < 1 for value in given[:-1])
     updates = [resolve_updates(value, total_updates, f"A boundary of {owner}") for value in given]
     if whole:

@@ -1,15 +1,14 @@
-"""Momentum schedules, and their names as learning-rate schedules, so that diffusers' scripts can use them too.
+"""Momentum schedules, which are also learning-rate schedules of the same names, so that diffusers' scripts can use them.
 
-A decaying momentum lets a fresh gradient in with a larger weight. In the form that Adam has, m <- b m + (1 - b) g, that
-weight is 1 - b and rises tenfold when b falls from 0.9 to 0; MDLRC lowers the learning rate by as much:
+When momentum decays, a new gradient gets a larger weight. In Adam's update, m <- b m + (1 - b) g, this weight is 1 - b, and
+rises tenfold when b falls from 0.9 to 0. MDLRC lowers the learning rate by the same factor:
 
     b(n)  = b0 (1 - p) / ((1 - b0) + b0 (1 - p))             Demon, arXiv 1910.04952, eq. 4
     lr(n) = lr0 (1 - b0) / (1 - b(n)) = lr0 (1 - b0 p)       arXiv 2404.07946
 
-How far MDLRC can be trusted: the paper's equations could not be read; this is the form of an implementation that cites
-it, and agrees with its abstract. Its compensation alone is a linear decay of the learning rate to 1 - b0, which
-`mdlrc_lr_only` isolates as an ablation. Adam's bias correction assumes a constant momentum; that error is below 1e-3 after
-some 100 updates.
+The paper's equations were not accessible: MDLRC follows an implementation that cites the paper, and agrees with the
+abstract. The compensation alone is a linear decay of the learning rate to 1 - b0; `mdlrc_lr_only` isolates it as an
+ablation. Adam's bias correction assumes a constant momentum; the error is below 1e-3 after about 100 updates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +20,17 @@ from ..core.errors import LabError
 from ..core.progress import Progress
 from ..core.registry import Parameter
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from .torch_curves import ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES, ONE_CYCLE_RISE, ONE_CYCLE_STRATEGY, TORCH, one_cycle_course
+from .torch_curves import ONE_CYCLE_MOMENTA, ONE_CYCLE_PHASES, ONE_CYCLE_RISE, ONE_CYCLE_STRATEGY, TORCH, one_cycle_curve
 
 _DEMON, _MDLRC = "Demon, arXiv 1910.04952, eq. 4", "arXiv 2404.07946, as read by an implementation that cites it"
-_FLOOR = Parameter("min_momentum", float, 0.0, "the momentum does not fall below this", "[0, 1)")
+_FLOOR = Parameter("min_momentum", float, 0.0, "lower bound of the momentum", "[0, 1)")
 _FORM = Parameter(
-    "momentum_form", str, "ema", "how the optimizer mixes in a gradient: with weight 1 - momentum (Adam) or 1 (SGD), "
-    "where the compensation raises the rate", choices=("ema", "heavy_ball"),
+    "momentum_form", str, "ema", "weight of a new gradient in the optimizer: 1 - momentum (Adam) or 1 (SGD), for which "
+    "the compensation raises the rate", choices=("ema", "heavy_ball"),
 )  # fmt: skip
 
 
-@MOMENTUM_SCHEDULERS.register("constant", description="the momentum as it is", source="–")
+@MOMENTUM_SCHEDULERS.register("constant", description="constant momentum", source="–")
 def constant(progress: Progress, momentum: float) -> tuple[Any, Any]:
     return np.full_like(progress.update, momentum, dtype=float), 1.0
 
@@ -46,13 +45,13 @@ def demon(progress: Progress, momentum: float, min_momentum: float) -> tuple[Any
 
 
 def _compensation(start: float, momentum: Any, form: str) -> Any:
-    """What keeps lr (1 - b) (EMA form) or lr / (1 - b) (heavy-ball form) where it was."""
+    """The factor on the learning rate that keeps lr (1 - b) (EMA) or lr / (1 - b) (heavy ball) constant."""
     return (1 - start) / (1 - momentum) if form == "ema" else (1 - momentum) / (1 - start)
 
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc",
-    description="demon, with the learning rate lowered by as much as fresh gradients gain",
+    description="demon, with the learning rate lowered by the factor that new gradients gain",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),
@@ -65,7 +64,7 @@ def mdlrc(progress: Progress, momentum: float, min_momentum: float, momentum_for
 
 @MOMENTUM_SCHEDULERS.register(
     "mdlrc_lr_only",
-    description="the compensation of mdlrc with the momentum as it is: its control",
+    description="the compensation of mdlrc with constant momentum: its control",
     source=_MDLRC,
     parameters=(_FLOOR, _FORM),
     traits=("compensates",),
@@ -108,11 +107,11 @@ def one_cycle(
     if base_momentum > max_momentum:
         raise LabError(f"one_cycle got base_momentum={base_momentum} above max_momentum={max_momentum}. Swap them.")
     levels = (max_momentum, base_momentum, max_momentum)
-    return one_cycle_course(progress, levels, pct_start, anneal_strategy, three_phase), 1.0
+    return one_cycle_curve(progress, levels, pct_start, anneal_strategy, three_phase), 1.0
 
 
 def _flat(progress: Progress, **momentum: Any) -> Any:
-    """The learning rate of a momentum schedule's name: constant, but for warm-up, floor and compensation."""
+    """The shape of the learning rate of a momentum schedule, without warm-up, floor and compensation."""
     return 1.0
 
 
@@ -127,28 +126,28 @@ for _name in ("demon", "mdlrc", "mdlrc_lr_only", "mdlrc_linear"):
     )(_flat)
 
 
-# Optimizers (parts of class names) with a beta1 that is something else.
-_OTHERWISE = {
-    "Lion": "weighs the gradient against its running mean inside a sign, so that there is no size to compensate",
+# Optimizers, by a part of the class name, whose beta1 is not the decay of a running mean of gradients.
+_OTHER_BETA1 = {
+    "Lion": "weighs the gradient against its running mean inside a sign, so there is no size to compensate",
     "ScheduleFree": "interpolates between two sequences of weights",
 }
 
 
 def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
-    The parameter groups of an optimizer (unwrapped first) for a momentum schedule to drive.
+    The parameter groups of an optimizer, after unwrapping it, for a momentum schedule to drive.
 
-    Refused are optimizers without momentum, or with one that is not the decay of a running mean of gradients, and a
-    compensation that would go the wrong way for this optimizer or has no meaning for it.
+    Raises a `LabError` for an optimizer whose momentum is missing or is not the decay of a running mean of gradients, and
+    for a compensation that is wrong or meaningless for it.
     """
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper
         optimizer = optimizer.optimizer
     driven, groups = type(optimizer).__name__, optimizer.param_groups
-    for name, meaning in _OTHERWISE.items():
+    for name, meaning in _OTHER_BETA1.items():
         if name in driven:
             raise LabError(f"A momentum schedule cannot drive {driven}: its beta1 {meaning}. Use another optimizer.")
     for group in groups:
-        # The momentum of a resumed optimizer may have decayed to 0.
+        # Momentum of a resumed optimizer may have decayed to 0.
         if not group.get("initial_momentum", read_momentum(group)):
             remedy = "use one that has it, such as AdamW"
             if (key := _key(group)) is not None:
@@ -161,7 +160,7 @@ def momentum_groups(optimizer: Any, schedule: str, kwargs: Mapping[str, Any]) ->
             f"{schedule!r} compensates what momentum does to the size of an update, which {driven} normalises away. "
             "Use 'demon'."
         )
-    # RMSprop's momentum is that of SGD, behind the scaling.
+    # RMSprop's momentum is SGD's, applied after scaling.
     form = "heavy_ball" if _key(groups[0]) == "momentum" else "ema"
     asked = kwargs.get("momentum_form", form)
     if asked != form:
@@ -178,7 +177,7 @@ def _key(group: dict[str, Any]) -> str | None:
 
 
 def read_momentum(group: dict[str, Any]) -> float | None:
-    """The momentum of a parameter group, `None` if it has no place for one."""
+    """The momentum of a parameter group; `None` if it has none."""
     key = _key(group)
     if key is None:
         return None
@@ -187,7 +186,7 @@ def read_momentum(group: dict[str, Any]) -> float | None:
 
 
 def initial_lrs(optimizer: Any) -> list[float]:
-    """The learning rates that the parameter groups of an optimizer were made with."""
+    """The initial learning rates of the parameter groups of an optimizer."""
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
@@ -198,7 +197,7 @@ def default_lr(optimizer: Any) -> float | None:
 
 
 def _written(held: Any, value: Any) -> Any:
-    """`value` in the place of what is held there; a tensor is filled, without waiting for its device."""
+    """`value`, filled into the tensor that holds the old one, if it is a tensor; it does not wait for the device."""
     return held.fill_(value) if hasattr(held, "fill_") else value
 
 

@@ -1,4 +1,4 @@
-"""A schedule as a small file of data, in a folder or on the Hub (`--lr_scheduler hub:USER/NAME`)."""
+"""Schedules as small data files, in a folder or on the Hub (`--lr_scheduler hub:USER/NAME`)."""
 
 import functools
 import hashlib
@@ -23,7 +23,7 @@ _KEYS = ("format", "lr_scheduler", "lr_scheduler_kwargs", "momentum_scheduler", 
 
 @dataclass(frozen=True)
 class PublishedSchedule:
-    """A schedule that was read from a file, with the parameters that were given."""
+    """A schedule read from a file, with the parameters that the file gives."""
 
     name: str
     kwargs: dict[str, Any]
@@ -39,12 +39,12 @@ class PublishedSchedule:
 
     @property
     def pin(self) -> str:
-        """Where it came from and what it was, for the record of a run."""
+        """Source and hash, for the record of a run."""
         return f"{self.source} sha256:{self.sha256}"
 
 
 def schedule_as_json(schedule: Schedule) -> str:
-    """The file of a schedule, without the parameters that are derived."""
+    """The content of a schedule's file, without derived parameters."""
 
     def given(kwargs: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in kwargs.items() if value is not None}
@@ -54,43 +54,37 @@ def schedule_as_json(schedule: Schedule) -> str:
 
 
 def read_schedule_file(path: Path, source: str | None = None) -> PublishedSchedule:
-    """Reads the file of a schedule: data only, checked against the registry; `source` is its name in messages."""
+    """Reads the file of a schedule and checks it against the registry; `source` is its name in errors."""
     source = source or str(path)
     try:
         _check_size(path.stat().st_size, source)
         content = path.read_bytes()
-        data = json.loads(content.decode(), parse_constant=_refuse_constant)
+        data = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise error if isinstance(error, LabError) else LabError(f"{source}: {FILE} is not valid JSON ({error}).") from None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise LabError(f"{source}: {FILE} is not a schedule of this format ({_FORMAT!r}).")
     if unknown := sorted(data.keys() - set(_KEYS)):
-        raise LabError(f"{source}: {FILE} holds {unknown[0]!r}, which is no part of a schedule. It is not used.")
+        raise LabError(f"{source}: {FILE} holds {unknown[0]!r}, which is not a field of a schedule.")
     name, kwargs = _checked(data.get("lr_scheduler"), data.get("lr_scheduler_kwargs"), SCHEDULERS, source)
     momentum, momentum_kwargs = data.get("momentum_scheduler"), data.get("momentum_scheduler_kwargs")
     if momentum is not None:
         momentum, momentum_kwargs = _checked(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS, source)
     elif momentum_kwargs:
-        raise LabError(f"{source}: {FILE} has parameters of a momentum schedule, and names none.")
+        raise LabError(f"{source}: {FILE} has momentum_scheduler_kwargs without momentum_scheduler.")
     return PublishedSchedule(name, kwargs, momentum, momentum_kwargs or {}, hashlib.sha256(content).hexdigest(), source)
 
 
 def _check_size(size: int, source: str) -> None:
     if size > _LARGEST:
-        raise LabError(
-            f"{source}: {FILE} has {counted(size, 'byte')}, and no schedule has more than {_LARGEST}. It is not read."
-        )
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+        raise LabError(f"{source}: {FILE} has {counted(size, 'byte')}, more than the {_LARGEST} of any schedule.")
 
 
 def _checked(name: Any, kwargs: Any, registry: Any, source: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str) or name.startswith(PREFIX) or not isinstance(kwargs or {}, dict):
         raise LabError(f"{source}: {FILE} must name a {registry.noun} and its parameters, not {name!r} and {kwargs!r}.")
     if PREFIX in json.dumps(kwargs):
-        raise LabError(f"{source}: a parameter of {name!r} names a schedule on the Hub; a file must say it all itself.")
+        raise LabError(f"{source}: a parameter of {name!r} names a schedule on the Hub, which may change.")
     try:
         registry[name].resolve(kwargs or {})
     except LabError as error:
@@ -98,9 +92,9 @@ def _checked(name: Any, kwargs: Any, registry: Any, source: str) -> tuple[str, d
     return registry[name].name, dict(kwargs or {})
 
 
-@functools.lru_cache(maxsize=64)  # a script looks the name up several times; within a process it is one schedule
+@functools.lru_cache(maxsize=64)  # the same schedule within a process, however often a script looks it up
 def hub_schedule(spec: str) -> PublishedSchedule:
-    """The schedule that "hub:USER/NAME" or "hub:USER/NAME@REVISION" names, from the cache if the Hub cannot be reached."""
+    """The schedule "hub:USER/NAME" or "hub:USER/NAME@REVISION", from the cache if the Hub cannot be reached."""
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import validate_repo_id
@@ -111,15 +105,15 @@ def hub_schedule(spec: str) -> PublishedSchedule:
     except ValueError:
         repo_id = ""
     if repo_id.count("/") != 1:
-        raise LabError(f"{spec!r} names no schedule. Write hub:USER/NAME or hub:USER/NAME@REVISION.")
+        raise LabError(f"{spec!r} is not the name of a schedule. Write hub:USER/NAME or hub:USER/NAME@REVISION.")
     limit_waiting()
     try:
         info = HfApi().model_info(repo_id, revision=revision or None, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
         if FILE not in sizes:
-            raise LabError(f"{spec!r}: the repository holds no {FILE}, so no schedule. `lrlab schedule` makes one.")
+            raise LabError(f"{spec!r}: the repository has no {FILE}. `lrlab schedule` makes one.")
         _check_size(sizes[FILE], spec)
-        path = Path(hf_hub_download(repo_id, FILE, revision=revision or None))  # by name, so that the cache knows it too
+        path = Path(hf_hub_download(repo_id, FILE, revision=revision or None))  # by revision, so that the cache knows it
     except (HTTPError, OSError, ValueError) as error:
         if isinstance(error, LabError) and not isinstance(error, HubSilent):
             raise

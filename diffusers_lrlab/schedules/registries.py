@@ -1,4 +1,4 @@
-"""The registries of schedules. Importing the room (`schedules/__init__.py`) fills them."""
+"""The registries of schedules. Importing the package (`schedules/__init__.py`) fills them."""
 
 import math
 from typing import Any
@@ -9,22 +9,22 @@ from ..core.progress import Progress
 from ..core.registered import real_values, unusable
 from ..core.registry import Parameter, Registry
 
-_HINT = ". The clock may hold an array: use numpy rather than `if` or `math`."
+_HINT = ". The update may be an array: use numpy instead of `if` or `math`."
 
 
 def half_cosine(fraction: Any) -> Any:
     """1 at 0, 0 at 1."""
-    cos = math.cos if isinstance(fraction, float) else np.cos  # the faster one for a single number
+    cos = math.cos if isinstance(fraction, float) else np.cos  # `math` is faster for a single number
     return 0.5 * (1 + cos(math.pi * fraction))
 
 
-# The ramps that transformers' warmup_stable_decay has, by its names.
+# The warm-ups of transformers' warmup_stable_decay, by their names there.
 RAMPS = {
     "linear": lambda x: x,
     "cosine": lambda x: 0.5 * (1 - np.cos(math.pi * x)),
     "1-sqrt": lambda x: 1 - np.sqrt(1 - x),
 }
-# Its cool-downs, to 0 as q goes from 0 to 1. The exponential one never gets there: it falls to 1 % and is stretched to 0.
+# Its cool-downs, from 1 to 0 for q from 0 to 1. The exponential one falls to 1 % and is rescaled to reach 0.
 COOLDOWNS = {
     "linear": lambda q: 1 - q,
     "cosine": half_cosine,
@@ -36,7 +36,7 @@ COOLDOWNS = {
 
 
 def _check_factor(value: Any, progress: Progress, *_: Any) -> Any:
-    """The value of a schedule, called with the clock; a schedule that follows a metric is one of torch's schedulers."""
+    """The value of a schedule of the clock. Entries that follow a metric return one of torch's schedulers."""
     if type(value) in (float, np.float64) or not isinstance(progress, Progress):
         return value
     return real_values(value, _wanted(progress), (), np.shape(progress.update))
@@ -53,7 +53,7 @@ def _check_momentum(value: Any, progress: Progress, *_: Any) -> tuple[Any, Any]:
 
 def _wanted(progress: Progress) -> str:
     shape = np.shape(progress.update)
-    return f"a real number, or an array of them of shape {shape} like the clock's" if shape else "a real number"
+    return f"a real number, or an array of shape {shape} like the clock's" if shape else "a real number"
 
 
 SCHEDULERS = Registry(
@@ -68,12 +68,12 @@ SCHEDULERS = Registry(
     ),
     traits={
         "host": "one of diffusers' own names",
-        "no_warmup": "cannot warm up",
-        "rises": "rises by its own shape, over the updates of warm-up",
-        "feedback": "also reacts to a metric; registered as `module:Class`",
+        "no_warmup": "takes no warm-up",
+        "rises": "rises by its own shape over the updates of warm-up",
+        "feedback": "also follows a metric; registered as `module:Class`",
         "momentum": "also sets the momentum, by the momentum schedule of the same name",
-        "endless": "needs no length of the run",
-        "floor_of_all": "`min_lr` is the floor of every parameter group, whatever its rate, as in torch",
+        "endless": "does not need the length of the run",
+        "floor_of_all": "`min_lr` is the floor of every parameter group, whatever its learning rate, as in torch",
         "warmup_from_floor": "warm-up starts at the floor, as in transformers' `warmup_stable_decay`",
         "early_peak": "counts from 1, as in transformers' `cosine_warmup_with_min_lr`",
     },

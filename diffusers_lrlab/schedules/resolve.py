@@ -1,4 +1,4 @@
-"""From what a user writes to a [`Schedule`] with all its parameters."""
+"""Resolution of names and spec strings to a [`Schedule`] with all its parameters."""
 
 from typing import Any
 
@@ -17,23 +17,23 @@ from .schedule import Schedule
 
 def merge_spec(spec: str, kwargs: dict[str, Any] | None, registry: Registry = SCHEDULERS) -> tuple[str, dict[str, Any]]:
     """
-    `core.spec.merge_spec`, which also takes published learning-rate schedules ("hub:USER/NAME").
+    `core.spec.merge_spec`, and published learning-rate schedules ("hub:USER/NAME").
 
-    Their momentum schedule is left out here; [`resolve_schedule`] takes it too.
+    It ignores their momentum schedule, which [`resolve_schedule`] applies.
     """
     if registry is not SCHEDULERS or not spec.startswith(HUB_PREFIX):
         return core_spec.merge_spec(spec, kwargs, registry)
     published = hub_schedule(spec)
     if kwargs:
         raise LabError(
-            f"{spec!r} is taken as it was published, and {', '.join(kwargs)} would make another schedule of it. Leave it "
+            f"{spec!r} cannot be combined with {', '.join(kwargs)}, which would change the published schedule. Leave it "
             f"out, or write {format_spec(published.name, published.kwargs)!r} with the change."
         )
     return published.name, dict(published.kwargs)
 
 
 def resolve_kwargs(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
-    """All parameters of a learning-rate schedule, with its own floor if none is given."""
+    """All parameters of a learning-rate schedule, with its own default floor."""
     kwargs = entry.resolve(given)
     if kwargs.get("min_lr") is not None and kwargs.get("min_lr_ratio") is not None:
         raise LabError(
@@ -55,8 +55,8 @@ def resolve_schedule(
     """
     A schedule with all its parameters.
 
-    `spec` and `momentum` are names or spec strings, `kwargs` and `momentum_kwargs` parameters that these do not have.
-    Without `spec` the learning rate is left alone.
+    `spec` and `momentum` are names or spec strings, `kwargs` and `momentum_kwargs` further parameters. Without `spec` the
+    schedule does not set the learning rate.
     """
     resolved: dict[str, Any] = {}
     name = None
@@ -79,18 +79,20 @@ def resolve_schedule(
 def published_momentum(
     spec: str, momentum: str | None, momentum_kwargs: dict[str, Any] | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """The momentum schedule beside a published schedule and its parameters: its own, else what was given."""
+    """The momentum schedule and parameters beside a published schedule: the published ones, else the given ones."""
     published = hub_schedule(spec)
     if published.momentum is None:
         return momentum, momentum_kwargs
     if momentum is not None or momentum_kwargs:
         momentum = momentum or str(momentum_kwargs)
-        raise LabError(f"{spec!r} brings the momentum schedule {published.momentum!r}, and {momentum!r} is given. Drop one.")
+        raise LabError(
+            f"{spec!r} includes the momentum schedule {published.momentum!r}, and {momentum!r} is given. Drop one."
+        )
     return published.momentum, published.momentum_kwargs
 
 
 def describe_schedule(schedule: Schedule) -> str:
-    """Spec strings of a schedule and of its momentum schedule, with the parameters that are not at their defaults."""
+    """Spec strings of a schedule and its momentum schedule, without parameters at their defaults."""
     parts = []
     for registry, name, kwargs in (
         (SCHEDULERS, schedule.name, schedule.kwargs),
@@ -105,7 +107,7 @@ def describe_schedule(schedule: Schedule) -> str:
 def double_decay(
     schedule: Schedule, lr: float, momentum: float | None, warmup_updates: int, total_updates: int
 ) -> str | None:
-    """A warning if a momentum schedule lowers a learning rate that another schedule lowers already, else `None`."""
+    """A warning if both a momentum schedule and a learning-rate schedule lower the learning rate, else `None`."""
     if not schedule.compensates or schedule.momentum is None or schedule.name is None:
         return None
     end = Progress(total_updates, total_updates, warmup_updates)

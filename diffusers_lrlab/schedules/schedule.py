@@ -2,7 +2,7 @@
 
     lr(n) = ramp(n) * (floor + (peak - floor) * shape(n))
 
-A shape is a pure function of the clock that is registered in `SCHEDULERS`; the rest is the same for all of them.
+A shape is a pure function of the clock, registered in `SCHEDULERS`; warm-up, peak and floor are common to all shapes.
 """
 
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ from ..core.progress import Progress
 from ..core.registry import Entry
 from .registries import MOMENTUM_SCHEDULERS, RAMPS, SCHEDULERS
 
-# Parameters that `Schedule` itself acts on; all others are the shape's own.
+# Parameters that `Schedule` itself applies; all others belong to the shape.
 _OUTSIDE_SHAPE = frozenset(("min_lr", "min_lr_ratio", "warmup_type", "warmup_start_ratio", "f_max"))
 ENDLESS = 2**53
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule with all its parameters, resolved: what a run is audited against."""
+    """A schedule with all its parameters, which a run is audited against."""
 
-    name: str | None  # in `SCHEDULERS`; `None` leaves the learning rate to somebody else
+    name: str | None  # in `SCHEDULERS`; `None`: no schedule is applied here
     kwargs: dict[str, Any] = field(default_factory=dict)
     momentum: str | None = None  # in `MOMENTUM_SCHEDULERS`
     momentum_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Schedule:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Those of the learning-rate schedule."""
+        """The traits of the learning-rate schedule."""
         return SCHEDULERS[self.name].traits if self.name is not None else frozenset()
 
     @property
@@ -57,7 +57,7 @@ class Schedule:
 
     @property
     def momentum_schedule(self) -> tuple[str, dict[str, Any]] | None:
-        """The momentum schedule and its parameters, be it that of the same name as the learning-rate schedule."""
+        """The momentum schedule and its parameters, separate or part of the learning-rate schedule."""
         if self.momentum is not None:
             return self.momentum, self.momentum_kwargs
         return (self.name, self._shape_kwargs) if self.name is not None and self._momentum_in_name() else None
@@ -68,12 +68,12 @@ class Schedule:
 
     @property
     def more_than_a_curve(self) -> str:
-        """What it does besides giving a learning rate by the clock, for errors; empty if nothing."""
+        """What it does beyond setting a learning rate by the clock, for errors; an empty string if nothing."""
         return "follows a metric" if self.follows_metric else "also sets the momentum" if self.sets_momentum else ""
 
     @property
     def sets_lr(self) -> bool:
-        """Whether it sets the learning rate: a momentum schedule alone may leave it to another scheduler."""
+        """Whether it sets the learning rate, which a momentum schedule alone may not."""
         return self.name is not None or self.compensates
 
     @property
@@ -84,21 +84,21 @@ class Schedule:
 
     @property
     def entry(self) -> Entry:
-        """That of the learning-rate schedule, or else of the momentum schedule."""
+        """The entry of the learning-rate schedule, or else of the momentum schedule."""
         return SCHEDULERS[self.name] if self.name is not None else MOMENTUM_SCHEDULERS[self.momentum or ""]
 
     def at(
         self, progress: Progress, lr: float, momentum: float | None = None, default_lr: float | None = None
     ) -> tuple[Any, Any]:
         """
-        The learning rate and the momentum at a reading of the clock; arrays when `progress.update` is one.
+        Learning rate and momentum at a reading of the clock; arrays if `progress.update` is an array.
 
         Args:
             progress ([`Progress`]): The clock.
-            lr (`float`): The learning rate that the optimizer was made with.
-            momentum (`float`, *optional*): Its momentum or beta1; needed if the schedule sets it.
-            default_lr (`float`, *optional*): The rate of the whole optimizer if `lr` is that of a group. A floor given as a
-                rate is one at this rate, and scales with those of groups as in diffusers and transformers.
+            lr (`float`): The initial learning rate of the optimizer or of a parameter group.
+            momentum (`float`, *optional*): Its momentum or beta1; required if the schedule sets it.
+            default_lr (`float`, *optional*): The learning rate of the whole optimizer if `lr` is that of a group. A floor
+                given as a rate refers to it, and scales with the rates of groups as in diffusers and transformers.
         """
         shape, factor, beta = 1.0, 1.0, None
         if self.name is not None:

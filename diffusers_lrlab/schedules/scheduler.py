@@ -1,4 +1,4 @@
-"""Learning-rate and momentum schedulers by name, in diffusers' and transformers' form."""
+"""Learning-rate and momentum schedulers by name, with the arguments of diffusers and transformers."""
 
 import dataclasses
 import warnings
@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.progress import Progress
 from ..core.signatures import checked
 from .expected import resolve_length
@@ -18,21 +18,20 @@ from .schedule import Schedule
 
 
 def list_schedulers() -> list[str]:
-    """The names `get_scheduler` and `--lr_scheduler` take."""
+    """The names that `get_scheduler` and `--lr_scheduler` take."""
     return [*SCHEDULERS, *SCHEDULERS.aliases]
 
 
 def list_momentum_schedulers() -> list[str]:
-    """The names `get_momentum_scheduler` and `--momentum_scheduler` take."""
+    """The names that `get_momentum_scheduler` and `--momentum_scheduler` take."""
     return list(MOMENTUM_SCHEDULERS)
 
 
 class CurveLR(LRScheduler):
-    """A [`Schedule`] as a torch scheduler: learning rate and momentum are pure functions of the number of updates.
+    """A torch scheduler that sets learning rate and momentum by a [`Schedule`], a function of the number of updates.
 
-    Call `step()` once after each optimizer update. The state is one integer, saved with the plan it belongs to.
-
-    Its curves start from the learning rates and the momenta of the optimizer's groups.
+    Call `step()` once after each optimizer update. Its state is one integer, saved with the schedule and its length. The
+    curves start from the learning rates and momenta of the optimizer's groups.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class CurveLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def values(self, updates: Any, group: int = 0) -> tuple[Any, Any]:
-        """Learning rate and momentum of a group at `updates` (an `int` or an integer array), from the formulas alone."""
+        """Learning rate and momentum of a group at `updates` (an `int` or an integer array)."""
         progress = Progress(updates, self.plan["num_training_steps"], self.plan["num_warmup_steps"])
         momentum = self._base_momenta[group] if self._base_momenta else None
         return self.schedule.at(progress, self._base_lrs[group], momentum, self._default_lr)
@@ -61,7 +60,7 @@ class CurveLR(LRScheduler):
         return double_decay(self.schedule, self._base_lrs[0], momentum, warmup, total)
 
     def get_lr(self) -> list[Any]:
-        """Sets the momenta, and returns the learning rate of each group at this update; torch calls this."""
+        """Sets the momenta and returns the learning rate of each group at this update. Called by torch."""
         lrs = []
         for index, group in enumerate(self.optimizer.param_groups):
             lr, momentum = self.values(self.last_epoch, index)
@@ -76,12 +75,12 @@ class CurveLR(LRScheduler):
         return lrs
 
     def replan(self, num_warmup_steps: int, num_training_steps: int) -> None:
-        """Gives the schedule another length before the first update, and sets the rate of that update."""
+        """Changes the length of the schedule before the first update, and sets the rate of that update."""
         self.plan = _plan(self.schedule, num_warmup_steps, num_training_steps)
         self.apply()
 
     def move_to(self, update: int) -> None:
-        """Goes to an update at once, as by so many steps from the first one."""
+        """Moves to an update, as if by that many steps."""
         self.last_epoch, self._step_count = update, update + 1
         self.apply()
 
@@ -96,20 +95,17 @@ class CurveLR(LRScheduler):
         return {**state, "base_lrs": self._base_lrs, "_last_lr": [float(lr) for lr in self._last_lr]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues at the saved update of the same schedule; that of another one or of another length is refused."""
-        if "plan" not in state_dict:
+        """Continues at the saved update. A state of another schedule or length is an error."""
+        saved, differing = state_dict.get("plan"), ["not of diffusers_lrlab"]
+        if saved is not None:
+            differing = [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]
+        if differing:
             raise LabError(
-                "The saved schedule is another one: not of diffusers_lrlab. Resume with the schedule of the checkpoint, or "
-                "build the optimizer and schedule anew and load only the model."
-            )
-        saved = state_dict["plan"]
-        if differing := [f"{key} {saved.get(key)!r} -> {new!r}" for key, new in self.plan.items() if saved.get(key) != new]:
-            raise LabError(
-                f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the "
-                "checkpoint, or build the optimizer and schedule anew and load only the model."
+                f"The saved schedule is another one: {', '.join(differing)}. Resume with the arguments of the checkpoint, "
+                "or create a new optimizer and schedule and load only the model."
             )
         super().load_state_dict(state_dict)
-        # Whether the optimizer's state is restored before or after this, it ends up with the values of this update.
+        # The optimizer ends up with the values of this update, whether its state is restored before or after this.
         for group, momentum in zip(self.optimizer.param_groups, self._base_momenta, strict=False):
             group["initial_momentum"] = momentum
         self.apply()
@@ -139,8 +135,8 @@ def get_scheduler(
         num_training_steps (`int`, *optional*): Optimizer updates of the whole run. Required by all but `constant`,
             `constant_with_warmup` and `piecewise_constant`.
         scheduler_specific_kwargs (`dict`, *optional*): The schedule's own parameters, as transformers spells it.
-        last_epoch (`int`, *optional*, defaults to -1): As for every torch scheduler: -1 starts anew, and k continues an
-            optimizer after its first k + 1 updates.
+        last_epoch (`int`, *optional*, defaults to -1): As for every torch scheduler: -1 starts afresh, and k continues after
+            the first k + 1 updates of the optimizer.
 
     Returns:
         `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update. For schedules that follow
@@ -168,21 +164,21 @@ def get_momentum_scheduler(
 
     Args:
         name (`str`): A name of [`list_momentum_schedulers`] or a spec string such as `"demon:min_momentum=0.5"`.
-        optimizer (`torch.optim.Optimizer`): One with momentum; the schedule starts from the momentum it was made with.
-        num_warmup_steps (`float`, *optional*, defaults to 0): Updates at the start in which the momentum stays, or a
-            fraction of the run in (0, 1).
+        optimizer (`torch.optim.Optimizer`): An optimizer with momentum; the schedule starts from its initial momentum.
+        num_warmup_steps (`float`, *optional*, defaults to 0): Updates at the start with constant momentum, or a fraction of
+            the run in (0, 1).
         num_training_steps (`int`): Optimizer updates of the whole run.
         scheduler_specific_kwargs (`dict`, *optional*): The schedule's own parameters.
-        lr_scheduler (`str`, *optional*): A learning-rate schedule that the same object follows. Without it, `demon`,
-            `one_cycle` and `constant` leave the learning rate to any other scheduler, and the `mdlrc` family multiplies the
-            optimizer's learning rate by its compensation.
+        lr_scheduler (`str`, *optional*): A learning-rate schedule for the same object. Without it, `demon`, `one_cycle` and
+            `constant` do not set the learning rate, and the `mdlrc` family multiplies the optimizer's learning rate by its
+            compensation.
         last_epoch (`int`, *optional*, defaults to -1): As for [`get_scheduler`].
 
     Returns:
         `torch.optim.lr_scheduler.LRScheduler`: call `step()` once after each optimizer update.
 
     Raises:
-        LabError: as [`get_scheduler`], and for an optimizer without momentum or with another meaning of it.
+        LabError: as [`get_scheduler`], and for an optimizer without momentum or with a momentum of another meaning.
     """
     schedule = resolve_schedule(lr_scheduler, None, name, scheduler_specific_kwargs)
     scheduler = build(schedule, optimizer, num_warmup_steps, num_training_steps, last_epoch)
@@ -197,24 +193,22 @@ def build(
     warmup, total = resolve_length(schedule, num_warmup_steps, num_training_steps)
     if schedule.name is not None and schedule.follows_metric:
         if last_epoch != -1:
-            raise LabError(f"{schedule.name!r} has more state than a count of updates: restore it by load_state_dict.")
+            raise LabError(f"{schedule.name!r} has more state than the number of updates: restore it by load_state_dict.")
         if schedule.momentum is not None:
             raise LabError(
                 f"{schedule.name!r} follows a metric: build a momentum scheduler beside it, without lr_scheduler."
             )
         return cast(LRScheduler, SCHEDULERS[schedule.name](optimizer, warmup, **schedule.kwargs))
     if last_epoch < -1 or (last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups)):
-        raise LabError(
-            f"last_epoch must be -1, or 0 or more for an optimizer that another schedule has driven, got "
-            f"{last_epoch}. Hint: leave it out, and restore the schedule by load_state_dict."
-        )
+        wanted = "-1, or 0 or more for an optimizer that another schedule has driven"
+        raise must_be("last_epoch", last_epoch, wanted, "leave it out, and restore the schedule by load_state_dict")
     return CurveLR(optimizer, schedule, warmup, total, last_epoch)
 
 
 def build_all(
     schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None
 ) -> list[LRScheduler]:
-    """One scheduler, or two where the learning rate follows a metric and the momentum the clock."""
+    """One scheduler, or two if the learning rate follows a metric and the momentum the clock."""
     if schedule.momentum and schedule.follows_metric:
         parts = [Schedule(schedule.name, schedule.kwargs), Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)]
     else:

@@ -1,4 +1,4 @@
-"""The shapes of torch's schedulers as closed forms of the clock, under their names and with their values."""
+"""torch's schedulers as closed-form functions of the clock, with their names and values."""
 
 import math
 from dataclasses import replace
@@ -42,7 +42,7 @@ def step(progress: Progress, step_size: int | None, gamma: float) -> Any:
     ),
 )
 def multistep(progress: Progress, milestones: list[float], gamma: float) -> Any:
-    r"""\(s = \gamma^m\), \(m\) milestones having been reached."""
+    r"""\(s = \gamma^m\) after \(m\) milestones."""
     total = progress.total_updates
     # At update 1 or later, however short the run is.
     updates = sorted(max(1, resolve_updates(milestone, total, "A milestone")) for milestone in milestones)
@@ -94,7 +94,7 @@ def cosine_annealing_warm_restarts(progress: Progress, T_0: int | None, T_mult: 
     first, passed = T_0 or math.ceil(progress.span / 4), progress.after_warmup
     if T_mult == 1:
         return half_cosine(passed % first / first)
-    # Starts of the cycles; a search, since a logarithm rounds to the wrong side of a restart.
+    # A search for the cycle, since a logarithm can round to the wrong side of a restart.
     starts = [0]
     while starts[-1] <= progress.span:
         starts.append(starts[-1] + first * T_mult ** (len(starts) - 1))
@@ -144,10 +144,10 @@ ONE_CYCLE_MOMENTA = (
 _CYCLED_MOMENTA = tuple(replace(parameter, only_with=("cycle_momentum", True)) for parameter in ONE_CYCLE_MOMENTA)
 
 
-def one_cycle_course(
+def one_cycle_curve(
     progress: Progress, levels: tuple[float, float, float], rise: float | None, strategy: str, three_phase: bool
 ) -> Any:
-    """The course of `OneCycleLR` through three levels: start, peak, end."""
+    """The curve of `OneCycleLR` through three levels: start, peak, end."""
     total = progress.total_updates
     ends, values = _one_cycle_phases(total, progress.warmup_updates, levels, rise, three_phase)
     now = clip(progress.update, 0, total - 1)
@@ -161,20 +161,20 @@ def one_cycle_course(
 def _one_cycle_phases(
     total: int, warmup: int, levels: tuple[float, float, float], rise: float | None, three_phase: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The updates at which phases end, the first one being the start of the run, and the values there."""
+    """The updates between phases, from the start of the run to its end, and the values there."""
     if rise is not None and warmup:
         raise LabError(
-            f"one_cycle got pct_start={rise} and {counted(warmup, 'update')} of warm-up, which both say how long it rises. "
-            "Leave out pct_start, or ask for no warm-up (--lr_warmup_steps 0)."
+            f"one_cycle got pct_start={rise} and {counted(warmup, 'update')} of warm-up, which both set the length of the "
+            "rise. Leave out pct_start or the warm-up."
         )
-    # torch's peak lies one update before the share is over; a warm-up of n updates peaks at update n, as everywhere here.
+    # torch's peak is one update before the end of the share; a warm-up of n updates peaks at update n, as everywhere here.
     peak, last = float(warmup) or (rise or 0.3) * total - 1, total - 1
     start, top, end = levels
     if not three_phase:
         return np.array([0.0, peak, last]), np.array([start, top, end])
     if 2 * peak > last:
         raise LabError(
-            f"one_cycle with three_phase rises for {peak + 1:g} of {counted(total, 'update')}; let it be under half."
+            f"one_cycle with three_phase rises for {peak + 1:g} of {counted(total, 'update')}. Use less than half."
         )
     return np.array([0.0, peak, 2 * peak, last]), np.array([start, top, start, end])
 
@@ -206,4 +206,4 @@ def one_cycle(
 ) -> Any:
     r"""\(1/d \to 1 \to 1/(d f)\); torch's `max_lr` is the optimizer's learning rate."""
     levels = (1 / div_factor, 1.0, 1 / div_factor / final_div_factor)
-    return one_cycle_course(progress, levels, pct_start, anneal_strategy, three_phase)
+    return one_cycle_curve(progress, levels, pct_start, anneal_strategy, three_phase)

@@ -21,9 +21,9 @@ class Curve(str):
     """
     A learning-rate schedule as a value: a spec string that is also a function of the clock.
 
-    It goes wherever a spec string does, [`get_scheduler`], [`lr_curve`] and [`TrainingConfig`] included, with the same
-    curve and the same record. The functions that make one have the names of the schedules, and are in
-    `diffusers_lrlab.schedules`; `Curve("rex:d=0.9")` makes one of a spec string.
+    It can be used wherever a spec string can, such as in [`get_scheduler`], [`lr_curve`] and [`TrainingConfig`], with the
+    same curve and the same record. `diffusers_lrlab.schedules` has a function of the same name for each schedule;
+    `Curve("rex:d=0.9")` takes a spec string.
 
     ```python
     >>> import numpy as np
@@ -44,7 +44,7 @@ class Curve(str):
     ```
 
     Raises:
-        LabError: for an unknown name or parameter, a value out of range, and a schedule that follows a metric or also sets
+        LabError: for an unknown name or parameter, a value out of range, or a schedule that follows a metric or also sets
             the momentum.
     """
 
@@ -56,7 +56,9 @@ class Curve(str):
         curve = super().__new__(cls, spec)
         curve.schedule = resolve_schedule(spec)
         if why := curve.schedule.more_than_a_curve:
-            raise LabError(f"{spec!r} is no curve of the clock alone: it {why}. Give its spec string to get_scheduler.")
+            raise LabError(
+                f"{spec!r} is not a function of the clock alone: it {why}. Give its spec string to get_scheduler."
+            )
         if curve.schedule.name == "join":
             parts_of_join(**{name: curve.schedule.kwargs[name] for name in ("schedules", "boundaries", "scales")})
         return curve
@@ -67,8 +69,8 @@ class Curve(str):
         The learning rate at a reading of the clock, float64.
 
         Args:
-            progress ([`Progress`]): The clock; where it reads an array, so does the result.
-            lr (`float`, *optional*, defaults to 1.0): The learning rate of the optimizer; 1 for the factor on it.
+            progress ([`Progress`]): The clock; the result is an array if its update is one.
+            lr (`float`, *optional*, defaults to 1.0): The learning rate of the optimizer; 1 gives the factor on it.
         """
         return self.schedule.at(progress, lr)[0]
 
@@ -77,7 +79,7 @@ SafeRepresenter.add_representer(Curve, SafeRepresenter.represent_str)  # specifi
 
 
 def maker(name: str) -> Callable[..., Curve]:
-    """The function from the parameters of a schedule to its value; an `AttributeError` for an unknown name."""
+    """The function that makes values of a schedule from its parameters; an `AttributeError` for an unknown name."""
     try:
         entry = SCHEDULERS[name]
     except LabError as error:

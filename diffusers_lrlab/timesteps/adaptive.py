@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.registry import Entry
 from ..core.signatures import checked
 from ..core.streams import stream_generator
@@ -27,9 +27,7 @@ def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: 
 def check_indices(timesteps: torch.Tensor) -> None:
     """Raises a `LabError` for timesteps that are not whole numbers; it does not wait for their device."""
     if timesteps.dtype not in (torch.int64, torch.int32):
-        raise LabError(
-            f"timesteps must be whole numbers (int64), got a tensor of {timesteps.dtype}. Hint: timesteps.long()."
-        )
+        raise must_be("timesteps", timesteps.dtype, "a tensor of int64", "use timesteps.long()")
 
 
 class LossFeedback:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..core.words import counted
@@ -95,7 +95,8 @@ def get_loss_weighting(
     """
     name, resolved = resolve_spec(name, kwargs, LOSS_WEIGHTINGS)
     if noise_scheduler is None:
-        raise LabError("get_loss_weighting(): noise_scheduler must be given, got None. Hint: DDPMScheduler() of diffusers.")
+        wanted = "a diffusers scheduler with `alphas_cumprod`"
+        raise must_be("noise_scheduler", None, wanted, "such as DDPMScheduler()", of="get_loss_weighting()")
     levels = noise_levels(noise_scheduler)
     if prediction_type is None:
         prediction_type = str(getattr(getattr(noise_scheduler, "config", None), "prediction_type", "epsilon"))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.progress import Progress
 from ..core.ranges import Range
 from ..core.signatures import checked
@@ -93,7 +93,8 @@ class TimestepSampler(LossFeedback):
             the update, but for samplers that follow the losses: theirs is that of now.
         """
         if not np.issubdtype(np.asarray(update).dtype, np.integer) or np.min(update, initial=0) < 0:
-            raise LabError(f"update={update!r} is not allowed; it is the number of optimizer updates done so far: 0, 1, ...")
+            wanted = "a whole number in [0, inf), or an array of them"
+            raise must_be("update", update, wanted, "it is the number of optimizer updates done so far")
         if self.state is not None:
             return self.state.probabilities().expand(*np.shape(update), -1)
         progress = Progress(update if np.ndim(update) == 0 else np.asarray(update), self.num_training_steps)

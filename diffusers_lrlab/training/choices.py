@@ -7,7 +7,7 @@ from ..core.options import options_of
 from ..core.registry import Registry
 from ..core.spec import format_spec, parse_json_kwargs
 from ..schedules.resolve import merge_spec
-from .config import TrainingConfig
+from .config import TrainingConfig, complete_options
 
 # Of timesteps, loss and noise: resolved by nothing but their registries.
 LEARNED_FROM = ("timestep_sampler", "loss_weighting", "timestep_lr", "noise")
@@ -37,11 +37,14 @@ def resolve_choice(config: TrainingConfig, option: str) -> dict[str, Any]:
 
 
 def describe_choices(fields: dict[str, Any]) -> list[tuple[str, str]]:
-    """The options for timesteps, loss and noise, each with its spec string; parameters at their defaults are omitted."""
-    described = []
+    """
+    The options for timesteps, loss and noise of a configuration or a record, each with its spec string; parameters at their
+    defaults are omitted.
+    """
+    described, fields = [], complete_options(fields)
     for option in LEARNED_FROM:
         if (name := fields[option]) is not None:
             defaults = registry_of(option)[name].resolve({})
-            given = {key: value for key, value in fields[f"{option}_kwargs"].items() if value != defaults[key]}
+            given = {key: value for key, value in (fields[f"{option}_kwargs"] or {}).items() if value != defaults[key]}
             described.append((option, format_spec(name, given)))
     return described

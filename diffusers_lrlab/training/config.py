@@ -8,7 +8,7 @@ from typing import Any
 
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError
-from ..core.options import check_types
+from ..core.options import check_types, defaults_of
 from ..data.layout import BatchLayout
 from ..data.options import DataConfig
 from ..optimizers.scaling import scaled_learning_rate
@@ -115,6 +115,11 @@ class ResolvedConfig(TrainingConfig):
     def start_momentum(self) -> float | None:
         """The momentum that the optimizer is made with, `None` if it has none."""
         return self.optimizer_kwargs.get("momentum", self.optimizer_kwargs.get("beta1"))
+
+
+def complete_options(recorded: dict[str, Any]) -> dict[str, Any]:
+    """The options of a record or a checkpoint; those that were added since have their defaults."""
+    return {**defaults_of(TrainingConfig), **recorded}
 
 
 CONFIG_GROUPS: tuple[Any, ...] = TrainingConfig.__bases__

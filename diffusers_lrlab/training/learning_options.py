@@ -160,8 +160,8 @@ class ScheduleConfig:
         WHOLE_RUN,
         range="[0, 1e9]",
     )
-    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN, range="[0, 1e9]")
-    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, range="[0, 1000]")
+    lr_num_cycles: float | None = option(None, "num_cycles of the schedules that take it.", WHOLE_RUN, range="(0, 1e9]")
+    lr_power: float | None = option(None, "power of the schedules that take it.", WHOLE_RUN, range="(0, 1000]")
     momentum_scheduler: str | None = option(
         None,
         "Name or spec string of a schedule for the momentum (beta1). Names: {names}.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..averaging.forms import EMAForm
-from ..core.errors import LabError
+from ..core.errors import LabError, must_be
 from ..core.options import check_needs, check_ranges, defaults_of
 from ..core.plugins import load_plugins
 from ..core.spec import format_spec, resolve_spec
@@ -216,9 +216,8 @@ def _check_combinations(config: ResolvedConfig) -> None:
     if Path(config.logging_dir).name != config.logging_dir or config.logging_dir.startswith(
         ("lrlab", "checkpoint", *components())
     ):
-        raise LabError(
-            f"--logging_dir {config.logging_dir!r} must be a name for a folder of its own inside --output_dir, such as logs."
-        )
+        wanted = "the name of a folder inside --output_dir that nothing else uses"
+        raise must_be("--logging_dir", config.logging_dir, wanted, "logs is the default")
     packages = dict.fromkeys(tracker_packages(config.logger), "leave --logger out")
     if config.enable_xformers_memory_efficient_attention:
         packages["xformers"] = "leave the flag out: torch's own attention is as good"

@@ -12,9 +12,9 @@ from ..core.errors import LabError, is_first_process, warn
 from ..core.files import TEMPORARY
 from ..core.lock import LOCK_FILES, locked
 from ..core.manifest import find_damage
-from ..core.options import defaults_of, names_where
+from ..core.options import names_where
 from ..core.spec import parse_spec
-from .config import ResolvedConfig, TrainingConfig
+from .config import ResolvedConfig, TrainingConfig, complete_options
 from .run_files import check_kinds_of_own, check_names_of_checkpoints, is_checkpoint
 from .run_folder import FINDER_FILES, RunFolder
 
@@ -220,7 +220,7 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
         learning_rate = state["config"]["learning_rate"]
         config = dataclasses.replace(config, learning_rate=learning_rate, auto_learning_rate=False)
     # An option that a checkpoint does not name was at its default.
-    saved = {**defaults_of(TrainingConfig), **state["config"]}
+    saved = complete_options(state["config"])
     # What may change is compared in other ways where it matters: the batch as a whole, the model by its configuration.
     fixed = names_where(TrainingConfig, may_change_on_resume=False)
     if saved["on_divergence"] != "stop":  # they say where a run goes back to

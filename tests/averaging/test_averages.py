@@ -119,12 +119,12 @@ def test_decays_of_a_run_are_those_of_its_updates(spec):
 
 WRONG = {
     "no_such": "Unknown EMA form 'no_such'",
-    "constant:decay=1": r"decay=1 of 'constant': must be a float in \[0, 1\)",
+    "constant:decay=1": r"decay=1 of 'constant': must be a number in \[0, 1\)",
     "warmup_power:min_decay=0.9,max_decay=0.5": "is above max_decay=0.5",
     "power_function:gamma=3,sigma_rel=0.1": "Drop one",
-    "power_function:sigma_rel=0.3": r"must be a float in \[1e-5, 0.2886\]",
+    "power_function:sigma_rel=0.3": r"must be a number in \[1e-5, 0.2886\]",
     "warmup_power:start_update=3,update_after_step=4": "two names of one thing",
-    "constant:update_every=0": "update_every=0 of .constant.: must be an int",
+    "constant:update_every=0": "update_every=0 of .constant.: must be a whole number",
 }
 
 
@@ -142,7 +142,7 @@ def test_a_run_takes_a_form_in_place_of_the_options_of_the_usual_one():
     assert resolved.ema_form.decay(7) == 0.5
     for both, reason in (
         ({"ema": "constant", "ema_power": 0.5}, "--ema_power 0.5 has no effect beside --ema constant"),
-        ({"ema": "constant", "use_ema": False}, "--ema has no effect here; it needs --use_ema"),
+        ({"ema": "constant", "use_ema": False}, "--ema has no effect without --use_ema"),
         ({"ema": "constantly"}, "Unknown EMA form"),
     ):
         with pytest.raises(LabError, match=reason):

@@ -276,5 +276,5 @@ def test_progress_in_a_notebook_without_widgets():
 
 
 def test_train_says_what_it_takes():
-    with pytest.raises(LabError, match=r"config must be a TrainingConfig, got .*TrainingConfig\(\*\*options\)"):
+    with pytest.raises(LabError, match=r"config=.* must be a TrainingConfig, got .*TrainingConfig\(\*\*options\)"):
         train({"lr_scheduler": "cosine"})

@@ -9,13 +9,14 @@ import typing
 import pytest
 from tables import cases
 
-from diffusers_lrlab.core.errors import LabError, report_error
+from diffusers_lrlab.core.errors import LabError, must_be, report_error
 from diffusers_lrlab.core.options import (
     SPEED,
     WHOLE_RUN,
     Need,
     Option,
     Role,
+    arguments_named,
     check_needs,
     check_ranges,
     check_types,
@@ -141,9 +142,9 @@ def test_numbers_in_range_pass():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"steps": 1.5}, "steps must be a whole number, got 1.5 "),
-        ({"steps": True}, "steps must be a whole number, got True"),
-        ({"rate": "fast"}, "rate must be a number or None, got 'fast'"),
+        ({"steps": 1.5}, "must be a whole number, got 1.5 "),
+        ({"steps": True}, "must be a whole number, got True"),
+        ({"rate": "fast"}, "must be a number or None, got 'fast'"),
     ],
 )
 def test_types(settings, expected):
@@ -153,9 +154,9 @@ def test_types(settings, expected):
 
 
 def test_an_option_without_effect_is_an_error():
-    with pytest.raises(LabError, match="--steps has no effect here; it needs --fast. Add that or leave --steps out"):
+    with pytest.raises(LabError, match="--steps has no effect without --fast. Hint: add that, or leave --steps out"):
         check_needs(Settings(steps=6), Settings, "images")
-    with pytest.raises(LabError, match="--beta has no effect here; it needs a data set of images"):
+    with pytest.raises(LabError, match="--beta has no effect without a data set of images"):
         check_needs(Settings(beta=0.5), Settings, "points")
     check_needs(Settings(steps=6, fast=True, beta=0.5), Settings, "images")
     check_needs(Settings(), Settings, "points")
@@ -223,3 +224,9 @@ def test_a_finders_result_is_compared_by_all_that_it_depends_on():
     assert fields.keys() == {*names_where(TrainingConfig, finder="compares")}
     assert fields["mixed_precision"] == "no"
     assert defaults_of(TrainingConfig)["optimizer"] == fields["optimizer"]
+
+
+def test_values_of_any_form_are_named_as_arguments():
+    """Lists and words stand behind a flag too, where a pattern for numbers does not find them."""
+    with pytest.raises(LabError, match=r"^beta=\[1, 'x y'\]: must be"), arguments_named(Settings):
+        raise must_be("--beta", [1, "x y"], "a number", "0.9 is usual")

@@ -76,6 +76,11 @@ def test_the_form_of_an_error(name, value, expected):
     Range("[0, 1)").check(name, None, "0.9 is usual")
 
 
+def test_integers_that_python_does_not_print_are_shown():
+    with pytest.raises(LabError, match=r"^beta=\[\(a number of about 5000 digits\)\]: must be a number in"):
+        Range("[0, 1)").check("beta", [10**5000], "0.9 is usual")
+
+
 def test_the_examples_are_true():
     assert doctest.testmod(ranges).attempted
     assert not doctest.testmod(ranges).failed

@@ -92,7 +92,7 @@ def test_moving_changes_nothing_but_the_levels(batch):
 
 
 def test_conditions_of_another_length_and_single_rows_are_refused():
-    with pytest.raises(LabError, match=r"conditions\['class_labels'\]: must have a row for each of 3 examples, got 2"):
+    with pytest.raises(LabError, match=r"class_labels=.* of Batch\(\): must be 3 rows, one for each example, got 2"):
         Batch(torch.zeros(3, 2), {"class_labels": torch.zeros(2)})
     batch = Batch(torch.zeros(3, 2), {"class_labels": torch.zeros(3)})
     for rows in (0, (0, 1), np.int64(1), torch.tensor(1)):

@@ -14,8 +14,8 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
+from diffusers_lrlab.data.image_loading import load_image_data
 from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.data.loading import load_image_data
 from diffusers_lrlab.data.points import load_point_data
 from diffusers_lrlab.data.sorted_rows import find_sorted_rows
 
@@ -239,7 +239,7 @@ def test_a_column_without_numbers_is_refused(tmp_path, column, options):
     (tmp_path / "data").mkdir()
     whole = as_images(tmp_path).add_column("caption", ["grey"] * NUM_ROWS)
     whole.to_parquet(tmp_path / "data" / "train.parquet")
-    told = rf"conditions\['class_labels'\] '{column}': must be a column of numbers\. Columns: .*label \(int64\)"
+    told = rf"class_labels='{column}' of conditions: must be a column of numbers, .*the columns are .*label \(int64\)"
     with pytest.raises(LabError, match=told):
         load_images(tmp_path / "data", {"class_labels": column}, **options)
 
@@ -260,7 +260,7 @@ def test_a_label_that_is_no_class_is_an_error(tmp_path, bad, options):
     (tmp_path / "data").mkdir()
     parquet.write_table(table, tmp_path / "data" / "train.parquet")
     with pytest.raises(
-        LabError, match=rf"Column 'label', row .*: must be a class from 0 to 9, got {bad}\. Correct or remove"
+        LabError, match=rf"label={bad} of row .*: must be a class in \[0, 9\], got {bad}\. Hint: correct or remove"
     ):
         batches_of(load_images(tmp_path / "data", skip_corrupt_images=True, **options), skip_corrupt=True)
 
@@ -273,12 +273,12 @@ def test_a_member_of_a_tar_file_that_is_no_number_is_an_error(tmp_path):
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     with pytest.raises(
-        LabError, match=r"'900\.label\.cls' in the tar file .*train-00003\.tar': must be a number, got b'cat'"
+        LabError, match=r"900\.label\.cls b'cat' of the tar file .*train-00003\.tar': must be a number, got b'cat'"
     ):
         load_images(tmp_path / "data", {"class_labels": "label.cls"}, image_column="png", **STREAM)
 
 
 def test_toy_sets_have_no_conditions():
     resolved = config(dataset_name="moons")
-    with pytest.raises(LabError, match=r"conditions .*: must be empty, since the toy set 'moons' has points alone"):
+    with pytest.raises(LabError, match=r"conditions=.*: must be empty, .*the toy set 'moons' has points only"):
         load_point_data(resolved, 0, resolved.layout(1), LABELS)

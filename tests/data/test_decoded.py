@@ -147,9 +147,9 @@ def test_two_processes_may_write_at_once(folder):
 
 
 def test_what_cannot_be_kept_is_refused(folder):
-    with pytest.raises(LabError, match="--cache_decoded has no effect here; it needs --decoding uint8 or draft. Add that"):
+    with pytest.raises(LabError, match="--cache_decoded has no effect without --decoding uint8 or draft. Hint: add that"):
         load(folder, cache_decoded=True)
-    with pytest.raises(LabError, match="--cache_decoded has no effect with --streaming. Leave one of them out."):
+    with pytest.raises(LabError, match="--cache_decoded has no effect with --streaming. Hint: leave one of them out."):
         load(folder, streaming=True, max_train_steps=1, **CACHED)
 
 
@@ -190,7 +190,7 @@ def test_who_stops_early_leaves_no_thread_and_closes_the_source():
 
 def test_the_end_does_not_wait_for_a_source_that_hangs(monkeypatch):
     """That of a stream is waited for for minutes, one of files for ever."""
-    monkeypatch.setattr("diffusers_lrlab.data.prefetch._LEAVE", 0.01)
+    monkeypatch.setattr("diffusers_lrlab.data.prefetch._JOIN_SECONDS", 0.01)
     goes_on, ended = threading.Event(), threading.Event()
 
     def hanging():

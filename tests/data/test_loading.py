@@ -279,7 +279,7 @@ def test_nothing_but_corrupt_images_is_an_error(tmp_path, limit):
 @cases("options", [{}, LAZY, {"streaming": True, "max_train_steps": 6}], ids=["memory", "lazy", "stream"])
 @cases(
     ("bad_cell", "problem"),
-    [(None, "its cell in the dataset is empty"), ({"bytes": b"text", "path": None}, "PIL knows no image format like this")],
+    [(None, "its cell in the dataset is empty"), ({"bytes": b"text", "path": None}, "PIL does not know its format")],
     ids=["empty", "text"],
 )
 def test_a_bad_cell_is_reported_once_in_all_epochs(tmp_path, bad_cell, problem, options):

@@ -20,6 +20,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data import retries, streams
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import _Stream, iterate_batches
+from diffusers_lrlab.data.conditions import Example
 from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform
@@ -40,7 +41,7 @@ class Shards:
             if self.failures:
                 raise self.failures.pop()
             self.read[shard] += 1
-            yield number, [float(shard), float(number)]
+            yield number, Example([float(shard), float(number)], {})
 
     def fetch(self, cell):
         return cell
@@ -160,7 +161,7 @@ def test_held_out_rows_belong_to_the_data_and_are_never_trained_on():
     assert len(chosen) == 4
     for seed in (0, 1):
         stream = stream_of(Shards(lengths), 25, seed)
-        assert {tuple(row["x"]) for row in stream.train.held_out_rows()} == held_out
+        assert {tuple(row.cell) for row in stream.train.held_out_examples()} == held_out
         trained = seen(Shards(lengths), range(3), BatchLayout(25), num_held_out=25, seed=seed).flatten(0, 1).tolist()
         assert len({tuple(row) for row in trained}) == 75
         assert not held_out & {tuple(row) for row in trained}
@@ -310,7 +311,7 @@ def test_rows_of_tar_files_are_those_of_datasets(tmp_path):
     source = TarShards("tar", [str(folder / "a.tar")], "png", tmp_path / "places.json")
     assert source.lengths.tolist() == [len(expected)] == [11]
     for start in (0, 7):
-        cells = [(number, source.fetch(cell)) for number, cell in source.open(0, start)]
+        cells = [(number, source.fetch(example.cell)) for number, example in source.open(0, start)]
         assert [(number, cell and cell["bytes"]) for number, cell in cells] == list(enumerate(expected))[start:]
 
 
@@ -327,7 +328,7 @@ def test_a_row_of_a_tar_file_is_read_without_those_before_it(tar_folder, tmp_pat
     path = tar_folder / "train-00000.tar"
     source = TarShards("tar", [str(path)], "png", tmp_path / "places.json")
     read.clear()
-    (cell,) = ShardReader(source).read(0, 0, [7])
+    ((cell, _),) = ShardReader(source).read(0, 0, [7])
     assert cell["path"] == "0007.png"
     assert read == {str(path): 512 + len(cell["bytes"])}
 

@@ -256,7 +256,9 @@ def test_the_range_follows_the_optimizer():
     assert resolve_settings(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         resolve_settings(FinderConfig(), "prodigy")
-    with pytest.raises(LabError, match=r"find_lr\(\): settings must be a FinderConfig or None, got .*write FinderConfig\("):
+    with pytest.raises(
+        LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got .*write FinderConfig\("
+    ):
         find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
 
 
@@ -557,7 +559,7 @@ def test_from_python(tmp_path):
 def test_errors_from_python_name_the_argument():
     with pytest.raises(LabError, match=r"^repeats=0: must be"):
         find_lr(TrainingConfig(**POINTS), FinderConfig(repeats=0))
-    with pytest.raises(LabError, match=r"FinderConfig\(\): repeats must be a whole number, got '3'"):
+    with pytest.raises(LabError, match=r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"):
         find_lr(TrainingConfig(**POINTS), FinderConfig(repeats="3"))
     with pytest.raises(LabError, match=r"^train_batch_size=0: must be"):
         find_lr(TrainingConfig(**{**POINTS, "train_batch_size": 0}))
@@ -676,7 +678,7 @@ def test_the_cards_mention_it(auto):
         (FIND_LR, ["--learning_rate=auto"], ["--auto_learning_rate is for training", "Leave it out"]),
         (FIND_LR, ["--overwrite_output_dir"], ["--overwrite_output_dir is for training"]),
         (FIND_LR, ["--scale_lr=sqrt"], ["--scale_lr is for training"]),
-        (runs.SCRIPT, ["--sanity", "--dry_run"], ["--sanity has no effect with --dry_run. Leave one of them out"]),
+        (runs.SCRIPT, ["--sanity", "--dry_run"], ["--sanity has no effect with --dry_run. Hint: leave one of them out"]),
         (FIND_LR, ["--start_lr=1"], ["--start_lr 1 is not below --end_lr 0.01"]),
         (FIND_LR, ["--start_lr=8e-3"], ["From --start_lr 0.008 to --end_lr 0.01 is too little", "at least 2 times"]),
         (FIND_LR, ["--stop_factor=inf"], ["--stop_factor inf: must be a number in (1, 1e308]"]),

@@ -55,7 +55,7 @@ SAYS = {
     "raises": "failed",
     "raises_late": "failed at .* OSError: too late",
     "needs_arrays": "failed at .* TypeError: object of type 'int' has no len",
-    "needs_numbers": "failed at .* use numpy rather than `if`",
+    "needs_numbers": "failed at .* use numpy instead of `if`",
     "complex": r"complex128|\+0j\)",
     "sampler_nan": "no timestep any probability",
     "none": "None",

@@ -81,7 +81,7 @@ class TestEveryOptimizer:
     def test_wrong_parameters(self, name):
         with pytest.raises(LabError, match="does not take 'learning_rat'"):
             get_optimizer(name, make_model().parameters(), 1e-3, learning_rat=1.0)
-        with pytest.raises(LabError, match=r"weight_decay=-1 of '\w+': must be a float in \[0, inf\)"):
+        with pytest.raises(LabError, match=r"weight_decay=-1 of '\w+': must be a number in \[0, inf\)"):
             get_optimizer(name, make_model().parameters(), 1e-3, weight_decay=-1)
 
 
@@ -136,7 +136,7 @@ def test_muon_follows_weights_that_move():
     ("options", "message"),
     [
         ({"optimizer": "adamww"}, "Did you mean 'adamw'"),
-        ({"optimizer": "sgd:momentum=1.5"}, r"momentum=1.5 of '\w+': must be a float in \[0, 1\)"),
+        ({"optimizer": "sgd:momentum=1.5"}, r"momentum=1.5 of '\w+': must be a number in \[0, 1\)"),
         ({"optimizer": "sgd", "optimizer_kwargs": '{"momentun": 0.5}'}, "Did you mean 'momentum'"),
         ({"optimizer": "sgd:momentum=0.5", "optimizer_kwargs": '{"momentum": 0.5}'}, "given twice"),
         ({"optimizer": "sgd", "adam_beta1": 0.9}, "--adam_beta1 0.9 has no effect on 'sgd'"),

@@ -51,7 +51,7 @@ def test_rules_rise_without_a_jump(rule):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ((1e-4, "root", 64, 64), "no rule 'root'"),
+        ((1e-4, "root", 64, 64), "Unknown rule 'root'"),
         ((0.0, "sqrt", 64, 64), "learning_rate=0.0: must be a number in"),
         ((1, "sqrt", 0, 64), "batch=0: must be"),
     ],
@@ -75,7 +75,7 @@ def test_the_floor_is_compared_with_the_scaled_rate(min_lr, is_told):
 
 
 def test_who_is_warned():
-    assert "sqrt is the derived rule" in scaling_warning("linear", "adamw")
+    assert "the derived rule is sqrt" in scaling_warning("linear", "adamw")
     assert scaling_warning("linear", "sgd") is scaling_warning("sqrt", "adamw") is scaling_warning("none", "adam") is None
 
 
@@ -107,9 +107,12 @@ def test_the_calculator_refuses(arguments, part, capsys):
 @cases(
     ("options", "part"),
     [
-        ({"base_batch_size": 128}, "--base_batch_size has no effect here; it needs --scale_lr"),
+        ({"base_batch_size": 128}, "--base_batch_size has no effect without --scale_lr"),
         ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0: must be"),
-        ({"scale_lr": "root"}, "scale_lr must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'"),
+        (
+            {"scale_lr": "root"},
+            r"scale_lr='root' of TrainingConfig\(\): must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'",
+        ),
         ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no place beside it"),
     ],
 )

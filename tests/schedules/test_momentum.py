@@ -199,7 +199,7 @@ SIGN = "the compensation would have the wrong sign. Give momentum_form="
         (lambda: torch.optim.RMSprop(weights(), momentum=0.9), "mdlrc", f"does not suit RMSprop, .* {SIGN}heavy_ball"),
         (lambda: torch.optim.Adam(weights()), "mdlrc:momentum_form=heavy_ball", f"does not suit Adam, .* {SIGN}ema."),
         (adamw, "demn", "Unknown momentum schedule 'demn'. Did you mean 'demon'? Known: constant, demon"),
-        (adamw, "demon:min_momentum=1", "min_momentum=1 of 'demon': must be a float in [0, 1)"),
+        (adamw, "demon:min_momentum=1", "min_momentum=1 of 'demon': must be a number in [0, 1)"),
         (adamw, "demon:min_lr=0.1", "'demon' does not take 'min_lr': it takes min_momentum"),
     ],
 )

@@ -1,6 +1,7 @@
 """A schedule as a file of data, and `--lr_scheduler hub:USER/NAME`."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -53,17 +54,22 @@ def test_a_folder_has_data_picture_and_card(tmp_path):
         ({"lr_scheduler_kwargs": {"gama": 1}}, "gama"),
         ({"lr_scheduler_kwargs": [1]}, "must name a learning-rate schedule and its parameters"),
         ({"momentum_scheduler": "nothing"}, "nothing"),
-        ({"momentum_scheduler_kwargs": {"a": 1}}, "names none"),
-        ({"code": "import os"}, "holds 'code', which is no part of a schedule"),
+        ({"momentum_scheduler_kwargs": {"a": 1}}, "momentum_scheduler_kwargs without momentum_scheduler"),
+        ({"code": "import os"}, "holds 'code', which is not a field of a schedule"),
         ('{"format": ', "not valid JSON"),
-        ('{"format": NaN}', "not valid JSON"),
+        ({"lr_scheduler_kwargs": {"gamma": math.nan}}, "gamma=nan of .step.: must be a number in .0, 1."),
         ("[1, 2]", "not a schedule of this format"),
         ("[" * 60_000, "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
-        (" " * 70_000, "has 70000 bytes, and no schedule has more"),
+        (" " * 70_000, "has 70000 bytes, more than the 65536"),
         ({"lr_scheduler_kwargs": {"step_size": 1e308}}, "step_size"),
     ],
-    ids=range(16),
+    ids=(
+        "another format", "unknown name", "a name on the Hub", "a part on the Hub", "unknown parameter",
+        "a list of parameters", "unknown momentum", "parameters without momentum", "another key", "half of it",
+        "NaN", "a list", "nested", "no text",
+        "too long", "no whole number",
+    ),
 )  # fmt: skip
 def test_a_file_that_is_no_schedule_is_refused(tmp_path, change, message):
     file = tmp_path / "schedule.json"
@@ -82,7 +88,7 @@ def test_a_file_that_is_no_schedule_is_refused(tmp_path, change, message):
     ("arguments", "message"),
     [
         (["x", "--lr_scheduler", "cosin"], "Did you mean 'cosine'"),
-        (["full", "--lr_scheduler", "cosine"], "is there already and not an empty folder"),
+        (["full", "--lr_scheduler", "cosine"], "exists and is not an empty folder"),
         (["x", "--lr_scheduler", "constant", "--num_warmup_steps", "5"], "warm-up"),
         (["x", "--lr_scheduler", "mdlrc", "--momentum_scheduler", "demon"], "momentum"),
     ],
@@ -144,14 +150,14 @@ def test_a_published_schedule_can_be_held_still(mine, hub, tmp_path):
     [
         ("hub:user/nothing", "no such repository"),
         ("hub:user/mine@v9", "no such repository or revision"),
-        ("hub:user/mine:num_cycles=2", "names no schedule. Write hub:USER/NAME"),
-        ("hub:mine", "names no schedule. Write hub:USER/NAME"),
-        ("hub:", "names no schedule"),
-        ("hub:user/other", "holds no schedule.json"),
+        ("hub:user/mine:num_cycles=2", "is not the name of a schedule. Write hub:USER/NAME"),
+        ("hub:mine", "is not the name of a schedule. Write hub:USER/NAME"),
+        ("hub:", "is not the name of a schedule"),
+        ("hub:user/other", "has no schedule.json"),
         ("hub:user/huge", "has 70000 bytes"),
         ("hub:user/bad", "not valid JSON"),
         ("hub:else/private", "no such repository"),
-        ("join:schedules=[constant|hub:user/mine]", "join cannot take 'hub:user/mine', which may change under it"),
+        ("join:schedules=[constant|hub:user/mine]", "join cannot take 'hub:user/mine', which may change on the Hub"),
     ],
 )
 def test_names_that_lead_nowhere(mine, hub, tmp_path, spec, message):
@@ -167,18 +173,18 @@ def test_names_that_lead_nowhere(mine, hub, tmp_path, spec, message):
 def test_a_second_momentum_schedule_is_refused(mine, hub, tmp_path):
     arguments = ("preview", "--lr_scheduler", "hub:user/mine", "--momentum_scheduler", "cyclic_momentum")
     error = lrlab(*arguments, "--num_training_steps", "50", env=hub.env, cwd=tmp_path, status=2).stderr
-    assert "brings the momentum schedule 'demon'" in error
+    assert "includes the momentum schedule 'demon'" in error
 
 
 def test_what_would_make_another_schedule_of_it_is_refused(mine, hub, tmp_path):
     preview = ("preview", "--lr_scheduler", "hub:user/mine", "--num_training_steps", "50")
     for more in (["--lr_scheduler_kwargs", '{"decay_type": "linear"}'],):
         error = lrlab(*preview, *more, env=hub.env, cwd=tmp_path, status=2).stderr
-        assert "would make another schedule of it" in error
+        assert "would change the published schedule" in error
     plan = ("plan", "--lr_scheduler", "hub:user/mine")
     for more, message in (
         (["--lr_num_cycles", "3"], "would make another schedule"),
-        (["--momentum_scheduler_kwargs", '{"min_momentum": 0.5}'], "brings the momentum schedule 'demon'"),
+        (["--momentum_scheduler_kwargs", '{"min_momentum": 0.5}'], "includes the momentum schedule 'demon'"),
         (["--lr_scheduler_source", "hub:somebody/else"], "is written by --lr_scheduler hub:USER/NAME, not given"),
     ):
         assert message in lrlab(*plan, *more, env=hub.env, cwd=tmp_path, status=2).stderr

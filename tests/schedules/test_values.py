@@ -93,15 +93,16 @@ def test_values_are_written_as_their_spec_strings(dump):
 @cases(
     "make, expected",
     [
-        (lambda: rex(d=2.0), "d=2.0 of 'rex': must be a float in [0, 1), got 2.0. Hint: "),
-        (lambda: rex("0.5"), "rex(): d must be a number, got '0.5'"),
-        (lambda: schedules.mdlrc(), "'mdlrc' is no curve of the clock alone: it also sets the momentum"),
+        (lambda: rex(d=2.0), "d=2.0 of 'rex': must be a number in [0, 1), got 2.0. Hint: "),
+        (lambda: rex("0.5"), "d='0.5' of rex(): must be a number, got '0.5' (str)"),
+        (lambda: schedules.mdlrc(), "'mdlrc' is not a function of the clock alone: it also sets the momentum"),
+        (lambda: schedules.greedy(), "'greedy' is not a function of the clock alone: it follows a metric"),
         (
             lambda: Curve("reduce_lr_on_plateau"),
-            "is no curve of the clock alone: it follows a metric",
+            "is not a function of the clock alone: it follows a metric",
         ),
-        (lambda: Curve(0.9), "Curve(): spec must be a text, got 0.9 (float). Hint: give a name or a spec string"),
-        (lambda: rex()(50), "progress must be a Progress, got 50"),
+        (lambda: Curve(0.9), "spec=0.9 of Curve(): must be a text, got 0.9 (float). Hint: give a name or a spec string"),
+        (lambda: rex()(50), "progress=50 of Curve(): must be a Progress, got 50"),
         (lambda: Curve("rexx"), "Did you mean 'rex'?"),
         (lambda: join([constant(), "mdlrc"], [0.5])(Progress(9, 10)), "join cannot take 'mdlrc'"),
     ],

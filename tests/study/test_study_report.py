@@ -743,7 +743,7 @@ def test_figures_for_a_paper_are_beside_the_report(tmp_path, form):
 
 
 @cases("figures, expected", [
-    (("pfd",), "--figures pfd: must be one of pdf, png, svg. Did you mean 'pdf'"),
+    (("pfd",), "--figures 'pfd': must be one of pdf, png, svg, got 'pfd'. Hint: Did you mean 'pdf'"),
     (("pdf", 0.5), "--figure_width 0.5: must be a number in [2, 40], got 0.5. Hint: it is in inches"),
     (("png", None, 10), "--dpi 10: must be a number in [50, 1200]"),
     (("pdf", float("nan")), "--figure_width nan: must be"),

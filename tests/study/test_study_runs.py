@@ -572,7 +572,7 @@ def test_a_text_that_a_metric_gives_is_in_the_table_of_runs(stacked, tmp_path):
 
 
 @cases("options, expected", [
-    ("report {done} --figures pfd", "--figures pfd: must be one of pdf, png, svg"),
+    ("report {done} --figures pfd", "--figures 'pfd': must be one of pdf, png, svg"),
     ("report {done} --dpi 300", "have no effect without --figures. Add --figures pdf, png or svg"),
     ("card {done} --out {done}-card --figures pdf", "--figures is of `lrlab study report DIR`"),
     ("run quick --out {done} --figure_width 3", "--figure_width is of `lrlab study report DIR`"),

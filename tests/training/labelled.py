@@ -33,7 +33,7 @@ class Labelled(ModelMixin, ConfigMixin):
 
 def register():
     """Reads labels in each run of this process, and notes what its model is told of which images."""
-    from diffusers_lrlab.data.loading import load_image_data
+    from diffusers_lrlab.data.image_loading import load_image_data
     from diffusers_lrlab.objective.process import NoiseProcess
     from diffusers_lrlab.training.kinds.images import Images
 

@@ -129,7 +129,7 @@ def test_channels_stay_last_in_a_run_that_goes_on_and_files_are_plain(tmp_path):
 
 
 def test_channels_of_points_cannot_be_last():
-    with pytest.raises(LabError, match="--channels_last has no effect here; it needs a data set of images"):
+    with pytest.raises(LabError, match="--channels_last has no effect without a data set of images"):
         resolve_config(TrainingConfig(dataset_name="moons", max_train_steps=2, channels_last=True))
 
 

@@ -110,7 +110,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, gated):
 
 def test_a_pipeline_whose_code_is_not_there_says_so(gated):
     del diffusers_lrlab.GatedDenoiser
-    with pytest.raises(AttributeError, match="no attribute 'GatedDenoiser'. If it is a denoiser of somebody's own, import"):
+    with pytest.raises(AttributeError, match="no attribute 'GatedDenoiser'. If it is a third-party denoiser, import"):
         diffusers_lrlab.GatedDenoiser  # noqa: B018  # diffusers does this
     diffusers_lrlab.GatedDenoiser = None
 
@@ -120,7 +120,7 @@ def test_a_pipeline_whose_code_is_not_there_says_so(gated):
     [
         ({"denoiser": "gatd"}, "Unknown denoiser 'gatd'. Did you mean 'gated'?"),
         ({"denoiser": "gated:depth=3"}, "'gated' does not take 'depth': it takes width"),
-        ({"denoiser": "gated:width=0"}, "width=0 of 'gated': must be an int in \\[1, inf\\)"),
+        ({"denoiser": "gated:width=0"}, "width=0 of 'gated': must be a whole number in \\[1, inf\\)"),
         ({"denoiser": None, "denoiser_kwargs": {"width": 3}}, "--denoiser_kwargs {'width': 3} without --denoiser"),
         ({"model_config_name_or_path": "here"}, "'here' both choose the model. Give one of them"),
         ({"dataset_name": "digits", "distance_samples": None}, "does not suit images: GatedDenoiser takes no sample_size"),

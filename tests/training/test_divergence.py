@@ -379,7 +379,7 @@ def test_both_together(tmp_path, model):
     ("given", "expected"),
     [
         ({"on_divergence": "rolback"}, "Unknown rule for a run that diverges 'rolback'. Did you mean 'rollback'"),
-        ({"on_divergence": "rollback:factor=1"}, r"factor=1 of 'rollback': must be a float in \(0, 1\)"),
+        ({"on_divergence": "rollback:factor=1"}, r"factor=1 of 'rollback': must be a number in \(0, 1\)"),
         ({"on_divergence": "stop:factor=0.5"}, "'stop' does not take 'factor'"),
         ({"skip_bad_updates": 0}, "--skip_bad_updates 0: must be a whole number in \\[1, 1e9\\]"),
     ],

@@ -16,7 +16,7 @@ from helpers import config, numbered_image
 from safetensors.torch import load_file
 
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.data.loading import load_image_data
+from diffusers_lrlab.data.image_loading import load_image_data
 from diffusers_lrlab.diagnostics.gradients import GradientProbes
 from diffusers_lrlab.evaluation.landscape import _mean_loss
 from diffusers_lrlab.evaluation.metrics import Evaluation, _training_set_loss

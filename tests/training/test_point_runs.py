@@ -21,6 +21,7 @@ from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, load_toy_dataset
 from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.conditions import Example
 from diffusers_lrlab.evaluation.kl import knn_kl
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
@@ -307,7 +308,7 @@ def test_a_stream_is_not_read_to_its_end(tmp_path, model):
     assert trainer.run.data.num_images is None
     assert list(trainer.updates()) == list(range(1, 7))
     read = []
-    trainer.run.data.train = (read.append(row) or row for row in iter(lambda: {"x": [0.5, 0.5]}, None))
+    trainer.run.data.train = (read.append(row) or row for row in iter(lambda: Example([0.5, 0.5], {}), None))
     assert trainer.run.data.all_in_memory(10).data.shape == (10, 2)
     assert len(read) == 10
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter, MaxNLocator
 from PIL import Image
 
-from ...core.errors import LabError, did_you_mean
+from ...core.errors import did_you_mean, must_be
 from ...core.plotting import BLUE, DARK, GREEN, GREY, ORANGE, new_figure, plain_axes
 from ...core.ranges import Range
 from ...core.words import counted
@@ -49,8 +49,8 @@ _NO_DATE = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 def check_figures(figures: Figures) -> None:
     """Raises a `LabError` for what is not allowed."""
     if figures.format not in FIGURE_FORMATS:
-        hint = did_you_mean(figures.format, FIGURE_FORMATS)
-        raise LabError(f"--figures {figures.format}: must be one of {', '.join(FIGURE_FORMATS)}.{hint}")
+        hint = did_you_mean(figures.format, FIGURE_FORMATS).strip() or "pdf suits LaTeX, svg the web"
+        raise must_be("--figures", figures.format, f"one of {', '.join(FIGURE_FORMATS)}", hint)
     FIGURE_WIDTHS.check("--figure_width", figures.width, "it is in inches")
     FIGURE_DPIS.check("--dpi", figures.dpi, "it is in dots per inch")
 

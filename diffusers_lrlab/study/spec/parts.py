@@ -27,7 +27,7 @@ def list_of(value: Any, what: str) -> list[Any]:
     """The value as a list; raises a `LabError` for duplicates."""
     values = value if isinstance(value, list) else [value]
     if len(values) > _LONGEST:
-        raise LabError(f"{what}: {len(values)} are not allowed; give {_LONGEST:,} at most.")
+        raise must_be(what, values, f"{_LONGEST:,} at most", "a study is planned in memory", got=f"{len(values):,}")
     for one in values:
         if values.count(one) > 1:
             raise LabError(f"{what}: {one!r} is there twice. Name each once.")
@@ -65,7 +65,7 @@ def _numbers(value: Any, what: str) -> tuple[float, ...]:
 def read_fields(fields: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
     """Fields of the training configuration, as they are written; raises a `LabError` for unknown ones."""
     if not isinstance(fields, dict):
-        raise LabError(f"{where} must be a mapping of options to values, such as 'lr_scheduler: cosine'.")
+        raise must_be(where, fields, "a mapping of options to values", "such as 'lr_scheduler: cosine'")
     known = [*options_of(TrainingConfig), *also]
     for name in fields:
         if name in names_where(TrainingConfig, study="no"):
@@ -85,17 +85,15 @@ def _named(value: Any, what: str) -> dict[str, Any]:
         if not isinstance(name, str):
             raise LabError(f"The name {name!r} of {what} is not text. Put it into quotes: '{name}'.")
         if not _NAME.fullmatch(name) or "--" in name:
-            raise LabError(
-                f"The name {name!r} of {what} is not allowed: files are named after it. Use letters, digits and "
-                ". _ @ + -, 64 at most."
-            )
+            wanted = "letters, digits and . _ @ + -, 64 at most, without '--'"
+            raise must_be("the name", name, wanted, "files are named after it", of=what)
     return value
 
 
 def read_arms(value: Any, rates: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Arms by name, one for each learning rate, and the ending of each name that its rate gave it."""
     if not isinstance(value, dict):
-        raise LabError("arms must be a mapping of names to fields, such as 'cosine: {lr_scheduler: cosine}'.")
+        raise must_be("arms", value, "a mapping of names to fields", "such as 'cosine: {lr_scheduler: cosine}'")
     arms: dict[str, dict[str, Any]] = {}
     endings: dict[str, str] = {}
     for name, fields in _named(value, "an arm").items():
@@ -139,7 +137,8 @@ def _controls(arm: str, given: Any, arms: Mapping[str, Any], ending: str, baseli
     """The full names of controls; of arms with several learning rates, the ones at the arm's own rate."""
     names = given if isinstance(given, list) else [given]
     if not names or not all(isinstance(name, str) for name in names):
-        raise LabError(f"controls of {arm!r}: {given!r} is not allowed; give the names of arms, such as [cosine], or none.")
+        hint = "such as [cosine]; leave controls out for none"
+        raise must_be("controls", given, "names of arms", hint, of=f"the arm {arm!r}")
     controls: list[str] = []
     for name in names:
         control = name if name in arms else name + ending
@@ -166,7 +165,7 @@ def read_datasets(value: Any) -> dict[str, dict[str, Any]]:
     if isinstance(value, list):
         value = {str(name): {"dataset_name": name} for name in list_of(value, "datasets")}
     if not isinstance(value, dict):
-        raise LabError("datasets must be a list of names, or a mapping of names to fields.")
+        raise must_be("datasets", value, "a list of names, or a mapping of names to fields", "such as [dino, moons]")
     datasets = {}
     for name, fields in _named(value, "a data set").items():
         fields = read_fields({} if fields is None else fields, f"the data set {name!r}")
@@ -180,7 +179,7 @@ def read_tuning(value: Any, seeds: tuple[int, ...]) -> Tuning | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise LabError("tune must be a mapping with learning_rates, seeds and metric.")
+        raise must_be("tune", value, "a mapping", "its keys are learning_rates, seeds and metric")
     check_keys(value, ("learning_rates", "factors", "seeds", "metric", "extensions"), "tune")
     if ("learning_rates" in value) == ("factors" in value):
         raise LabError("tune takes learning_rates, or factors of the arm's own learning rate: one of them.")

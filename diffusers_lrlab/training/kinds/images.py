@@ -92,7 +92,7 @@ class Images(DataKind):
         return f"{super().folder_name(dataset, config)}-{config.resolution}"
 
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
-        from ...data.loading import load_image_data
+        from ...data.image_loading import load_image_data
 
         return load_image_data(config, config.seed, config.layout(num_processes))
 

@@ -1,4 +1,4 @@
-"""transformers' own schedule that follows a metric, in a file of its own: it alone needs transformers."""
+"""transformers' schedule that follows a metric, in a module of its own, since only this one needs transformers."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ except ImportError:
 
 class GreedyWithWarmup(HostFeedback, GreedyLR):  # type: ignore[misc]
     """
-    transformers' `GreedyLR`, with its arguments, behind a linear warm-up to the optimizer's learning rates.
+    transformers' `GreedyLR` after a linear warm-up to the optimizer's learning rates.
 
-    `min_lr` is 1e-3 as there, unless that is above a hundredth of the learning rate.
+    `min_lr` is 1e-3 as in transformers, or a hundredth of the learning rate if that is lower.
     """
 
     _OWN_STATE = ("num_updates", "num_warmup_steps", "peak_lrs")  # the rest is GreedyLR's

@@ -45,7 +45,7 @@ def test_a_schedule():
 
     assert "mine" in lab.list_schedulers()
     assert lab.lr_curve("mine:power=3", 1.0, 0, 4).tolist() == [1, 0.75**3, 0.5**3, 0.25**3]
-    with pytest.raises(LabError, match=r"power=10 of 'mine': must be a float in \(0, 9\]"):
+    with pytest.raises(LabError, match=r"power=10 of 'mine': must be a number in \(0, 9\]"):
         lab.get_scheduler("mine:power=10", torch.optim.SGD([weight()], lr=1.0), 0, 4)
 
 
@@ -124,15 +124,15 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
             lab.register_schedule("mine", **ABOUT)(function)
             lab.lr_curve("mine", 1.0, 0, 4)
 
-    with pytest.raises(LabError, match=r"'mine' gives a learning rate of -0.25 at update 2; it has to be in \[0, inf\)"):
+    with pytest.raises(LabError, match=r"'mine' gives a learning rate of -0.25 at update 2: must be in \[0, inf\)"):
         curve_of(lambda progress: 0.25 - progress.fraction)
     with pytest.raises(LabError, match="gives a learning rate of nan at update 0"):
         curve_of(lambda progress: float("nan"))
-    with pytest.raises(LabError, match=r"schedule 'mine' failed at .+test_register\.py:\d+: .+ use numpy rather than `if`"):
+    with pytest.raises(LabError, match=r"schedule 'mine' failed at .+test_registered\.py:\d+: .+ use numpy instead of `if`"):
         curve_of(lambda progress: 1 if progress.fraction < 0.5 else 0)
     for wrong in (lambda progress: "x", lambda progress: np.ones(3), lambda progress: 1j * progress.fraction):
         with pytest.raises(
-            LabError, match=r"schedule 'mine' must return a real number, or .+ not .+test_register\.py:\d+\."
+            LabError, match=r"schedule 'mine' must return a real number, or .+ not .+test_registered\.py:\d+\."
         ):
             curve_of(wrong)
 
@@ -143,7 +143,7 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
     lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (1.7, 1.0))
     schedule = resolve_schedule("constant", None, "mine")
     with pytest.raises(
-        LabError, match=r"The momentum schedule 'mine' gives a momentum of 1.7 at update 0; it has to be in \[0, 1\)"
+        LabError, match=r"The momentum schedule 'mine' gives a momentum of 1.7 at update 0: must be in \[0, 1\)"
     ):
         schedule_curves(schedule, 1.0, 0.8, 0, 4)
 
@@ -163,14 +163,14 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
                 lab.get_loss_weighting("mine", DDPMScheduler(num_train_timesteps=4))
 
     lab.register_optimizer("mine", **ABOUT)(lambda params, lr: params.nothing)
-    with pytest.raises(LabError, match=r"The optimizer 'mine' failed at .+test_register.py:\d+: AttributeError"):
+    with pytest.raises(LabError, match=r"The optimizer 'mine' failed at .+test_registered\.py:\d+: AttributeError"):
         lab.get_optimizer("mine", [weight()], 0.5)
 
 
 def test_a_metric_of_a_run_that_fails_is_named():
     lab.register_metric("mine", **ABOUT, facts={"form": "points", "of": "run"})(lambda evaluation: evaluation.nothing)
     run = SimpleNamespace(kind=SimpleNamespace(form="points"))
-    with pytest.raises(LabError, match=r"The metric 'mine' failed at .+test_register.py:\d+: AttributeError"):
+    with pytest.raises(LabError, match=r"The metric 'mine' failed at .+test_registered\.py:\d+: AttributeError"):
         evaluate(run, None, ["mine"])
 
 

@@ -151,11 +151,11 @@ def test_a_part_is_evaluated_alone_or_within_an_array_alike():
         ({"boundaries": [6]}, "the first must come after the 6 updates of warm-up"),
         ({"boundaries": [0.05]}, "boundaries at the updates [3]; the first must come after the 6 updates of warm-up"),
         ({"boundaries": [10.5]}, "A boundary of join 10.5 is neither a whole number of updates"),
-        ({"boundaries": [0]}, "boundaries=[0] of 'join': must be a list of float in (0, inf)"),
-        ({"scales": [1, 2]}, "scales=[1, 2] of 'join': must be a list of float in [0, 1]"),
-        ({"schedules": "constant"}, "schedules='constant' of 'join': must be a list of str"),
+        ({"boundaries": [0]}, "boundaries=[0] of 'join': must be a list of numbers in (0, inf)"),
+        ({"scales": [1, 2]}, "scales=[1, 2] of 'join': must be a list of numbers in [0, 1]"),
+        ({"schedules": "constant"}, "schedules='constant' of 'join': must be a list of texts"),
         ({"schedules": ["constant", "cosin"]}, "Did you mean 'cosine'"),
-        ({"schedules": ["constant", "rex:d=2"]}, "d=2 of 'rex': must be a float in [0, 1)"),
+        ({"schedules": ["constant", "rex:d=2"]}, "d=2 of 'rex': must be a number in [0, 1)"),
         ({"schedules": ["constant", "rex:"]}, "key=value is missing here"),
         ({"schedules": ["constant", "cosine:min_lr=1e-5"]}, "join cannot take min_lr inside 'cosine:min_lr=1e-5'"),
         ({"schedules": ["constant", "cosine_annealing:eta_min=1e-5"]}, "join cannot take min_lr inside"),
@@ -208,14 +208,14 @@ def test_one_is_the_end_of_the_run_after_fractions_only(updates, counts):
 @cases(
     ("kwargs", "message"),
     [
-        ({"updates": [1, 2, 3]}, "piecewise got 3 updates and 2 values; give as many of one as of the other"),
+        ({"updates": [1, 2, 3]}, "piecewise got 3 updates and 2 values; give equally many"),
         ({"updates": [], "values": []}, "piecewise got 0 updates and 0 values"),
         ({"updates": [5, 5]}, "piecewise has boundaries at the updates [5, 5]; they must increase"),
         ({"updates": [0.9, 5]}, "piecewise has boundaries at the updates [9, 5]; they must increase"),
         ({"updates": [5, 11]}, "they must increase and lie inside the run of 10 updates"),
         ({"updates": [2.5, 5]}, "A boundary of piecewise 2.5 is neither a whole number of updates"),
-        ({"updates": [-1, 5]}, "updates=[-1, 5] of 'piecewise': must be a list of float in [0, inf)"),
-        ({"values": [1, 1.5]}, "values=[1, 1.5] of 'piecewise': must be a list of float in [0, 1]"),
+        ({"updates": [-1, 5]}, "updates=[-1, 5] of 'piecewise': must be a list of numbers in [0, inf)"),
+        ({"values": [1, 1.5]}, "values=[1, 1.5] of 'piecewise': must be a list of numbers in [0, 1]"),
     ],
 )
 def test_piecewise_that_cannot_be(kwargs, message):

@@ -1,0 +1,105 @@
+"""Datasets of images: loaded, checked, split, and decoded into memory if they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.errors import LabError
+from ..core.streams import split_rows
+from .batch import Batch, Conditions
+from .conditions import ConditionColumns, Examples, fingerprint_with
+from .decoded import decoded_images
+from .image_sets import IMAGE_DATASETS
+from .images import ImageTransform
+from .layout import BatchLayout
+from .loading import TrainingData, batch_of, decoded_rows, hold_out, select_columns, stream_data
+from .options import DataConfig
+from .sources import columns_of, open_dataset
+
+if TYPE_CHECKING:
+    import datasets
+
+
+def load_image_data(
+    config: DataConfig, seed: int, layout: BatchLayout, conditions: Mapping[str, str] | None = None
+) -> TrainingData:
+    """
+    Loads the images of a resolved configuration, holds out some for validation, and decodes them if they fit into memory.
+
+    `conditions` are columns of numbers by the keyword of the model's `forward`: `{"class_labels": "label"}`.
+    """
+    import datasets as hf_datasets
+
+    dataset = open_dataset(config)
+    column = find_image_column(dataset, config.image_column)
+    dataset = dataset.cast_column(column, hf_datasets.Image(decode=False))
+    dataset, columns, values = select_columns(dataset, column, conditions, config.streaming)
+    channels, resolution = config.image_shape
+    transform = ImageTransform(
+        resolution=resolution,
+        channels=channels,
+        center_crop=config.center_crop,
+        random_flip=config.random_flip,
+        eight_bit=not config.preserve_input_precision,
+        seed=seed,
+        decoding=config.decoding,
+    )
+    name = config.dataset_name or config.train_data_dir or ""
+    if config.streaming:
+        return stream_data(config, seed, dataset, column, transform, name, columns)
+    fingerprint = fingerprint_with(_fingerprint_of(config, dataset), values)
+    data = TrainingData(name, dataset, Batch(torch.empty(0)), column, fingerprint, transform)
+    held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
+    own = {keyword: some[held_out_rows] for keyword, some in values.items()}
+    hold_out(data, config, Examples(dataset.select(held_out_rows)[column], own), columns)
+    data.conditions = {keyword: some[training_rows] for keyword, some in values.items()}
+    if held_out_rows:
+        data.train = dataset.select(training_rows)
+    layout.check_fits(len(data.train))
+    if config.cache_decoded:
+        data.decoded = decoded_images(data.train[column], data.train._fingerprint, transform, config)
+        data.skipped += data.decoded.problems.values() if config.skip_corrupt_images else []
+    elif len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
+        _keep_in_memory(data, config, columns)
+    if not data.num_images:
+        raise LabError(f"{name!r} has no images to train on.")
+    return data
+
+
+def _fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
+    if (name := config.dataset_name) not in IMAGE_DATASETS:
+        return dataset._fingerprint
+    return f"{name}-{config.resolution}" if "made" in IMAGE_DATASETS[name].traits else name
+
+
+def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
+    """The column of images: the given one, or the only one of type `datasets.Image`."""
+    from datasets import Image
+
+    features, listing = columns_of(dataset)
+    columns = [name for name, feature in features.items() if isinstance(feature, Image)]
+    if asked is not None:
+        if asked not in columns:
+            raise LabError(f"--image_column {asked!r} is not a column of images. Columns: {listing}.")
+        return asked
+    if not columns:
+        raise LabError(
+            f"The dataset has no column of images. Columns: {listing}. Use a dataset with an Image column; points are "
+            "read from one column of lists of numbers."
+        )
+    if len(columns) > 1:
+        raise LabError(f"The dataset has several columns of images: {', '.join(columns)}. Choose by --image_column.")
+    return columns[0]
+
+
+def _keep_in_memory(data: TrainingData, config: DataConfig, columns: ConditionColumns) -> None:
+    """Decodes all training images, unless their sizes differ, as those of oblong images for random crops do."""
+    images: list[tuple[torch.Tensor, Conditions]] = []
+    for pixels, conditions in decoded_rows(data, config, data.examples):
+        images.append((data.transform.fixed(pixels) if config.center_crop else pixels, conditions))
+        if images[-1][0].shape != images[0][0].shape:
+            return
+    data.in_memory = batch_of(images, data, columns)

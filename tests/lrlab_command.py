@@ -1,0 +1,19 @@
+"""`lrlab` as a user starts it."""
+
+import os
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-W", "error", "-m", "diffusers_lrlab.cli.main"]
+
+
+def lrlab(*arguments, status=0, encoding="utf-8", python=(), **env):
+    """What `lrlab ...` prints; on an error, what it says about it."""
+    command = [COMMAND[0], *python, *COMMAND[1:], *map(str, arguments)]
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "80", **env}
+    done = subprocess.run(command, capture_output=True, encoding=encoding, env=env)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    if status == 0 and not python:
+        assert done.stderr == ""
+    return done.stderr if status or python else done.stdout
