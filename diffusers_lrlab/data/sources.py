@@ -139,18 +139,23 @@ def is_numeric_list(feature: Any) -> bool:
     return kind.startswith(("float", "int", "uint")) and not hasattr(item, "feature")
 
 
+def known_point_column(config: DataConfig) -> str | None:
+    """The column of points as far as it is known without reading columns: that of the option, or of a toy dataset."""
+    is_toy = config.dataset_name in TOY_DATASETS and config.data_kind in (None, "points")
+    return "x" if config.point_column is None and is_toy else config.point_column
+
+
 def find_point_column(config: DataConfig) -> str | None:
     """
-    The column of points that a configuration means; `None` if it means images.
+    The column of points that a configuration means; `None` if it means images, or another kind of data.
 
     Toy datasets and the option decide alone. Otherwise a column of images decides for images, and the only column of
     lists of numbers for points; several are an error.
     """
-    if config.point_column is not None:
-        return config.point_column
+    known = known_point_column(config)
+    if known is not None or config.data_kind not in (None, "points"):
+        return known
     name = config.dataset_name or ""
-    if name in TOY_DATASETS:
-        return "x"
     folder = Path(config.train_data_dir or name).expanduser()
     is_embedded = not name and not config.train_data_dir or name == "digits"
     if is_embedded or config.image_column is not None or (folder.is_dir() and _is_folder_of_images(folder)):

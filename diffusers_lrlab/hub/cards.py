@@ -39,7 +39,7 @@ def _read(folder: Path) -> str:
 def _with_location(text: str, repo_id: str, revision: str) -> str:
     """A card whose examples load from this branch of the repository; the rest of its text stays."""
     branch = "" if revision == "main" else f', revision="{revision}"'
-    loading = r'(\b(?:from_pretrained|load_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?'
+    loading = r'((?:Pipeline\.from_pretrained|\bload_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?'
     text = re.sub(loading, rf'\1"{repo_id}"{branch}', text)
     return re.sub(r'(custom_pipeline=)"[^"\n]*"', rf'\1"{repo_id}"', text)
 

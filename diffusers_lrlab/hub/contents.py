@@ -21,7 +21,7 @@ from ..core.manifest import (
 )
 from ..core.words import counted
 from ..schedules.published import read_schedule_file
-from ..training.kinds.select import KINDS
+from ..training.kinds.select import components
 from ..training.run_folder import RunFolder
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
 from .records import read_json, read_record, updates_done
@@ -152,7 +152,7 @@ def _run_patterns(folder: Path) -> tuple[str, ...]:
     """Patterns of a run's files, with the folders of its pipeline's parts and of those of other kinds, which it replaces."""
     index = folder / "model_index.json"
     parts = [name for name, value in read_json(index).items() if isinstance(value, list)] if index.is_file() else []
-    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *(entry.factory.component for entry in KINDS.values())})
+    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *components()})
 
 
 def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, unfinished: bool) -> Contents:

@@ -4,7 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..pipelines.reference import Reference, saved_references
 from .records import read_json
+
+
+def references_of(folder: Path) -> dict[str, Reference]:
+    """The parts of a saved pipeline that are elsewhere, by name."""
+    index = folder / "model_index.json"
+    return saved_references(read_json(index)) if index.is_file() else {}
 
 
 def check_pipeline(folder: Path) -> None:
@@ -12,8 +19,9 @@ def check_pipeline(folder: Path) -> None:
     index = read_json(folder / "model_index.json")
     if not isinstance(index, dict):
         raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
+    references = saved_references(index)
     for name, value in index.items():
-        if isinstance(value, list) and any(value):
+        if isinstance(value, list) and any(value) and name not in references:
             if Path(name).name != name:
                 raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)

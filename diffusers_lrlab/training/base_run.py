@@ -22,6 +22,7 @@ from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum
 from ..schedules.scheduler import build_all
 from .compiling import make_channels_last
+from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
 
@@ -39,7 +40,7 @@ class BaseRun:
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0
         self.audit = ScheduleAudit(self.config.strict_lr_audit)
         set_seed(stream_seed(self.config.seed, "weights") % 2**32)
-        self.model: Any = self.kind.make_model(plan.model_config)
+        self.model: Any = make_model(self.config, plan.model_config)
         if self.config.enable_xformers_memory_efficient_attention:
             self.model.enable_xformers_memory_efficient_attention()
         if self.config.gradient_checkpointing:

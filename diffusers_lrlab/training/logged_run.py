@@ -107,7 +107,7 @@ class LoggedRun(BaseRun):
 
     def keep_samples(self, samples: np.ndarray) -> None:
         """Keeps samples of this moment for the plots, and shows them to the trackers."""
-        save_preview(self.folder.lab / "samples", self.update, self.kind.preview(samples))
+        save_preview(self.folder.lab / "samples", self.update, results_of(self.kind).preview(samples))
         if trackers := self.accelerator.trackers:
             show_pictures(trackers, "samples", results_of(self.kind).as_pictures(self, samples), self.update)
 

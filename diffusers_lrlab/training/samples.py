@@ -1,18 +1,15 @@
-"""Samples during training, and the saved pipeline."""
+"""Samples of the model as it is, and those kept during training."""
 
-import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from ..core.errors import warn
-from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temporary_beside
+from ..core.files import atomic_file
 from ..core.streams import stream_generator
-from ..models.registry import denoiser_code
 from .base_run import BaseRun
+from .pipeline import make_pipeline
 
 
 def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
@@ -23,7 +20,7 @@ def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress
     kind, config, model = run.kind, run.config, run.bare_model
     was_training = model.training
     model.eval()
-    pipeline = sampling_pipeline(run)
+    pipeline = make_pipeline(run)
     # Over the passes if there are several, else over the steps of the one.
     several = num > kind.sampling_batch
     pipeline.set_progress_bar_config(disable=True if several or not show_progress else None, desc=purpose)
@@ -34,11 +31,6 @@ def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress
         parts.append(kind.sample(pipeline, size, generator, config.num_inference_steps))
     model.train(was_training)
     return np.concatenate(parts)
-
-
-def sampling_pipeline(run: BaseRun) -> Any:
-    """A pipeline around the model as it is, with a scheduler of its own."""
-    return run.kind.make_pipeline(run.bare_model, run.process.sampling_scheduler())
 
 
 def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
@@ -56,27 +48,3 @@ def load_previews(folder: Path) -> dict[int, np.ndarray]:
         except (ValueError, EOFError, OSError):  # how numpy meets them
             warn(f"{str(path)!r} is damaged, and no picture is made of it.")
     return previews
-
-
-def save_pipeline(run: BaseRun, folder: Path) -> None:
-    """
-    Writes the pipeline into the folder of a run, whole or not at all: it can be loaded while there is an index, which is
-    removed before anything is replaced, and written last.
-    """
-    temporary, index = temporary_beside(folder / "pipeline"), folder / "model_index.json"
-    try:
-        with full_disk_explained(index):
-            run.kind.make_pipeline(run.bare_model, run.process.scheduler).save_pretrained(temporary)
-            if (code := denoiser_code(run.bare_model)) is not None:
-                shutil.copyfile(code, temporary / run.kind.component / f"{type(run.bare_model).__module__}.py")
-        sync_tree(temporary)
-        index.unlink(missing_ok=True)
-        sync(folder)
-        for part in (*(path for path in temporary.iterdir() if path.name != index.name), temporary / index.name):
-            if part.is_dir() and (folder / part.name).exists():
-                os.replace(folder / part.name, temporary / f"old-{part.name}")
-            sync(folder)
-            os.replace(part, folder / part.name)
-        sync(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

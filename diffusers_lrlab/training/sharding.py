@@ -143,7 +143,7 @@ def gather_whole(run: BaseRun, accelerator: Accelerator, sharded: Any) -> tuple[
     from ..averaging.averages import EMA
 
     with torch.random.fork_rng(devices=[]):  # of the weights that the gathered ones replace
-        model = run.kind.model_class()(**run.plan.model_config).to(accelerator.device)
+        model = run.plan.model_class(**run.plan.model_config).to(accelerator.device)
     whole = {
         name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in sharded.state_dict().items()
     }

@@ -25,9 +25,10 @@ from .compiling import prepare_compiled
 from .divergence import SkippedUpdates, find_nonfinite
 from .interrupts import InterruptGuard
 from .logged_run import LoggedRun
+from .pipeline import save_pipeline
 from .plan import Plan
 from .run_folder import RunFolder
-from .samples import draw_samples, save_pipeline
+from .samples import draw_samples
 from .sharding import gather_whole, is_sharded, shard_average
 from .stepping import Stepper, do_one_update
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from ..base_run import BaseRun
 from ..config import ResolvedConfig
@@ -23,6 +24,14 @@ class Results(ABC):
     @abstractmethod
     def as_pictures(self, run: BaseRun, samples: np.ndarray) -> np.ndarray:
         """8-bit pictures `(num, height, width, channels)` of samples, for trackers."""
+
+    def preview(self, samples: np.ndarray) -> np.ndarray:
+        """Samples as they are kept during training."""
+        return samples
+
+    def as_samples(self, data: torch.Tensor) -> np.ndarray:
+        """Data in the form of samples, which are compared with them."""
+        return data.numpy()
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
         """The number of samples to evaluate at the end of a run; 0 for none."""
@@ -47,7 +56,7 @@ class Results(ABC):
         """
         from ...evaluation.evaluate import evaluate  # and scipy, which training does without
 
-        return evaluate(run, samples, metrics)
+        return evaluate(run, samples, metrics, self.as_samples)
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         """Samples for the record of a study's run: "points" or a "png", or nothing."""

@@ -10,7 +10,8 @@ from ...core.streams import stream_generator
 from ...data.loading import TrainingData
 from ..base_run import BaseRun
 from ..config import ResolvedConfig
-from ..samples import load_previews, sampling_pipeline
+from ..pipeline import make_pipeline
+from ..samples import load_previews
 from .base import Results
 
 _FRAMES = 21
@@ -42,7 +43,7 @@ class PointResults(Results):
 
     def samples_to_show(self, run: BaseRun) -> np.ndarray:
         """Those of the base class, whose way from noise `draw` shows."""
-        config, pipeline = run.config, sampling_pipeline(run)
+        config, pipeline = run.config, make_pipeline(run)
         pipeline.set_progress_bar_config(disable=True)
         run.bare_model.eval()
         self._way = pipeline(
