@@ -34,8 +34,8 @@ _LABELS = {
 
 def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     """
-    Writes `README.md` into the folder of a finished run, from its record. The loading example names the repository of a run
-    that is pushed, the folder of others.
+    Writes `README.md` into the folder of a finished run, from its record. The example loads from the repository of a pushed
+    run, and else from the folder.
     """
     config, train = record["config"], record["train"]
     kind = kind_of(config)
@@ -62,7 +62,7 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _example(kind: DataKind, config: dict[str, Any], folder: Path) -> str:
-    """How the pipeline is loaded."""
+    """Markdown that loads the pipeline."""
     section, denoiser = section_of(kind), config.get("denoiser")
     location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
     example = section.example.format(location=location, inference_steps=config["num_inference_steps"])
@@ -74,14 +74,12 @@ def _example(kind: DataKind, config: dict[str, Any], folder: Path) -> str:
             f"it, and import a copy of it first.\n\n{example}"
         )
     for name, reference in references_of(folder).items():
-        example += (
-            f"\nIts `{name}` is not in the folder. Load it and give it to `from_pretrained`: `{name}={reference.call}`.\n"
-        )
+        example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"
     return example
 
 
 def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Metrics that are no comparisons with held-out data or a known density."""
+    """Rows of (metric, value), without the distances of [`_distance_rows`]."""
     labels: dict[str, str] = {}
     for name, metric in METRICS.items():
         if metric.of != "samples" and f"{name}_standard_error" not in results:
@@ -95,7 +93,7 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of (metric, score of samples, score of held-out data in their place)."""
+    """Rows of (distance, score of samples, score of held-out data)."""
     rows, with_error = [], []
     for name, metric in METRICS.items():
         if name in results and metric.of == "samples":
@@ -197,7 +195,7 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
             metric_type=metric.name,
             metric_name=metric.card_label,
             metric_value=results[metric.name],
-            verified=False,  # nobody but this run has measured it
+            verified=False,  # measured by this run alone
         )
         for metric in METRICS.values()
         if metric.on_hub and metric.name in results

@@ -1,4 +1,4 @@
-"""Denoisers by name: what a run trains in the place of the model that fits its data."""
+"""Registry of denoisers, which replace the default model of a kind of data."""
 
 import inspect
 import sys
@@ -13,7 +13,7 @@ from ..core.signatures import checked
 _PACKAGE = "diffusers_lrlab"
 
 DENOISERS = Registry("denoiser")
-"""Entries are classes, or the places of ours as "module:class"."""
+"""Entries are classes, or their import paths, "module:class"."""
 
 DENOISERS.register(
     "mlp",
@@ -73,14 +73,14 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
         raise LabError(
             f"The denoiser {name!r} declares {unknown[0]!r}, which {model_class.__name__}.__init__ does not take."
         )
-    if _is_of_diffusers(model_class):  # which loads it, and has its code
+    if _is_of_diffusers(model_class):  # its code is not saved
         return
     if model_class.__name__ in dir(sys.modules[_PACKAGE]):
         raise LabError(f"The denoiser {name!r} cannot be a class {model_class.__name__}: there is one. Choose another name.")
     file = inspect.getfile(inspect.unwrap(model_class.forward))
     if not Path(file).is_file():
         raise LabError(
-            f"The denoiser {name!r} is not in a file ({file}), so that its code could not be saved beside its weights. "
+            f"The denoiser {name!r} is not in a file ({file}), so its code cannot be saved beside its weights. "
             "Put it into one, and import that."
         )
 
@@ -99,14 +99,14 @@ def has_own_code(name: str) -> bool:
 
 
 def denoiser_code(model: Any) -> Path | None:
-    """The file that has to lie beside the weights of a model, for others to load it; `None` if diffusers knows its class."""
+    """The file of code to save beside the weights of a model; `None` for a class of diffusers."""
     if type(model).__module__ != _PACKAGE:
         return None
     return Path(inspect.getfile(inspect.unwrap(type(model).forward)))
 
 
 def denoiser_arguments(name: str, kwargs: Mapping[str, Any], of_data: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """All arguments of a denoiser: those that the data decide, and those that were given."""
+    """All arguments of a denoiser: those decided by the data, and those given."""
     import torch
 
     model_class = denoiser_class(name)

@@ -14,8 +14,7 @@ from .pipeline import make_pipeline
 
 def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress: bool = False) -> np.ndarray:
     """
-    Samples of the model as it is, see [`DataKind.sample`]; always from the same starting noise, whose stream is named after
-    the purpose.
+    Samples of the model as it is, see [`DataKind.sample`], from the noise of the random stream named `purpose`.
     """
     kind, config, model = run.kind, run.config, run.bare_model
     was_training = model.training
@@ -34,17 +33,17 @@ def draw_samples(run: BaseRun, num: int, purpose: str = "samples", show_progress
 
 
 def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
-    """Keeps samples of one moment as an array, from which the plots are drawn."""
+    """Keeps samples of an update for plots."""
     with atomic_file(folder / f"update-{update:08d}.npy") as path:
         np.save(path, samples)
 
 
 def load_previews(folder: Path) -> dict[int, np.ndarray]:
-    """Update -> samples, in order; those of damaged files, which only pictures are made of, are left out with a warning."""
+    """Samples by update, in order; damaged files, which only plots need, are left out with a warning."""
     previews = {}
     for path in sorted(folder.glob("update-*.npy")):
         try:
             previews[int(path.stem.split("-")[1])] = np.load(path)
         except (ValueError, EOFError, OSError):  # how numpy meets them
-            warn(f"{str(path)!r} is damaged, and no picture is made of it.")
+            warn(f"{str(path)!r} is damaged and not plotted.")
     return previews

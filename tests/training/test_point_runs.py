@@ -380,7 +380,7 @@ def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_le
 def test_dimensions_of_model_and_data_must_agree(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**SMALL, "dimension": 3}))
-    with pytest.raises(LabError, match=r"for points of 3 dimensions, and those of 'moons' have 2"):
+    with pytest.raises(LabError, match=r"dimension=3 of the model .*: must be 2, as in the data 'moons', got 3"):
         make_trainer(tmp_path / "run", config)
 
 
@@ -389,7 +389,7 @@ def test_dimensions_of_model_and_data_must_agree(tmp_path):
     [
         ({"_class_name": "UNet2DModel"}, "is the configuration of a UNet2DModel; on these data this script trains a MLP"),
         ({"width": 3}, "MLPDenoiser does not take 'width'"),
-        ({"embedding_size": 7}, "describes no MLPDenoiser that can be built: embedding_size=7 is odd"),
+        ({"embedding_size": 7}, "no MLPDenoiser can be built from it: embedding_size=7 is odd"),
     ],
 )
 def test_other_models_are_refused(tmp_path, change, message):

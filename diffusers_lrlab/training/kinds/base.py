@@ -1,4 +1,4 @@
-"""A kind of data: all that images, points, latents, ... differ in before a model is trained."""
+"""The base class of kinds of data, such as images, points or latents."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "frechet_samples": 0,
     "eval_batch_size": 16,
 }
-# Samples for the Fréchet distance of digits, after so many images; fewer in proportion before, and none below the fewest.
+# Samples for the Fréchet distance of digits after so many images; fewer for fewer images, none below the fewest.
 _FULL_FRECHET, _FULL_EVALUATION, _FEWEST_FRECHET = 1000, 150_000, 100
 # A small set, and a small model.
 _DIGITS = {
@@ -58,7 +58,7 @@ class Images(DataKind):
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         if config.point_column is not None or config.dataset_name in TOY_DATASETS:
             raise LabError(
-                f"--data_kind images, but {config.dataset_name or config.train_data_dir!r} is asked for as points. Leave "
+                f"--data_kind images, but {config.dataset_name or config.train_data_dir!r} has points. Leave "
                 "--data_kind out."
             )
         defaults = _DEFAULTS | (_DIGITS if config.dataset_name == "digits" else {})
@@ -102,13 +102,13 @@ class Images(DataKind):
                 )
         if given["class_embed_type"] is not None or given["num_class_embeds"] is not None:
             raise LabError(
-                f"The model {name!r} wants class labels; this script trains without. Remove class_embed_type and "
+                f"The model {name!r} takes class labels, and there are none here. Remove class_embed_type and "
                 "num_class_embeds from its configuration."
             )
         size = given["sample_size"]
         if size not in (None, resolution, [resolution] * 2):
             raise LabError(
-                f"The model {name!r} has sample_size={size} and would draw samples of that size, not of --resolution "
+                f"The model {name!r} has sample_size={size} and samples of that size, not of --resolution "
                 f"{resolution}. Give --resolution {size} or another model."
             )
         return {**given, "sample_size": resolution}

@@ -1,4 +1,4 @@
-"""Points of any dimension: an [`MLPDenoiser`] in a [`PointDDPMPipeline`]."""
+"""Points of any dimension: an `MLPDenoiser` in a `PointDDPMPipeline`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _DEFAULTS: dict[str, Any] = {
     "eval_batch_size": 2000,
     "dataloader_num_workers": 0,
 }
-_LOSS_BATCH = 10_000  # a pass takes little memory, and small ones take long
-# Samples to measure after so many points, those of a run of the default length; fewer in proportion before.
+_LOSS_BATCH = 10_000  # small passes take long, and this takes little memory
+# Samples to measure after so many points, as of a run of the default length; fewer for fewer points.
 _FULL_SAMPLES, _FULL_EVALUATION, _FEWEST_SAMPLES = 10_000, 2_560_000, 200
 
 
 @KINDS.register("points", description="points of any dimension, by an MLPDenoiser", source="own")
 class Points(DataKind):
-    """Points, whose values mean what they are: they are not scaled."""
+    """Points of any dimension, which are not scaled."""
 
     name = form = "points"
     results = "diffusers_lrlab.training.results.points:PointResults"
@@ -49,7 +49,7 @@ class Points(DataKind):
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         if config.point_column is None:
             raise LabError(
-                f"--data_kind points, but no column of points is known in {config.dataset_name or config.train_data_dir!r}. "
+                f"--data_kind points, but there is no column of points in {config.dataset_name or config.train_data_dir!r}. "
                 "Give --point_column, or leave --data_kind out."
             )
         if config.dataset_name in TOY_DATASETS and config.point_column != "x":

@@ -1,4 +1,4 @@
-"""Images: a grid of them, and the Fréchet distance on digits."""
+"""Results of images: grids, and the number of samples for metrics."""
 
 import base64
 import io
