@@ -45,6 +45,6 @@ def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: 
             model_class(**config)
     except Exception as error:  # of any type, as diffusers and torch check little
         raise LabError(
-            f"--model_config_name_or_path {name_or_path!r} no {model_class.__name__} can be built from it: {error} "
+            f"--model_config_name_or_path {name_or_path!r}: no {model_class.__name__} can be built from it: {error} "
             "Correct its config.json."
         ) from error

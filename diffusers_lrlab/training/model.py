@@ -1,14 +1,18 @@
 """The model of a run: a denoiser chosen by name, a given configuration of the default model, or its default."""
 
+from __future__ import annotations
+
 import pkgutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, must_be
-from ..data.loading import TrainingData
 from ..models.loading import load_model_config
 from ..models.registry import DENOISERS, denoiser_arguments, denoiser_class
 from .config import ResolvedConfig
 from .kinds.select import kind_of
+
+if TYPE_CHECKING:
+    from ..data.loading import TrainingData
 
 
 def model_class_of(config: ResolvedConfig) -> Any:

@@ -323,9 +323,9 @@ FOUR_LEVELS = {
         ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
         ({"num_class_embeds": 10}, [], ["takes class labels", "num_class_embeds"]),
         ({"no_such_option": 1}, [], ["UNet2DModel does not take 'no_such_option'"]),
-        ({"down_block_types": ["NoSuchBlock", "DownBlock2D"]}, [], ["no UNet2DModel that can be built", "NoSuchBlock"]),
-        ({"norm_num_groups": 5}, [], ["no UNet2DModel that can be built", "divisible by num_groups (5)"]),
-        ({"down_block_types": ["DownBlock2D"]}, [], ["no UNet2DModel that can be built", "down_block_types"]),
+        ({"down_block_types": ["NoSuchBlock", "DownBlock2D"]}, [], ["no UNet2DModel can be built from it", "NoSuchBlock"]),
+        ({"norm_num_groups": 5}, [], ["no UNet2DModel can be built from it", "divisible by num_groups (5)"]),
+        ({"down_block_types": ["DownBlock2D"]}, [], ["no UNet2DModel can be built from it", "down_block_types"]),
     ],
 )
 def test_a_model_that_does_not_fit(call, tmp_path, change, arguments, parts):
