@@ -152,10 +152,10 @@ def print_precisions(rounds):
 
 def write_images(folder, count=512):
     """The first digits as 32x32 RGB files; whole batches, since upstream's last one would be smaller."""
-    from diffusers_lrlab.data.digits import load_digits_dataset
+    from diffusers_lrlab.data.image_sets import load_image_dataset
 
     folder.mkdir()
-    for index, image in enumerate(load_digits_dataset()["image"][:count]):
+    for index, image in enumerate(load_image_dataset("digits")["image"][:count]):
         image.convert("RGB").resize((32, 32)).save(folder / f"{index:04d}.png")
 
 

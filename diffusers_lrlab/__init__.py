@@ -37,6 +37,7 @@ _HOMES = {
     "list_schedulers": "schedules.scheduler",
     "list_timestep_samplers": "timesteps.sampling",
     "list_toy_datasets": "data.toy2d",
+    "load_image_dataset": "data.image_sets",
     "load_toy_dataset": "data.toy2d",
     "lr_curve": "schedules.expected",
     "read_study": "study.reading",

@@ -17,6 +17,7 @@ from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
 from diffusers_lrlab.core.registry import markdown_table
+from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d_entries import TOY_DATASETS
 from diffusers_lrlab.diffusers_plugin.hook_options import options_table as options_of_hooks
 from diffusers_lrlab.evaluation.metrics import metrics_table
@@ -81,6 +82,7 @@ TABLES = {
     "traits": traits_table,
     "divergence": ON_DIVERGENCE.table,
     "datasets": TOY_DATASETS.table,
+    "image-sets": IMAGE_DATASETS.table,
     "metrics": metrics_table,
     "presets": presets_table,
     "commands": commands_table,

@@ -46,19 +46,31 @@ def scale(options: argparse.Namespace) -> None:
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("export",), help="export: writes a toy dataset as files that load anywhere")
-    parser.add_argument("name", metavar="NAME", help="the toy dataset; `lrlab list datasets` shows them")
+    parser.add_argument("action", choices=("export",), help="export: writes a dataset as files that load anywhere")
+    parser.add_argument("name", metavar="NAME", help="toy dataset or made image set: `lrlab list datasets images`")
     parser.add_argument("dir", type=Path, metavar="DIR", help="a new or empty folder")
-    parser.add_argument("--n", type=int, default=100_000, metavar="N", help="points to train on; default: %(default)s")
-    parser.add_argument("--n_test", type=int, default=10_000, metavar="N", help="other points to test on, 0 for none")
-    parser.add_argument("--seed", type=int, default=42, metavar="S", help="of the generator; default: %(default)s")
+    add = parser.add_argument
+    add("--n", type=int, metavar="N", help="rows of the split train; default: 100,000 points, 10,000 images")
+    add("--n_test", type=int, metavar="N", help="rows of the split test, 0 for none; default: a tenth of --n")
+    add("--seed", type=int, default=42, metavar="S", help="seed of the generator; default: %(default)s")
+    add("--resolution", type=int, metavar="PIXELS", help="size of images, 16 to 256; default: 16")
 
 
 def data(options: argparse.Namespace) -> None:
     require_extra("train", "`lrlab data export`")
+    from ..data.image_sets import IMAGE_DATASETS
     from ..hub.dataset_folder import export_toy_dataset
+    from ..hub.image_folder import export_image_dataset
 
-    export_toy_dataset(options.name, options.dir, options.n, options.n_test, options.seed)
+    is_images = options.name in IMAGE_DATASETS
+    if options.resolution is not None and not is_images:
+        raise LabError(f"--resolution {options.resolution} has no effect on the points of {options.name!r}. Leave it out.")
+    n = options.n if options.n is not None else 10_000 if is_images else 100_000
+    n_test = options.n_test if options.n_test is not None else n // 10
+    if is_images:
+        export_image_dataset(options.name, options.dir, n, n_test, options.seed, options.resolution)
+    else:
+        export_toy_dataset(options.name, options.dir, n, n_test, options.seed)
     say(f"Wrote {options.dir}: load_dataset({str(options.dir)!r}), or --dataset_name {options.dir} to train on it.")
 
 

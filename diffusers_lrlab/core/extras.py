@@ -15,11 +15,12 @@ from .errors import LabError
 EXTRAS = {
     "train": ("data_morph", "datasets", "matplotlib", "pyarrow", "sklearn", "transformers"),
     "study": ("statsmodels",),
+    "images": ("mlxtend",),
     "ray": ("ray",),
 }
 # Extras of pyproject.toml that only those need who change the package.
 FOR_DEVELOPERS = ("test", "docs", "mutants")
-_BUILDS_ON = {"study": ("train",)}
+_BUILDS_ON = {"study": ("train",), "images": ("train",)}
 
 
 class MissingExtra(LabError, ImportError):

@@ -1,29 +1,15 @@
-"""scikit-learn's handwritten digits as a Hugging Face dataset: 1,797 images of 8x8 pixels, no download."""
+"""scikit-learn's handwritten digits: 1,797 images of 8x8 pixels, no download."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    import datasets
+from .image_sets import ImageSet
 
 
-def load_digits_dataset() -> datasets.Dataset:
-    """
-    The UCI optical recognition of handwritten digits test set, as scikit-learn ships it (CC BY 4.0).
-
-    Returns:
-        `datasets.Dataset`: columns `image` (8-bit grey, the set's 0..16 scaled to 0..255) and `label` (0..9).
-    """
-    from datasets import ClassLabel, Dataset, Features, Image
-    from PIL import Image as images
+def load_digits_set() -> ImageSet:
+    """The UCI optical recognition of handwritten digits test set (CC BY 4.0); its levels 0 to 16 are scaled to 0 to 255."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    return Dataset.from_dict(
-        {"image": [images.fromarray(image) for image in pixels], "label": digits.target},
-        features=Features({"image": Image(), "label": ClassLabel(names=[str(digit) for digit in range(10)])}),
-    )
+    return ImageSet(np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target)

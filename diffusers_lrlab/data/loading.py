@@ -26,6 +26,7 @@ from .conditions import (
     split,
 )
 from .decoded import DecodedImages, decoded_images
+from .image_sets import IMAGE_DATASETS
 from .images import ImageTransform, normalise
 from .layout import BatchLayout
 from .options import DataConfig
@@ -154,7 +155,7 @@ def load_image_data(
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
         return stream_data(config, seed, dataset, column, transform, name, columns)
-    fingerprint = fingerprint_with("digits" if name == "digits" else dataset._fingerprint, values)
+    fingerprint = fingerprint_with(_fingerprint_of(config, dataset), values)
     data = TrainingData(name, dataset, Batch(torch.empty(0)), column, fingerprint, transform)
     held_out_rows, training_rows = split_rows(len(dataset), config.num_validation_images or 0)
     cells = (row[column] for row in dataset.select(held_out_rows))
@@ -172,6 +173,12 @@ def load_image_data(
     if not data.num_images:
         raise LabError(f"{name!r} has no images to train on.")
     return data
+
+
+def _fingerprint_of(config: DataConfig, dataset: Any) -> str:
+    if (name := config.dataset_name) not in IMAGE_DATASETS:
+        return dataset._fingerprint
+    return f"{name}-{config.resolution}" if "made" in IMAGE_DATASETS[name].traits else name
 
 
 def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:

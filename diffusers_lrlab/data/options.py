@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core.options import DATA, SOURCE, SPEED, Need, option
+from .image_sets import IMAGE_DATASETS
 from .toy2d_entries import TOY_DATASETS
 
-EMBEDDED_DATASETS = ("digits", *TOY_DATASETS)
+EMBEDDED_DATASETS = (*IMAGE_DATASETS, *TOY_DATASETS)
 
 IMAGES = ("images",)
 READ = Need("data that are not embedded", lambda config: config.dataset_name not in EMBEDDED_DATASETS)
@@ -27,8 +28,8 @@ class DataConfig:
 
     dataset_name: str | None = option(
         None,
-        "The embedded set 'digits' (8x8 handwritten digits, the default), a 2-D toy dataset "
-        "({names}), a local folder or a Hub id.",
+        f"A set of images ({', '.join(IMAGE_DATASETS)}; digits by default) or of 2-D points ({{names}}) that needs no "
+        "download, a local folder, or a Hub id.",
         SOURCE,
         registry="data.toy2d_entries:TOY_DATASETS",
         is_path=True,
@@ -64,13 +65,13 @@ class DataConfig:
     )
     resolution: int | None = option(
         None,
-        "Images are resized to this many pixels on the shorter side and cropped; 64, or 8 for digits.",
+        "Pixels of a side: images are resized and cropped, or made so; 64, or that of an embedded set.",
         SOURCE,
         range="[1, 16384]",
         kinds=IMAGES,
     )
     image_channels: Literal[1, 3] | None = option(
-        None, "1 for grey, 3 for colour; 3, or 1 for digits.", SOURCE, kinds=IMAGES
+        None, "1 for grey, 3 for colour; 3, or that of an embedded set.", SOURCE, kinds=IMAGES
     )
     center_crop: bool = option(False, "Crop at the centre instead of a random place.", DATA, kinds=IMAGES)
     random_flip: bool = option(False, "Flip half of the images horizontally.", DATA, kinds=IMAGES)

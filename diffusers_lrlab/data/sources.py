@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.hub_client import limit_waiting, without_tokens
+from .image_sets import IMAGE_DATASETS, load_image_dataset
 from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
 
@@ -25,10 +26,9 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     import datasets as hf_datasets
 
     streaming = config.streaming if streaming is None else streaming
-    if config.dataset_name == "digits":
-        from .digits import load_digits_dataset
-
-        return load_digits_dataset()
+    if (name := config.dataset_name) in IMAGE_DATASETS:
+        is_made = "made" in IMAGE_DATASETS[name].traits
+        return load_image_dataset(name, resolution=config.resolution if is_made else None)
     with load_errors_explained(config):
         if is_saved_dataset(config):
             if config.dataset_config_name is not None or config.dataset_split != "train":
@@ -157,7 +157,7 @@ def find_point_column(config: DataConfig) -> str | None:
         return known
     name = config.dataset_name or ""
     folder = Path(config.train_data_dir or name).expanduser()
-    is_embedded = not name and not config.train_data_dir or name == "digits"
+    is_embedded = not name and not config.train_data_dir or name in IMAGE_DATASETS
     if is_embedded or config.image_column is not None or (folder.is_dir() and _is_folder_of_images(folder)):
         return None
     from datasets import Image

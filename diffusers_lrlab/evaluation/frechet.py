@@ -1,6 +1,8 @@
 """The Fréchet distance between two sets of images, on features that suit the data."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -8,6 +10,10 @@ import torch.nn.functional as F
 
 from ..core.errors import LabError
 from ..core.signatures import checked
+from ..data.image_sets import IMAGE_DATASETS
+from ..data.images import normalise
+
+_NUM_CLASSIFIED, _CLASSIFIER_SEED, _SIDE = 3000, 917, 16  # images of a classifier, their seed, their pixels
 
 
 @checked
@@ -33,24 +39,60 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     return float(max(squared, 0.0))  # the sum of its terms is rounded, and below 0 for sets that are next to equal
 
 
-def digit_features() -> Callable[[torch.Tensor], np.ndarray]:
+@dataclass(frozen=True)
+class ImageFeatures:
     """
-    Features of images `(num, channels, height, width)` in [-1, 1], `(num, 32)`: the units before the output of a classifier.
+    Features of the images of an embedded set, by a small classifier that was trained on the spot.
 
-    It is scikit-learn's `MLPClassifier` with layers of 64 and 32 units and seed 0, trained here in a second or two on all
-    the embedded digits, so that nothing is downloaded. Images are brought to grey and 8x8 pixels. Its only use is this.
+    Calling it takes images `(num, channels, height, width)` in [-1, 1] and returns `(num, 32)`: the units before the output.
+    `description` says how they were made.
     """
-    from sklearn.datasets import load_digits
-    from sklearn.neural_network import MLPClassifier
 
-    digits = load_digits()
-    classifier = MLPClassifier((64, 32), random_state=0, max_iter=400).fit(digits.data / 8 - 1, digits.target)
+    description: str
+    layers: tuple[tuple[np.ndarray, np.ndarray], ...]  # weights and biases, up to these units
+    prepare: Callable[[torch.Tensor], np.ndarray]
 
-    def features(images: torch.Tensor) -> np.ndarray:
-        pixels = F.interpolate(images.float().cpu().mean(dim=1, keepdim=True), (8, 8), mode="bilinear", antialias=True)
-        hidden = pixels.flatten(1).double().numpy()
-        for weights, bias in zip(classifier.coefs_[:-1], classifier.intercepts_[:-1], strict=True):
+    def __call__(self, images: torch.Tensor) -> np.ndarray:
+        hidden = self.prepare(images)
+        for weights, bias in self.layers:
             hidden = np.maximum(hidden @ weights + bias, 0)
         return hidden
 
-    return features
+
+@cache
+def image_features(name: str) -> ImageFeatures:
+    """
+    Features that suit an embedded set of images, without a download.
+
+    The classifier is scikit-learn's `MLPClassifier` with layers of 64 and 32 units and seed 0. That of `digits` sees all its
+    images in grey at 8x8 pixels, those of the other sets 3,000 images at 16x16 pixels, in their own channels.
+    """
+    from sklearn.neural_network import MLPClassifier
+
+    def fit(pixels: np.ndarray, labels: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        classifier = MLPClassifier((64, 32), random_state=0, max_iter=400).fit(pixels, labels)
+        return tuple(zip(classifier.coefs_[:-1], classifier.intercepts_[:-1], strict=True))
+
+    kind = "32 penultimate units of scikit-learn's MLPClassifier((64, 32), random_state=0) on"
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        layers = fit(digits.data / 8 - 1, digits.target)
+        return ImageFeatures(f"{kind} digits", layers, partial(_reduced, side=8, channels=1))
+    entry = IMAGE_DATASETS[name]
+    is_made = "made" in entry.traits
+    some = entry(_NUM_CLASSIFIED, _CLASSIFIER_SEED, "train", 2 * _SIDE) if is_made else entry()
+    rows = np.random.default_rng(0).permutation(len(some.labels))[:_NUM_CLASSIFIED]
+    channels = entry.facts["defaults"]["image_channels"]
+    images = torch.from_numpy(some.images[rows]).reshape(len(rows), *some.images.shape[1:3], channels).permute(0, 3, 1, 2)
+    prepare = partial(_reduced, side=_SIDE, channels=channels)
+    layers = fit(prepare(normalise(images)), some.labels[rows])
+    return ImageFeatures(f"{kind} {len(rows):,} images of {name}, {_SIDE}x{_SIDE} pixels", layers, prepare)
+
+
+def _reduced(images: torch.Tensor, side: int, channels: int) -> np.ndarray:
+    images = images.float().cpu()
+    if channels == 1:
+        images = images.mean(dim=1, keepdim=True)
+    return F.interpolate(images, (side, side), mode="bilinear", antialias=True).flatten(1).double().numpy()

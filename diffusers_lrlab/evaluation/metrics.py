@@ -6,12 +6,14 @@ import numpy as np
 import torch
 
 from ..data.batch import Batch
+from ..data.image_sets import IMAGE_DATASETS
 from ..data.toy2d_entries import LOG_PROBS
 from . import distances, kl
-from .frechet import digit_features, frechet_distance
+from .frechet import frechet_distance, image_features
 from .landscape import sharpness
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
 from .registry import ALL, METRICS, better_of, metric_label, metrics_table, register_metric, word_for
+from .shape_factors import divergences, estimator_error, kind_classifier, read_factors, split_pairs
 from .validation_loss import ValidationLoss
 
 __all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
@@ -61,15 +63,15 @@ register_metric(
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def _has_digit_features(evaluation: Evaluation) -> bool:
-    return evaluation.run.config.dataset_name == "digits" and len(evaluation.run.data.held_out) > 1
+def _has_features(evaluation: Evaluation) -> bool:
+    return evaluation.run.config.dataset_name in IMAGE_DATASETS and len(evaluation.run.data.held_out) > 1
 
 
 def _part_of_frechet(evaluation: Evaluation) -> float:
     """The classifier is what takes time."""
-    if not _has_digit_features(evaluation):
+    if not _has_features(evaluation):
         return 0.0
-    digit_features()(evaluation.run.data.held_out.data[:NEIGHBOUR])
+    image_features.__wrapped__(evaluation.run.config.dataset_name)(evaluation.run.data.held_out.data[:NEIGHBOUR])
     return 1.0
 
 
@@ -92,15 +94,16 @@ def _part_of_frechet(evaluation: Evaluation) -> float:
     },
 )
 def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
-    """With what real images score in the place of samples; nothing for images other than digits."""
-    if not _has_digit_features(evaluation):
+    """With what real images score in the place of samples; nothing for images of other sets than the embedded ones."""
+    if not _has_features(evaluation):
         return {}
-    features, data, num = digit_features(), evaluation.run.data, len(evaluation.samples)
+    features, data = image_features(evaluation.run.config.dataset_name), evaluation.run.data
+    num = len(evaluation.samples)
     # Images `(num, height, width, channels)` in [0, 1] as the tensors of training.
     samples = features(torch.from_numpy(evaluation.samples).permute(0, 3, 1, 2) * 2 - 1)
-    if "digit features" not in data.known:
-        data.known["digit features"] = features(data.held_out.data), features(data.all_in_memory().data)
-    held_out, training = data.known["digit features"]
+    if "image features" not in data.known:
+        data.known["image features"] = features(data.held_out.data), features(data.all_in_memory().data)
+    held_out, training = data.known["image features"]
     # In a random order: neighbours in the data set were written by the same people.
     training = training[np.random.default_rng(0).permutation(len(training))]
     real = np.concatenate([training, held_out])
@@ -110,8 +113,60 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
         "frechet_distance_of_training_images": frechet_distance(training[:num], held_out),
         "frechet_distance_of_two_real_halves": frechet_distance(real[: len(real) // 2], real[len(real) // 2 :]),
         "frechet_num_samples": num,
-        "frechet_features": "32 penultimate units of scikit-learn's MLPClassifier((64, 32), random_state=0) on digits",
+        "frechet_features": features.description,
     }
+
+
+def _part_of_factors(evaluation: Evaluation) -> float:
+    """The classifier of kinds is what takes time."""
+    if evaluation.run.config.dataset_name != "shapes":
+        return 0.0
+    kind_classifier.__wrapped__(evaluation.run.config.resolution)
+    return 1.0
+
+
+@register_metric(
+    "factor_divergence",
+    description="Mean Jensen-Shannon divergence of the factors of shapes from the true ones",
+    source="J. Lin, IEEE Trans. Inf. Theory 37, 1991; histograms of factors read from pixels",
+    traits=("on_hub",),
+    facts={
+        "besides": {
+            "of_held_out_images": "the same, of held-out images in the place of samples",
+            "of_pairs": "mean divergence of pairs of factors",
+            "of_pairs_of_held_out_images": "mean divergence of pairs of factors, of held-out images",
+            "readable_share": "share of samples that show one whole shape",
+            "wrong_kinds": "share of true images whose kind is misread",
+        },
+        "of": "run",
+        "form": "images",
+        "unit": "bits",
+        "needs": ("samples", "features"),
+        "part": _part_of_factors,
+    },
+)
+def _factor_divergence(evaluation: Evaluation) -> dict[str, float]:
+    """With that of each factor and of pairs, and the estimator's own errors; nothing for other sets than `shapes`."""
+    run, samples = evaluation.run, evaluation.samples
+    if run.config.dataset_name != "shapes" or not len(samples):
+        return {}
+    name, held_out = "factor_divergence", run.data.held_out.data[: len(samples)]
+    images = {"": samples, "_of_held_out_images": ((held_out + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy()}
+    figures = {}
+    for end, some in images.items():
+        if not len(some):
+            continue
+        readings = read_factors(some)
+        found = divergences(readings.factors[readings.is_readable])
+        factors, pairs = split_pairs(found)
+        figures[f"{name}{end}"], figures[f"{name}_of_pairs{end}"] = (
+            float(np.mean([*part.values()])) for part in (factors, pairs)
+        )
+        figures |= {f"{name}_of_{factor}{end}": value for factor, value in factors.items()}
+        figures[f"{name}_readable_share{end}"] = float(readings.is_readable.mean())
+    errors = estimator_error(samples.shape[1])
+    figures[f"{name}_wrong_kinds"] = errors.pop("kind")
+    return figures | {f"{name}_error_of_{factor}": value for factor, value in errors.items()}
 
 
 # --- points -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 from ..core.files import write_text
 from ..core.spec import format_spec
 from ..core.words import agreeing, counted, singular, times
+from ..data.image_sets import IMAGE_DATASETS
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
@@ -143,8 +144,8 @@ def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
 
 def _data_text(config: dict[str, Any]) -> str:
     name = config["dataset_name"] or config["train_data_dir"]
-    if name == "digits":
-        return "scikit-learn's handwritten digits"
+    if name in IMAGE_DATASETS:
+        return IMAGE_DATASETS[name].facts["title"]
     if name in TOY_DATASETS:
         return f"the toy set `{name}` ({TOY_DATASETS[name].description})"
     return f"[{name}](https://huggingface.co/datasets/{name})" if _is_on_hub(config) else f"`{name}`"

@@ -1,4 +1,4 @@
-"""The files to upload of a run, a study, a toy dataset or a schedule."""
+"""The files to upload of a run, a study, an exported dataset or a schedule."""
 
 import dataclasses
 import fnmatch
@@ -34,7 +34,7 @@ _STUDY_FILES = (
     *("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),
 )
 _STUDY_WEIGHTS = ("weights/*.safetensors",)
-_DATASET_FILES = ("README.md", "points.png", "data/*.parquet")
+_DATASET_FILES = ("README.md", "points.png", "images.png", "data/*.parquet")
 _SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")
 _MARKERS = {"run": "lrlab/run.json", "study": "spec.yaml", "schedule": "schedule.json", "dataset": "data/*.parquet"}
 _SPACE_FILES = ("README.md", "index.html", "curves.csv", "seeds.csv", "summary.json", "spec.yaml")
@@ -58,7 +58,7 @@ class Contents:
 def type_of_folder(folder: Path) -> str:
     """The type of a folder: "run", "study", "schedule" or "dataset"; raises a `LabError` for any other."""
     if not folder.is_dir():
-        raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, a toy dataset or a schedule.")
+        raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, an exported dataset or a schedule.")
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what
@@ -66,7 +66,7 @@ def type_of_folder(folder: Path) -> str:
         if found := type_of_files(read_manifest(folder) or ()):
             return found
     raise LabError(
-        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), toy dataset (data/*.parquet) or schedule "
+        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml), exported dataset (data/*.parquet) or schedule "
         "(schedule.json). Give the folder that a command of this package wrote."
     )
 
@@ -81,7 +81,8 @@ def contents_of(
     unfinished: bool = False,
 ) -> Contents:
     """
-    The files to upload from the folder of a run, a study, a toy dataset or a schedule; the card loads from the repository.
+    The files to upload from the folder of a run, a study, an exported dataset or a schedule; the card loads from the
+    repository.
 
     Args:
         folder (`Path`): The folder.
@@ -103,7 +104,7 @@ def contents_of(
     if holds == "study":
         return _study(folder, repo_id, revision, space, include_checkpoints)
     if holds == "dataset":
-        patterns, message = _DATASET_FILES, f"The toy dataset {folder.resolve().name}"
+        patterns, message = _DATASET_FILES, f"The dataset {folder.resolve().name}"
         card = card_for_dataset(folder, repo_id, revision)
     else:
         patterns, message = _SCHEDULE_FILES, f"The schedule {read_schedule_file(folder / 'schedule.json').text}"

