@@ -174,7 +174,7 @@ def flops_of(trainer, batch):
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
-        model = trainer.run.kind.model_class()(**trainer.run.plan.model_config)
+        model = trainer.run.plan.model_class(**trainer.run.plan.model_config)
         images = torch.empty(1, *trainer.run.plan.item_shape)
         with FlopCounterMode(display=False) as counter:
             model(images, torch.zeros(1, dtype=torch.long)).sample.sum().backward()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import make_parser
 
-from diffusers_lrlab.preflight.run import checks_for
+from diffusers_lrlab.preflight.run import CHECKS
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.prepare import prepare
@@ -27,7 +27,7 @@ def main():
         subject = Subject(Trainer(plan, data, accelerator, RunFolder(Path(folder))))
         total = 0.0
         print("| check | s |\n|---|---|")
-        for name, check in checks_for(plan.kind).items():
+        for name, check in CHECKS.items():
             started = time.perf_counter()
             check(subject)
             seconds = time.perf_counter() - started

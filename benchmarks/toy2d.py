@@ -21,6 +21,7 @@ from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.kl import knn_kl
+from diffusers_lrlab.training.pipeline import make_pipeline
 from diffusers_lrlab.training.prepare import keep_freed_memory
 
 RECIPE = Path(__file__).parents[1] / "training_scripts" / "recipes" / "lr_study_2d.yaml"
@@ -89,7 +90,8 @@ def breakdown(trainer, repeats):
 def evaluation_seconds(trainer, num_points, repeats):
     """Seconds of what is done with a model once it is trained."""
     real, other = toy_points("dino", 10 * num_points), toy_points("dino", num_points, split="test")
-    pipeline = trainer.run.kind.make_pipeline(trainer.run.model.eval(), trainer.run.process.scheduler)
+    trainer.run.model.eval()
+    pipeline = make_pipeline(trainer.run, trainer.run.process.scheduler)
     pipeline.set_progress_bar_config(disable=True)
     calls = {
         f"KL by nearest neighbours, {len(real):,} against {num_points:,} points": lambda: knn_kl(real, other),

@@ -18,7 +18,7 @@ from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.models.registry import DENOISERS
+from diffusers_lrlab.models.registry import DENOISERS, has_own_code
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.timesteps.registries import TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with
@@ -185,7 +185,8 @@ def registrations_undone(*registries):
             yield
         finally:
             for name in DENOISERS.keys() - known:
-                delattr(diffusers_lrlab, DENOISERS[name].factory.__name__)
+                if has_own_code(name):
+                    delattr(diffusers_lrlab, DENOISERS[name].factory.__name__)
 
 
 @contextlib.contextmanager

@@ -23,10 +23,12 @@ from diffusers_lrlab.data.loading import TrainingData
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import open_dataset
 from diffusers_lrlab.evaluation.registry import METRICS, register_metric
+from diffusers_lrlab.hub.card_sections import CARD_SECTIONS, CardSection
 from diffusers_lrlab.run.train import train
+from diffusers_lrlab.study.kind_settings import KIND_SETTINGS, KindSettings
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.spec.reading import load_spec
-from diffusers_lrlab.training.kinds.base import KINDS, DataKind
+from diffusers_lrlab.training.kinds.base import KINDS, DataKind, row_for
 from diffusers_lrlab.training.results.base import Results
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -50,9 +52,8 @@ class LinearDenoiser(ModelMixin, ConfigMixin):
 
 
 class Vectors(DataKind):
-    name = "vectors"
+    name = form = "vectors"
     results = f"{__name__}:VectorResults"
-    form = "vectors"
     model = f"{__name__}:LinearDenoiser"
     pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
@@ -60,12 +61,10 @@ class Vectors(DataKind):
     is_bounded = False
     has_neighbours = False
     num_train_timesteps = 10
-    default_length = {"max_train_steps": 20}
-    default_metrics = ("mean_error",)
 
     def defaults(self, config):
         sizes = {"num_validation_images": 16, "train_batch_size": 8, "eval_batch_size": 12, "frechet_samples": 0}
-        return {**sizes, "learning_rate": 1e-2}
+        return {**sizes, "learning_rate": 1e-2, "max_train_steps": 20}
 
     def load_data(self, config, num_processes):
         vectors = read_points(open_dataset(config), "vector")
@@ -73,17 +72,8 @@ class Vectors(DataKind):
         transform = PointTransform(vectors.shape[1], "vector")
         return TrainingData("vectors", None, Batch(vectors[held_out]), "vector", "v1", transform, Batch(vectors[training]))
 
-    def describe_data(self, config, data):
-        return f"vectors of {data.image_shape[0]}"
-
-    def load_model_config(self, config):
-        return None
-
-    def resolve_model_config(self, config, given, data):
+    def data_arguments(self, config, data):
         return {"dimension": data.image_shape[0]}
-
-    def describe_model(self, model_config):
-        return "LinearDenoiser"
 
     def sample(self, pipeline, num, generator, num_inference_steps):
         return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points
@@ -103,6 +93,8 @@ class VectorResults(Results):
 def register():
     """What a package with a kind of its own does when it is imported."""
     KINDS.register("vectors", description="vectors, by a linear map", source="this test")(Vectors)
+    CARD_SECTIONS["vectors"] = CardSection(tags=("vectors",), plots="\nShapes: `lrlab/samples.txt`\n")
+    KIND_SETTINGS["vectors"] = KindSettings(default_metrics=("mean_error",))
 
     facts = {"form": "vectors", "needs": ("samples",)}
 
@@ -113,7 +105,7 @@ def register():
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    with KINDS.temporarily(), restored(METRICS):
+    with KINDS.temporarily(), restored(METRICS, CARD_SECTIONS, KIND_SETTINGS):
         register()
         yield
 
@@ -155,7 +147,29 @@ def test_it_has_a_card(finished):
     card = (finished / "README.md").read_text()
     assert "Training vectors" in card
     assert "Distance of the means" in card
-    assert "vectors of 5" in card
+    assert "| Shape of vectors | 5 dimensions |" in card
+    assert "Shapes: `lrlab/samples.txt`" in card
+    assert "- vectors\n" in card
+
+
+def test_a_kind_is_small():
+    members = {name for name in {**vars(DataKind), **DataKind.__annotations__} if not name.startswith("_")}
+    assert len(members) <= 20, sorted(members)
+    own = {name for name in vars(Vectors) if not name.startswith("_")}
+    assert own <= members, sorted(own - members)
+
+
+def test_a_kind_without_a_card_section_or_settings_has_the_defaults_or_those_of_its_base():
+    class Own(Vectors):
+        name = "own"
+
+    class Other(DataKind):
+        name = "other"
+
+    assert row_for(Own(), {"vectors": 1, "points": 2}, 0) == 1
+    assert row_for(Own(), {"own": 3, "vectors": 1}, 0) == 3
+    Other.__abstractmethods__ = frozenset()
+    assert row_for(Other(), {"vectors": 1}, 0) == 0
 
 
 def test_it_resumes(data, tmp_path, finished):

@@ -13,6 +13,11 @@ def plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith(("s", "x", "tch", "sh")) else f"{noun}s"
 
 
+def singular(noun: str) -> str:
+    """Of a regular plural in -s."""
+    return noun.removesuffix("s")
+
+
 def agreeing(number: int, singular: str, plural: str) -> str:
     """The verb that agrees with a number."""
     return singular if number == 1 else plural

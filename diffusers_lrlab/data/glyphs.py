@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from functools import cache
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -71,7 +72,7 @@ def _draw(letter: str, file: str, scale: float, shift: np.ndarray, degrees: floa
 
 
 @cache
-def _font(file: str, size: int) -> object:
+def _font(file: str, size: int) -> Any:
     from matplotlib import get_data_path
     from PIL import ImageFont
 
@@ -85,5 +86,5 @@ def _font(file: str, size: int) -> object:
 @cache
 def _height_of_capitals(file: str) -> float:
     """As a fraction of the font's size."""
-    left, top, right, bottom = _font(file, 1000).getbbox("H")  # type: ignore[attr-defined]
+    left, top, right, bottom = _font(file, 1000).getbbox("H")
     return (bottom - top) / 1000

@@ -12,7 +12,7 @@ from ..core.streams import split_rows
 from .batch import Batch, Conditions
 from .conditions import ConditionColumns, Examples, fingerprint_with
 from .decoded import decoded_images
-from .image_sets import IMAGE_DATASETS
+from .image_sets import image_set
 from .images import ImageTransform
 from .layout import BatchLayout
 from .loading import TrainingData, batch_of, decoded_rows, hold_out, select_columns, stream_data
@@ -70,9 +70,9 @@ def load_image_data(
 
 
 def _fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
-    if (name := config.dataset_name) not in IMAGE_DATASETS:
+    if (embedded := image_set(config.dataset_name)) is None:
         return dataset._fingerprint
-    return f"{name}-{config.resolution}" if "made" in IMAGE_DATASETS[name].traits else name
+    return f"{embedded.name}-{config.resolution}" if "made" in embedded.traits else embedded.name
 
 
 def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:

@@ -11,7 +11,7 @@ from ..core.errors import must_be
 from ..core.extras import require_extra
 from ..core.ranges import Range
 from ..core.registered import unusable
-from ..core.registry import Registry
+from ..core.registry import Entry, Registry
 from ..core.signatures import checked
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ _register(
     licence="Apache 2.0; fonts: those of matplotlib",
     traits=("made",),
 )
+
+
+def image_set(name: str | None) -> Entry | None:
+    """The entry of an embedded set of images; `None` for other names."""
+    return IMAGE_DATASETS[name] if name is not None and name in IMAGE_DATASETS else None
 
 
 def check_resolution(name: str, resolution: int, called: str = "--resolution") -> None:

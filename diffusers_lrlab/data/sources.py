@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import LabError, did_you_mean
 from ..core.hub_client import limit_waiting, without_tokens
-from .image_sets import IMAGE_DATASETS, load_image_dataset
+from .image_sets import IMAGE_DATASETS, image_set, load_image_dataset
 from .options import EMBEDDED_DATASETS, DataConfig
 from .toy2d_entries import TOY_DATASETS
 
@@ -26,9 +26,8 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
     import datasets as hf_datasets
 
     streaming = config.streaming if streaming is None else streaming
-    if (name := config.dataset_name) in IMAGE_DATASETS:
-        is_made = "made" in IMAGE_DATASETS[name].traits
-        return load_image_dataset(name, resolution=config.resolution if is_made else None)
+    if (embedded := image_set(config.dataset_name)) is not None:
+        return load_image_dataset(embedded.name, resolution=config.resolution if "made" in embedded.traits else None)
     with load_errors_explained(config):
         if is_saved_dataset(config):
             if config.dataset_config_name is not None or config.dataset_split != "train":
@@ -139,18 +138,23 @@ def is_numeric_list(feature: Any) -> bool:
     return kind.startswith(("float", "int", "uint")) and not hasattr(item, "feature")
 
 
+def known_point_column(config: DataConfig) -> str | None:
+    """The column of points as far as it is known without reading columns: that of the option, or of a toy dataset."""
+    is_toy = config.dataset_name in TOY_DATASETS and config.data_kind in (None, "points")
+    return "x" if config.point_column is None and is_toy else config.point_column
+
+
 def find_point_column(config: DataConfig) -> str | None:
     """
-    The column of points of a configuration; `None` if the data are images.
+    The column of points that a configuration means; `None` if it means images, or another kind of data.
 
     Toy datasets and `--point_column` are points. Otherwise the data are images if there is a column of images, and points if
     there is exactly one column of lists of numbers; several are an error.
     """
-    if config.point_column is not None:
-        return config.point_column
+    known = known_point_column(config)
+    if known is not None or config.data_kind not in (None, "points"):
+        return known
     name = config.dataset_name or ""
-    if name in TOY_DATASETS:
-        return "x"
     folder = Path(config.train_data_dir or name).expanduser()
     is_embedded = not name and not config.train_data_dir or name in IMAGE_DATASETS
     if is_embedded or config.image_column is not None or (folder.is_dir() and _is_folder_of_images(folder)):

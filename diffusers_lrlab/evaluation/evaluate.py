@@ -1,9 +1,10 @@
 """The metrics of a trained run, and of any two sets of samples."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm.auto import tqdm
 
 from ..core.errors import LabError
@@ -11,7 +12,12 @@ from .metrics import METRICS, MOST_REAL, NEIGHBOUR, Evaluation
 from .registry import Metric
 
 
-def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None = None) -> dict[str, Any]:
+def evaluate(
+    run: Any,
+    samples: np.ndarray | None,
+    names: Collection[str] | None = None,
+    as_samples: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy,
+) -> dict[str, Any]:
     """
     The metrics of a trained run, besides those in its log.
 
@@ -19,6 +25,7 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
         run: A [`RunState`]; the `form` of its kind decides which metrics it has.
         samples (`np.ndarray` or `None`): Of its averaged weights; without them, metrics that need some are left out.
         names (`Collection[str]`, *optional*): Only these; else all but those that are computed on request.
+        as_samples (`Callable`, *optional*): Makes arrays of the form of samples from data.
     """
     evaluation = Evaluation(run, samples)
     results: dict[str, Any] = {}
@@ -30,13 +37,13 @@ def evaluate(run: Any, samples: np.ndarray | None, names: Collection[str] | None
         return results
     num_real = run.data.num_images or MOST_REAL
     compared = [sizes_for(metric, num_real, len(samples))[0] for metric in chosen if metric.of == "samples"]
-    real = run.kind.as_samples(evaluation.some_real(max(compared)).data[: max(compared)])
+    real = as_samples(evaluation.some_real(max(compared)).data[: max(compared)])
     results |= compare_samples(real, samples, "distances of samples", names, run.kind.form)
     # What held-out data score in the place of samples is the same for all runs on these data.
     items = "images" if run.kind.form == "images" else "points"
     known, key = run.data.known, ("floors", len(samples), names if names is None else frozenset(names))
     if key not in known:
-        held_out = run.kind.as_samples(run.data.held_out.data[: len(samples)])
+        held_out = as_samples(run.data.held_out.data[: len(samples)])
         known[key] = compare_samples(real, held_out, f"of held-out {items}", names, run.kind.form)
     return results | {f"{name}_of_held_out_{items}": value for name, value in known[key].items()}
 

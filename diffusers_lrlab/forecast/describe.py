@@ -43,7 +43,7 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
     from ..training.run_folder import RunFolder
     from ..training.trainer import Trainer
 
-    plan.kind.model_class()  # what is imported for it takes no time from the measurements
+    _ = plan.model_class  # what is imported for it takes no time from the measurements
     budget = Budget(SECONDS)
     device = accelerator.device
     available = available_bytes(device)  # before this run takes any
@@ -147,7 +147,7 @@ def _alternatives(plan: Plan, memory: MemoryForecast, device: str, budget: Budge
     for name in ("adamw", "sgd", "rmsprop", "adafactor"):
         if name != config.optimizer:
             rows[f"--optimizer {name}"] = partial(with_optimizer, name)
-    if plan.kind.model_class()._supports_gradient_checkpointing and not config.gradient_checkpointing:
+    if plan.model_class._supports_gradient_checkpointing and not config.gradient_checkpointing:
         rows["--gradient_checkpointing"] = partial(changed, gradient_checkpointing=True)
     if config.mixed_precision in (None, "no"):
         rows["--mixed_precision bf16"] = partial(changed, mixed_precision="bf16")

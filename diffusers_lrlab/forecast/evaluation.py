@@ -11,6 +11,7 @@ from ..core.errors import failures_located
 from ..evaluation.evaluate import metrics_of, sizes_for
 from ..evaluation.metrics import NEIGHBOUR, Evaluation
 from ..evaluation.registry import Metric
+from ..training.results.base import results_of
 from .probes import Budget, grow, power_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _seconds_of_comparison(run: RunState, metric: Metric, num_samples: int, seco
     held_out = min(len(data.held_out), num_samples)
     num_real, num_generated = sizes_for(metric, num_data, num_samples)
     known = data.all_in_memory(num_generated) if data.in_memory is not None else data.held_out
-    points = run.kind.as_samples(known.data)
+    points = results_of(run.kind).as_samples(known.data)
     if min(num_real, num_generated) <= NEIGHBOUR or len(points) <= 2 * NEIGHBOUR or metric.function is None:
         return 0.0
     if (metric.most_dimensions or points.shape[1]) < points.shape[1]:

@@ -78,7 +78,7 @@ def optimizer_bytes(plan: Plan, name: str, arguments: dict[str, Any] | None = No
 
     try:
         with FakeTensorMode():
-            model = plan.kind.model_class()(**plan.model_config)
+            model = plan.model_class(**plan.model_config)
             optimizer = get_optimizer(name, model.parameters(), 1e-4, **(arguments or {}))
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
@@ -112,7 +112,7 @@ def _track(plan: Plan, device: str) -> tuple[dict[str, int], int]:
     shape = (plan.layout.micro_batch, *plan.item_shape)
     with FakeTensorMode(), torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = plan.kind.model_class()(**plan.model_config).train()
+        model = plan.model_class(**plan.model_config).train()
         if config.gradient_checkpointing:
             model.enable_gradient_checkpointing()
         if config.channels_last:

@@ -14,9 +14,9 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 
 from ..core.streams import stream_generator
+from ..training.pipeline import make_pipeline
 from ..training.plan import FORWARD_SHARE
 from ..training.results.base import results_of
-from ..training.samples import sampling_pipeline
 from .evaluation import forecast_evaluation
 from .probes import Budget, grow, line_through
 
@@ -157,7 +157,7 @@ def _seconds_of_samples(run: RunState, most: int, item: float, budget: Budget) -
     if 2 * _FEW * steps * kind.sampling_cost * item > seconds:
         each = config.num_inference_steps * kind.sampling_cost * item
         return lambda num: num * each, True
-    pipeline = sampling_pipeline(run)
+    pipeline = make_pipeline(run)
     pipeline.set_progress_bar_config(disable=True)
 
     def sample(size: int, steps: int = steps) -> None:

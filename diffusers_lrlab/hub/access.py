@@ -1,4 +1,4 @@
-"""Access to the Hub: whose token it is, what it may write, what errors mean, and when to try again."""
+"""Access to the Hub: tokens, the right to write, explanations of errors, retries."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_WAIT = 120  # seconds between the attempts for one answer; a longer wait that the Hub asks for is an error
+_LONGEST_WAIT = 120  # seconds of waiting between attempts; the Hub may ask for longer, which is an error
 _MEANINGS = {
     401: "The Hub does not accept the token: it is wrong, or it has expired.",
     403: "The Hub refuses: this token has no right to write there.",
     404: "There is no such repository or revision on the Hub, or this token may not see it.",
     409: "The repository is in another state than was expected.",
-    412: "Somebody else has committed to the repository in the meantime.",
+    412: "The repository has a newer commit than the one that this upload is based on.",
     413: "The Hub takes no files of this size.",
-    429: "The Hub asks for patience: too many requests.",
+    429: "The Hub limits requests, and there were too many.",
 }
 _REMEDIES = {
     401: "The token comes from --hub_token, HF_TOKEN or `hf auth login`, in this order; an expired one needs a new one.",
@@ -39,7 +39,10 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Target:
-    """Where to upload; `asked_by` and `id_option`, for messages, are what asked for it and what named `repo_id`."""
+    """
+    A repository to upload to. Messages name `asked_by`, the command or option that uploads, and `id_option`, which gave the
+    id.
+    """
 
     repo_id: str  # [`check_can_write`] adds the user to a bare name
     repo_type: str = "model"  # or "dataset", "space"
@@ -65,7 +68,7 @@ class Target:
 
 def check_can_write(target: Target, dry_run: bool = False) -> Target:
     """
-    Makes sure, before any work, that something can be uploaded, or raises a `LabError`; completes the id.
+    The target with a complete id. Raises a `LabError`, before any work, if nothing can be uploaded to it.
 
     Creates the repository and the branch if they are missing, unless this is a dry run.
     """
@@ -112,7 +115,7 @@ def _make_ready(target: Target) -> None:
     _check_may_write(target, api)
     if target.private and not api.repo_info(**target.where).private:
         raise LabError(
-            f"{target.id_option} {target.repo_id!r} is there already, and public. Make it private in its settings on the "
+            f"{target.id_option} {target.repo_id!r} exists and is public. Make it private in its settings on the "
             "Hub, or leave out the option that asks for a private one."
         )
     if target.revision != "main":
@@ -120,7 +123,7 @@ def _make_ready(target: Target) -> None:
 
 
 def _check_may_write(target: Target, api: HfApi) -> None:
-    """Raises an error of the client unless one may write to the repository, which need not be so where it exists."""
+    """Raises an error of the client without the right to write, which an existing repository need not give."""
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     # The client's own `auth_check` takes `write` only in newer versions.
@@ -145,26 +148,26 @@ def hub_errors(target: Target) -> Iterator[None]:
         raise LabError(explain(error, target)) from None
     except LabError:
         raise
-    except ValueError as error:  # the client's own checks, such as that of a card's metadata, or an answer that is no JSON
+    except ValueError as error:  # the client's own checks, such as of a card's metadata, or an answer that is not JSON
         is_foreign = isinstance(error, json.JSONDecodeError)
-        what = "What answered is not the Hub. Check the network and HF_ENDPOINT: " if is_foreign else ""
+        what = "The answer is not from the Hub. Check the network and HF_ENDPOINT: " if is_foreign else ""
         raise LabError(f"{what}{without_tokens(str(error), target.token)} ({target.asked_by}, {target.repo_id!r})") from None
 
 
 def explain(error: BaseException, target: Target) -> str:
-    """What happened, and what to do."""
+    """An error of the client with its meaning and the remedy."""
     status = status_of(error)
     text = without_tokens(str(error), target.token)
     if status is None:
         what = f"The Hub cannot be reached for {target.asked_by}: {text}"
         limit = f"It waits {seconds_for_one():g} s for an answer, which is twice HF_HUB_DOWNLOAD_TIMEOUT."
         return f"{what}\nCheck the network and HF_ENDPOINT, or try again later. {limit}"
-    meaning, remedy = "The Hub has trouble of its own.", "Push again later."
+    meaning, remedy = "The Hub has an internal error.", "Push again later."
     if status < 500:
         meaning = _MEANINGS.get(status, "The Hub refuses.")
         remedy = _REMEDIES.get(status, f"Check {target.id_option} {target.repo_id!r}, and the token and its rights.")
     if (wait := _asked_wait(error)) and wait > _LONGEST_WAIT:
-        meaning += f" It asks to wait {wait:g} s, and no more than {_LONGEST_WAIT} s are waited."
+        meaning += f" It asks to wait {wait:g} s; the limit is {_LONGEST_WAIT} s."
     return f"{meaning} ({target.asked_by}, {target.repo_type} {target.repo_id!r}) {text}\n{remedy}"
 
 
@@ -179,8 +182,8 @@ def log(text: str) -> None:
 
 def with_retries(action: Callable[[], T], doing: str, attempts: int = 4) -> T:
     """
-    Calls `action`, and again after a while if the Hub is busy or the connection breaks; raises what it raises the last time.
-    `doing` is for messages.
+    The value of `action`, called again after a wait if the Hub is busy or the connection breaks. The last error is raised;
+    messages call the action `doing`.
     """
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 

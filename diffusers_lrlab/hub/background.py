@@ -1,4 +1,4 @@
-"""Uploads during a run, in a process of their own: a Hub that is slow or offline neither stops nor slows training."""
+"""Uploads during a run, in a separate process: a slow or unreachable Hub neither stops nor slows training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATER = "Training goes on; the upload at the end takes everything."
 
 
 class BackgroundUploads:
-    """Uploads what a run has saved so far, one upload at a time, after [`check_can_push`]. Failures are logged."""
+    """Uploads of what a run has saved so far, one at a time, after [`check_can_push`]. Failures are logged."""
 
     def __init__(self, folder: Path, config: ResolvedConfig):
         self.folder, self.target = folder, training_target(config)
@@ -34,7 +34,7 @@ class BackgroundUploads:
         self._update = 0
 
     def __call__(self, update: int) -> None:
-        """Starts to upload what is saved now, unless the last upload is still running."""
+        """Starts an upload of what is saved now, unless the last one is still running."""
         if self._process is not None and self._process.poll() is None:
             log(f"warning: no upload at update {update}: that of update {self._update} is still running. {_LATER}")
             return
@@ -55,7 +55,7 @@ class BackgroundUploads:
         return self._snapshot / ".output"
 
     def _copy(self) -> None:
-        """Makes a copy that training does not change during the upload."""
+        """Copies the files, which training may replace during the upload."""
         for name, path in run_files(self.folder).items():
             to = self._snapshot / name
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class BackgroundUploads:
         ]  # no --private: the repository was created before training
 
     def _environment(self) -> dict[str, str]:
-        """With the token, which a list of processes would show if it were an argument."""
+        """Holds the token, which process lists would show as an argument."""
         token = {"HF_TOKEN": self.target.token} if self.target.token else {}
         root = str(Path(__file__).parents[2])
         return {**os.environ, **token, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
@@ -87,7 +87,7 @@ class BackgroundUploads:
         shutil.rmtree(self._snapshot, ignore_errors=True)
 
     def finish(self) -> None:
-        """Waits for the running upload, before that of the end; one that takes too long is killed, as by a signal."""
+        """Waits for the running upload, before the one at the end; kills it if it takes too long."""
         try:
             if self._process is not None:
                 if self._process.poll() is None:
@@ -99,7 +99,7 @@ class BackgroundUploads:
             self.stop()
 
     def stop(self) -> None:
-        """Kills a running upload; the repository is then as it was before."""
+        """Kills a running upload, which leaves the repository unchanged."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -5,13 +5,14 @@ from typing import Any
 
 from ..core.files import write_text
 from ..core.spec import format_spec
-from ..core.words import agreeing, counted, times
+from ..core.words import agreeing, counted, singular, times
 from ..data.image_sets import IMAGE_DATASETS
 from ..data.options import EMBEDDED_DATASETS
 from ..data.sources import local_folder
 from ..data.toy2d_entries import TOY_DATASETS
 from ..evaluation.metrics import METRICS
 from ..finder.saved_result import read_saved_result
+from ..models.registry import has_own_code
 from ..schedules.registries import SCHEDULERS
 from ..schedules.resolve import describe_schedule
 from ..schedules.schedule import Schedule
@@ -19,8 +20,11 @@ from ..training.choices import describe_choices
 from ..training.config import complete_options
 from ..training.kinds.base import DataKind
 from ..training.kinds.select import kind_of
+from ..training.pipeline import pipeline_name
 from ..training.resolve_timesteps import recorded_process
+from .card_sections import section_of
 from .cards import fill
+from .pipeline_folder import references_of
 
 _LABELS = {
     "timestep_sampler": "Timestep sampler",
@@ -32,22 +36,22 @@ _LABELS = {
 
 def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     """
-    Writes `README.md` into the folder of a finished run, from its record. The loading example names the repository of a run
-    that is pushed, the folder of others.
+    Writes `README.md` into the folder of a finished run, from its record. The example loads from the repository of a pushed
+    run, and else from the folder.
     """
     record = {**record, "config": complete_options(record["config"])}
     config, train = record["config"], record["train"]
     kind = kind_of(config)
-    location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
     title = (config["hub_model_id"] or folder.resolve().name).split("/")[-1]
     card = fill(
         "model_card.md",
         _card_data(record, kind, title),
         title=title,
-        kind=kind,
+        pipeline=pipeline_name(kind),
+        plots=section_of(kind).plots,
         data=_data_text(config),
-        held_out=counted(train["num_held_out_images"], f"held-out {kind.item}"),
-        example=_example(kind, config, location),
+        held_out=counted(train["num_held_out_images"], f"held-out {singular(kind.name)}"),
+        example=_example(kind, config, folder),
         results=_result_rows(train["results"]),
         distances=_distance_rows(train["results"]),
         schedule_text=_schedule_text(config, train),
@@ -60,22 +64,25 @@ def write_model_card(folder: Path, record: dict[str, Any]) -> None:
     write_text(folder / "README.md", card)
 
 
-def _example(kind: DataKind, config: dict[str, Any], location: str) -> str:
-    """How the pipeline is loaded."""
-    is_own_code = kind.denoiser not in (None, "mlp")  # which needs this package
-    without_package = "" if is_own_code else kind.card_without_package.format(location=location)
-    inference_steps = config["num_inference_steps"]
-    example = kind.card_example.format(location=location, inference_steps=inference_steps, without_package=without_package)
-    if not is_own_code:
-        return example
-    return (
-        f"The denoiser is code of its author, `{kind.component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read it, "
-        f"and import a copy of it first.\n\n{example}"
-    )
+def _example(kind: DataKind, config: dict[str, Any], folder: Path) -> str:
+    """Markdown that loads the pipeline."""
+    section, denoiser = section_of(kind), config.get("denoiser")
+    location = config["hub_model_id"] if config["push_to_hub"] else str(folder)
+    example = section.example.format(location=location, inference_steps=config["num_inference_steps"])
+    if denoiser in (None, "mlp"):
+        example += section.without_package.format(location=location)
+    elif has_own_code(denoiser):
+        example = (
+            f"The denoiser is code of its author, `{kind.component}/diffusers_lrlab.py`, which needs diffusers_lrlab. Read "
+            f"it, and import a copy of it first.\n\n{example}"
+        )
+    for name, reference in references_of(folder).items():
+        example += f"\nIts `{name}` is loaded from elsewhere. Pass it to `from_pretrained` as `{name}={reference.call}`.\n"
+    return example
 
 
 def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Metrics that are no comparisons with held-out data or a known density."""
+    """Rows of (metric, value), without the distances of [`_distance_rows`]."""
     labels: dict[str, str] = {}
     for name, metric in METRICS.items():
         if metric.of != "samples" and f"{name}_standard_error" not in results:
@@ -89,7 +96,7 @@ def _result_rows(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _distance_rows(results: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of (metric, score of samples, score of held-out data in their place)."""
+    """Rows of (distance, score of samples, score of held-out data)."""
     rows, with_error = [], []
     for name, metric in METRICS.items():
         if name in results and metric.of == "samples":
@@ -154,12 +161,13 @@ def _is_on_hub(config: dict[str, Any]) -> bool:
 
 def _facts(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     config, train, meta = record["config"], record["train"], record["meta"]
-    things, commit = kind.name, meta["git_commit"]  # an installed package has none
+    things, denoiser = kind.name, config.get("denoiser")
+    commit = meta["git_commit"]  # an installed package has none
     processes = f"{counted(train['num_processes'], 'process')} on {train['device']}"
     return [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
-        *([("Denoiser", f"`{format_spec(kind.denoiser, config['denoiser_kwargs'])}`")] if kind.denoiser else []),
+        *([("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`")] if denoiser else []),
         ("Parameters", f"{train['num_parameters']:,}"),
         ("Updates", f"{train['num_updates']} of {train['global_batch']} {things}"),
         ("Objective", f"`{config['objective']}`"),
@@ -180,17 +188,17 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     """Metadata for the Hub, with the results as a model-index."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    config, results = record["config"], record["train"]["results"]
+    config, results, section = record["config"], record["train"]["results"], section_of(kind)
     name, on_hub = config["dataset_name"] or config["train_data_dir"], _is_on_hub(config)
     evaluations = [
         EvalResult(
-            task_type=kind.card_task,
+            task_type=section.task,
             dataset_type=name if on_hub else Path(name).name,
             dataset_name=Path(name).name,
             metric_type=metric.name,
             metric_name=metric.card_label,
             metric_value=results[metric.name],
-            verified=False,  # nobody but this run has measured it
+            verified=False,  # measured by this run alone
         )
         for metric in METRICS.values()
         if metric.on_hub and metric.name in results
@@ -198,8 +206,8 @@ def _card_data(record: dict[str, Any], kind: DataKind, title: str) -> Any:
     return ModelCardData(
         library_name="diffusers",
         license=config["hub_license"],
-        pipeline_tag=None if kind.card_task == "other" else kind.card_task,
-        tags=["diffusers", "diffusers-training", *kind.card_tags, "diffusers_lrlab", config["lr_scheduler"]],
+        pipeline_tag=None if section.task == "other" else section.task,
+        tags=["diffusers", "diffusers-training", *section.tags, "diffusers_lrlab", config["lr_scheduler"]],
         datasets=[name] if on_hub else None,
         model_name=title if evaluations else None,
         eval_results=evaluations or None,

@@ -1,4 +1,4 @@
-"""Cards: the one function that fills templates, and what changes in a card when its folder is uploaded."""
+"""Cards: filled from templates, and adapted when their folder is uploaded."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,14 @@ HUB = "https://huggingface.co"
 
 
 def fill(template: str, metadata: Any, **values: Any) -> str:
-    """The text of a card, from a Jinja template here that begins with its metadata, a `huggingface_hub.CardData`."""
+    """The text of a card, from a Jinja template of this folder. `metadata` is a `huggingface_hub.CardData`."""
     from huggingface_hub import RepoCard
 
     return str(RepoCard.from_template(metadata, template_path=str(Path(__file__).parent / template), **values))
 
 
 def parsed_card(text: str, name: str) -> Any:
-    """A `huggingface_hub.ModelCard`; a `LabError` if its metadata cannot be read."""
+    """A `huggingface_hub.ModelCard`; raises a `LabError` for metadata that cannot be read."""
     from huggingface_hub import ModelCard
 
     try:
@@ -33,19 +33,19 @@ def _read(folder: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LabError(f"{str(path)!r} cannot be read ({error}); a result without its card is not uploaded.") from None
+        raise LabError(f"{str(path)!r} cannot be read ({error}); results are uploaded with their cards only.") from None
 
 
 def _with_location(text: str, repo_id: str, revision: str) -> str:
-    """A card whose examples load from this branch of the repository; the rest of its text stays."""
+    """The card with examples that load from this branch of the repository."""
     branch = "" if revision == "main" else f', revision="{revision}"'
-    loading = r'(\b(?:from_pretrained|load_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?'
+    loading = r'((?:Pipeline\.from_pretrained|\bload_dataset)\(\s*)"[^"\n]*"(, revision="[^"\n]*")?'
     text = re.sub(loading, rf'\1"{repo_id}"{branch}', text)
     return re.sub(r'(custom_pipeline=)"[^"\n]*"', rf'\1"{repo_id}"', text)
 
 
 def card_for_run(folder: Path, record: dict[str, Any], repo_id: str, revision: str, updates_done: int) -> str:
-    """The card of a run: its examples load from the repository, and its results name their source."""
+    """The card of a run, with examples that load from the repository and the source of its results."""
     if record["run"]["status"] != "finished":
         from huggingface_hub import ModelCardData
 
@@ -69,7 +69,7 @@ def card_for_schedule(folder: Path, repo_id: str, revision: str) -> str:
 
 
 def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
-    """The card of a study as that of a dataset, whose rows are those of its summary, and its runs."""
+    """The card of a study, uploaded as a dataset of its summary and its runs."""
     card = parsed_card(_read(folder), "README.md")
     files = {"default": ("summary", "summary.parquet"), "runs": ("runs", "runs.parquet")}
     card.data.configs = [
@@ -83,7 +83,7 @@ def card_for_study(folder: Path, repo_id: str, revision: str) -> str:
 
 
 def space_card(title: str) -> str:
-    """The card that makes a static Space of `index.html`."""
+    """The card of a static Space that shows `index.html`."""
     from huggingface_hub import SpaceCardData
 
     looks: dict[str, Any] = {"emoji": "📉", "colorFrom": "blue", "colorTo": "gray", "pinned": False}

@@ -1,4 +1,4 @@
-"""What is uploaded: the files of a run, a study, an exported dataset or a schedule that a user needs."""
+"""The files to upload of a run, a study, an exported dataset or a schedule."""
 
 import dataclasses
 import fnmatch
@@ -21,7 +21,7 @@ from ..core.manifest import (
 )
 from ..core.words import counted
 from ..schedules.published import read_schedule_file
-from ..training.kinds.select import KINDS
+from ..training.kinds.select import components
 from ..training.run_folder import RunFolder
 from .cards import card_for_dataset, card_for_run, card_for_schedule, card_for_study, space_card
 from .records import read_json, read_record, updates_done
@@ -34,7 +34,7 @@ _STUDY_FILES = (
     *("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),
 )
 _STUDY_WEIGHTS = ("weights/*.safetensors",)
-_DATASET_FILES = ("README.md", "points.png", "images.png", "data/*.parquet")
+_DATASET_FILES: tuple[str, ...] = ("README.md", "points.png", "images.png", "data/*.parquet")
 _SCHEDULE_FILES = ("README.md", "schedule.json", "schedule.png")
 _MARKERS = {"run": "lrlab/run.json", "study": "spec.yaml", "schedule": "schedule.json", "dataset": "data/*.parquet"}
 _SPACE_FILES = ("README.md", "index.html", "curves.csv", "seeds.csv", "summary.json", "spec.yaml")
@@ -43,11 +43,11 @@ REPO_TYPES = {"run": "model", "schedule": "model", "dataset": "dataset", "study"
 
 @dataclass(frozen=True)
 class Contents:
-    """What is uploaded."""
+    """Files to upload."""
 
     type: str  # a key of `REPO_TYPES`
-    files: Mapping[str, Path | bytes]  # from paths in the repository to files here, or to their content
-    owned: tuple[str, ...]  # patterns of files that are deleted from the repository if they are not among `files`
+    files: Mapping[str, Path | bytes]  # by path in the repository: a local file, or its content
+    owned: tuple[str, ...]  # patterns of files deleted from the repository unless they are among `files`
     message: str  # of the commit
 
     @property
@@ -56,13 +56,13 @@ class Contents:
 
 
 def type_of_folder(folder: Path) -> str:
-    """What a folder holds: "run", "study", "schedule" or "dataset"; a `LabError` if it holds none of them."""
+    """The type of a folder: "run", "study", "schedule" or "dataset"; raises a `LabError` for any other."""
     if not folder.is_dir():
         raise LabError(f"{str(folder)!r} is not a folder. Give that of a run, a study, an exported dataset or a schedule.")
     for what, marker in _MARKERS.items():
         if next(folder.glob(marker), None) is not None:
             return what
-    with suppress(DamagedManifest):  # what marks it may be lost
+    with suppress(DamagedManifest):  # the marker file may be lost
         if found := type_of_files(read_manifest(folder) or ()):
             return found
     raise LabError(
@@ -81,10 +81,16 @@ def contents_of(
     unfinished: bool = False,
 ) -> Contents:
     """
-    What is uploaded of the folder of a run, a study, an exported dataset or a schedule; its card loads from the repository.
+    The files to upload from the folder of a run, a study, an exported dataset or a schedule; the card loads from the
+    repository.
 
-    With `space` it is the report of a study as a web page, instead of the study as a dataset; with `include_checkpoints`
-    also the checkpoints of a run, or the weights of a study's runs; with `unfinished` a run as far as it is.
+    Args:
+        folder (`Path`): The folder.
+        repo_id (`str`): The repository, for the card.
+        revision (`str`): Its branch, for the card.
+        space (`bool`): Upload the report of a study as a web page instead of the study as a dataset.
+        include_checkpoints (`bool`): Add the checkpoints of a run, or the weights of a study's runs.
+        unfinished (`bool`): Accept an unfinished run.
     """
     holds = type_of_folder(folder)
     if space and holds != "study":
@@ -107,7 +113,7 @@ def contents_of(
 
 
 def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:
-    """The same with a manifest of what is uploaded; files of the folder whose sums are `known` are not read again."""
+    """The contents with their manifest; files whose sums are `known` are not read again."""
     if contents.type == "space":
         return contents
     sums = {}
@@ -121,17 +127,17 @@ def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a path matches one of the patterns; those without a slash mean files at the top."""
+    """Whether a path matches a pattern; patterns without a slash match top-level files only."""
     return any(fnmatch.fnmatchcase(name, each) and ("/" in each or "/" not in name) for each in patterns)
 
 
 def type_of_files(names: Collection[str]) -> str | None:
-    """What a repository with these files holds, if it is one of ours."""
+    """The type of a repository with these files, if this package made it."""
     return next((what for what, marker in _MARKERS.items() if fnmatch.filter(names, marker)), None)
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
-    """Files of a folder by their paths in it; links that lead out of it are refused."""
+    """Files by relative path; raises a `LabError` for links to files outside the folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -149,10 +155,10 @@ def run_files(folder: Path) -> dict[str, Path]:
 
 
 def _run_patterns(folder: Path) -> tuple[str, ...]:
-    """Patterns of a run's files, with the folders of its pipeline's parts and of those of other kinds, which it replaces."""
+    """Patterns of a run's files; the components of all kinds, as a run of another kind may be in the repository."""
     index = folder / "model_index.json"
     parts = [name for name, value in read_json(index).items() if isinstance(value, list)] if index.is_file() else []
-    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *(entry.factory.component for entry in KINDS.values())})
+    return _RUN_FILES + tuple(f"{part}/*" for part in {*parts, *components()})
 
 
 def _run(folder: Path, repo_id: str, revision: str, include_checkpoints: bool, unfinished: bool) -> Contents:

@@ -11,7 +11,7 @@ from .cards import fill
 
 def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 10_000, seed: int = 42) -> None:
     """
-    Writes a toy dataset into a new folder, whole or not at all: parquet files, a card that says how it was made, a picture.
+    Writes a toy dataset into a new folder, whole or not at all: parquet files, a card, a plot.
 
     `n` and `n_test` are the points of the splits `train` and `test`, which are independent draws; `n_test=0` leaves it out.
     """
@@ -64,6 +64,6 @@ def _card(name: str, sizes: dict[str, int], seed: int) -> str:
 
 
 def size_category(num_rows: int) -> str:
-    """The Hub's word for a size, of which there is one for each power of ten."""
+    """The Hub's category of a number of rows, one for each power of ten."""
     words = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
     return words[max(0, len(str(num_rows)) - 3)]

@@ -1,4 +1,4 @@
-"""Downloads from the Hub without trusting what is there: names, sizes and formats are checked, and nothing is run."""
+"""Downloads of untrusted files from the Hub: names, sizes and formats are checked, and nothing is run."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ _MOST_FILES, _LONGEST_NAME = 20_000, 200
 
 def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str | None = None) -> Path:
     """
-    Downloads what somebody published into a new folder, which is returned, and appears whole or not at all.
+    Downloads a repository into a new folder, whole or not at all, and returns the folder.
 
     Weights are downloaded as safetensors only; code beside them is not downloaded, and nothing is run.
 
@@ -41,10 +41,10 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
         repo_id (`str`): "USER/NAME", of any type.
         folder (`Path`): A new or empty folder.
         revision (`str`, *optional*): Branch, tag or commit; "main" if not given.
-        expected (`str`, *optional*): What it must be, such as "run"; any of ours if not given.
+        expected (`str`, *optional*): The type it must have, such as "run"; any if not given.
 
     Raises:
-        LabError: if there is no such repository, or it holds a file that cannot be trusted, which is named.
+        LabError: if there is no such repository, or for a file that cannot be trusted.
     """
     check_new_folder(folder, "Give a new one by --out")
     target, info = _find(repo_id, revision)
@@ -63,12 +63,12 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None, expected: str
             _hold(temporary, repo_id, found)
             write_manifest(temporary)  # of what was downloaded, for `lrlab check`
     except DiskFull as error:
-        raise LabError(f"{error.event} then pull again: what was downloaded is kept by the client's cache.") from None
+        raise LabError(f"{error.event} then pull again: finished downloads are in the client's cache.") from None
     return folder
 
 
 def _download(target: Target, announced: Any, revision: str | None, to: Path) -> None:
-    """Downloads a file, again past the client's cache if it is not what the Hub announced; an error if it still is not."""
+    """Downloads a file; one that differs from what the Hub announced is downloaded again past the client's cache, once."""
     from huggingface_hub import hf_hub_download
 
     name, wrong = announced.rfilename, ""
@@ -79,7 +79,7 @@ def _download(target: Target, announced: Any, revision: str | None, to: Path) ->
         except OSError as error:
             if status_of(error) != 404:
                 raise
-            wrong = "the Hub lists it, and does not have it"
+            wrong = "the Hub lists it but does not have it"
             break
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)
@@ -92,7 +92,7 @@ def _download(target: Target, announced: Any, revision: str | None, to: Path) ->
 
 
 def _difference(path: Path, announced: Any) -> str:
-    """How a file differs from what the Hub says of its size and content; an empty text if it does not."""
+    """The difference of a file from the size and hash that the Hub announced, in words; an empty string for none."""
     from huggingface_hub.utils.sha import git_hash
 
     sums = file_sums(path)
@@ -105,7 +105,7 @@ def _difference(path: Path, announced: Any) -> str:
 
 
 def _checked(repo_id: str, file: Any) -> Any:
-    """What the Hub says of a file; a `LabError` unless its name is a text and its size a number of bytes, if it is known."""
+    """The announced file; raises a `LabError` unless its name is a string and its size, if any, a number of bytes."""
     if not isinstance(file.rfilename, str) or not (file.size is None or (type(file.size) is int and file.size >= 0)):
         what = f"{file.rfilename!r} has {file.size!r} bytes"
         raise LabError(f"{repo_id!r}: the Hub says that {what}. Nothing was downloaded. Hint: pull again later.")
@@ -113,7 +113,7 @@ def _checked(repo_id: str, file: Any) -> Any:
 
 
 def _hold(folder: Path, repo_id: str, kind: str) -> None:
-    """Raises a `LabError` if what was downloaded is not what its manifest, if there is one, says was uploaded."""
+    """Raises a `LabError` if the files differ from their manifest, if there is one."""
     if not (folder / MANIFEST).exists():
         if kind == "run" and (folder / "model_index.json").exists():
             check_pipeline(folder)
@@ -123,7 +123,7 @@ def _hold(folder: Path, repo_id: str, kind: str) -> None:
 
 
 def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
-    """The repository of this id, whatever its type."""
+    """The repository of this id, of any type."""
     from huggingface_hub.errors import HTTPError
 
     check_repo_id(repo_id)
@@ -136,10 +136,10 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
             if status_of(error) not in (401, 403, 404):
                 with hub_errors(target):
                     raise
-        except (KeyError, TypeError, AttributeError) as error:  # how the client meets an answer that lacks what it needs
+        except (KeyError, TypeError, AttributeError) as error:  # of the client, for an incomplete answer
             what = f"{type(error).__name__}: {error}"
             raise LabError(
-                f"What answers about {repo_id!r} is not the Hub ({what}). Check the network and HF_ENDPOINT."
+                f"The answer about {repo_id!r} is not from the Hub ({what}). Check the network and HF_ENDPOINT."
             ) from None
     with contextlib.suppress(HTTPError, OSError):
         if target.api.repo_exists(repo_id, repo_type="space"):
@@ -152,7 +152,7 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
 
 def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
     """
-    Those of a repository's files, given as paths and sizes in bytes, that are downloaded.
+    The files to download of a repository, from all its files as (path, size in bytes).
 
     Raises:
         LabError: for a path that leaves the folder, formats that run code when they are read, and implausible sizes.
@@ -170,7 +170,7 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
             raise refused(f"{name!r}, a path that leads out of its folder")
         ending = path.suffix.lower()
         if path.parts[0].startswith("checkpoint-"):
-            continue  # states of a training run, which are not part of the result
+            continue  # states of training, not results
         if ending in _PICKLED:
             raise refused(f"{name!r}, a format that can run code when it is read. Only safetensors are taken")
         if ending in _CODE or path.name in _IGNORED or ending not in _LARGEST:
@@ -187,7 +187,7 @@ def check_files(repo_id: str, files: list[tuple[str, int]]) -> list[str]:
 
 
 def check_formats(folder: Path, repo_id: str) -> None:
-    """Raises a `LabError` that names the first JSON, YAML, parquet or safetensors file that is not what its name says."""
+    """Raises a `LabError` for the first JSON, YAML, parquet or safetensors file that is not in the format of its name."""
     from pyarrow import parquet
     from safetensors import safe_open
 
@@ -210,7 +210,7 @@ def check_formats(folder: Path, repo_id: str) -> None:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         try:
             read(path)
-        except Exception as error:  # whatever parsers raise for files that were made to break them
+        except Exception as error:  # of any type: the files may be made to break parsers
             name = path.relative_to(folder).as_posix()
             reason = str(error).replace(str(path), name)
             raise LabError(

@@ -1,19 +1,27 @@
-"""The folder of a pipeline: whether all of it is there."""
+"""Checks that the folder of a pipeline is complete."""
 
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
+from ..pipelines.reference import Reference, saved_references
 from .records import read_json
 
 
+def references_of(folder: Path) -> dict[str, Reference]:
+    """The parts of a saved pipeline that are elsewhere, by name."""
+    index = folder / "model_index.json"
+    return saved_references(read_json(index)) if index.is_file() else {}
+
+
 def check_pipeline(folder: Path) -> None:
-    """Raises a `LabError` unless all parts of a pipeline are there, with configurations and weights that can be read."""
+    """Raises a `LabError` unless all parts of a pipeline have readable configurations and weights."""
     index = read_json(folder / "model_index.json")
     if not isinstance(index, dict):
         raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
+    references = saved_references(index)
     for name, value in index.items():
-        if isinstance(value, list) and any(value):
+        if isinstance(value, list) and any(value) and name not in references:
             if Path(name).name != name:
                 raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
             _check_part(folder / name)
@@ -39,7 +47,7 @@ def _check_part(part: Path) -> None:
 
 
 def _shards(file: Path, index: Any) -> set[str]:
-    """The files of weights that an index names."""
+    """The files of weights in an index."""
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise LabError(f"{str(file)!r} is not an index of weights.")
@@ -47,7 +55,7 @@ def _shards(file: Path, index: Any) -> set[str]:
 
 
 def read_weights(path: Path) -> None:
-    """The header of a file of weights, which knows the size of the rest."""
+    """Reads the header of a file of weights, which has the size of the rest; raises a `LabError` if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,4 +1,4 @@
-"""The one place that uploads: everything in one commit, checked before and after."""
+"""Uploads: everything in one commit, checked before and after."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHUNK, _LONGEST_TOKEN = 1 << 20, 1 << 10  # bytes
 
 
 class Published(NamedTuple):
-    """What was uploaded: the address of the commit (or of the pull request), and the number of files."""
+    """A finished upload: the URL of the commit or pull request, and the number of files."""
 
     url: str
     num_files: int
@@ -40,25 +40,25 @@ class _Stop(KeyboardInterrupt):
 
 
 class UploadInterrupted(Interrupted):
-    """An upload that was stopped by a signal. A commit appears whole or not at all."""
+    """An upload stopped by a signal. A commit appears whole or not at all."""
 
     def __init__(self, signal_number: int, again: str):
         Exception.__init__(
             self,
-            "Stopped while uploading. The repository is as it was, or has all of this commit: nothing half is there. Files "
-            f"that were sent are not sent again. To go on: {again}",
+            "Stopped while uploading. The repository is unchanged, or has all of this commit. Files already sent are not "
+            f"sent again. To go on: {again}",
         )
         self.signal_number = signal_number
 
 
 def push_folder(folder: Path, target: Target, message: str | None = None, **options: bool) -> Published:
     """
-    Uploads what a user needs of the folder of a run, a study, a toy dataset or a schedule.
+    Uploads the folder of a run, a study, a toy dataset or a schedule: the files that its users need.
 
     The type of the repository follows from what the folder holds; `options` are those of [`contents_of`].
 
     Raises:
-        LabError: before anything is sent if it cannot work, and if it fails; then with the command that goes on.
+        LabError: before anything is sent if the upload cannot work; or if it fails, with the command that goes on.
         UploadInterrupted: after SIGINT or SIGTERM.
     """
     sums = _refuse_damaged(folder, options.get("unfinished", False))
@@ -70,13 +70,13 @@ def push_folder(folder: Path, target: Target, message: str | None = None, **opti
 
 
 def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
-    """Raises a `LabError` for a folder with damaged files; returns the sums of those that it was found to hold."""
-    remedy = f"`lrlab check {shlex.quote(str(folder))}` says all that is damaged, and how to go on. Nothing was sent."
+    """The sums of the files of a folder; raises a `LabError` for damaged ones."""
+    remedy = f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies. Nothing was sent."
     kind = type_of_folder(folder)
     held = refuse_damaged(folder, kind, remedy)
     if held.is_open and not unfinished:
         raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
-    if kind == "run" and (folder / "model_index.json").exists():  # without one, what is uploaded says what to do
+    if kind == "run" and (folder / "model_index.json").exists():  # without it, [`contents_of`] raises
         check_pipeline(folder)
     return held.sums
 
@@ -91,7 +91,7 @@ def _push_command(folder: Path, target: Target, options: dict[str, bool], messag
 
 def publish(contents: Contents, target: Target, message: str, again: str) -> Published:
     """
-    Uploads in one commit, with retries, and makes sure that the repository has what was sent; after [`check_can_write`].
+    Uploads in one commit, with retries, and checks that the repository has what was sent; after [`check_can_write`].
 
     The first line of `message` is the title of the commit; `again` is the command that repeats the upload, for errors.
     """
@@ -105,13 +105,13 @@ def publish(contents: Contents, target: Target, message: str, again: str) -> Pub
         raise UploadInterrupted(stop.args[0], again) from None
     except LabError as error:
         raise LabError(
-            f"The upload failed: {error}\nNothing half is there: a commit appears whole or not at all. Files that were "
-            f"sent are not sent again. To go on: {again}"
+            f"The upload failed: {error}\nA commit appears whole or not at all. Files already sent are not sent again. "
+            f"To go on: {again}"
         ) from None
 
 
 def _refuse_secrets(contents: Contents, target: Target, message: str) -> None:
-    """Raises a `LabError` if the bytes to upload hold a token: the one in use, or what looks like another."""
+    """Raises a `LabError` if the files or the message hold a token, in use or not."""
     from huggingface_hub import get_token
 
     secrets = [secret.encode() for secret in (target.token, get_token()) if secret]
@@ -146,11 +146,11 @@ class _Upload:
 
         def attempt() -> Any:
             if self.sent and (self._was_proposed() if self.target.create_pr else self._was_made(head)):
-                return None  # only the answer was lost
+                return None  # the commit was made, the answer lost
             try:
                 return self._commit(head, before)
             except HfHubHTTPError as error:
-                # One that seemed lost may have been made only now, and is what this one meets.
+                # The conflict may be with an earlier attempt, whose commit appeared late.
                 if status_of(error) == 412 and not self.target.create_pr and self._was_made(head):
                     return None
                 raise
@@ -166,7 +166,7 @@ class _Upload:
         return Published(str(url or self.target.repo_id), len(self.sent))
 
     def _check_type(self, before: dict[str, Any]) -> None:
-        """Raises a `LabError` if the repository holds another kind of result, whose card would be replaced."""
+        """Raises a `LabError` if the repository holds another type of result, whose card would be replaced."""
         there, ours = type_of_files(before), self.contents.type
         if there not in (None, ours) and self.target.repo_type != "space":
             what = f"The repository {self.target.repo_id!r} holds a {there}, and this is a {ours}."
@@ -195,7 +195,7 @@ class _Upload:
         ours = [name for name in before if matches(name, self.contents.owned) and not name.endswith(".py")]
         stale = [name for name in ours if name not in self.sent]
         with warnings.catch_warnings():
-            # The client warns of parquet files in a model's repository; here they are part of the evidence.
+            # The client warns of parquet files in a model repository; here they are evidence.
             warnings.filterwarnings("ignore", "It seems that you are about to commit a data file")
             return self.api.create_commit(
                 **self.target.where,
@@ -203,12 +203,12 @@ class _Upload:
                 commit_message=self.title,
                 commit_description=self.description,
                 revision=self.target.revision,
-                parent_commit=head,  # of two pushes at once, one is refused
+                parent_commit=head,  # refuses one of two simultaneous pushes
                 create_pr=self.target.create_pr or None,
             )
 
     def _missing(self, revision: str) -> list[str]:
-        """Files that the repository does not have as they were sent."""
+        """Sent files that are missing from the repository or differ there."""
         there = with_retries(lambda: self._tree(revision), "Checking what is there")
         return [name for name, operation in self.sent.items() if not _is_same(there.get(name), operation)]
 
@@ -243,7 +243,7 @@ def check_can_push(config: ResolvedConfig) -> str:
     if config.hub_license is not None:
         from huggingface_hub import ModelCard
 
-        with hub_errors(target):  # now, rather than with the whole card after training
+        with hub_errors(target):  # before training, not with the card after it
             card = ModelCard(f"---\nlicense: {json.dumps(config.hub_license)}\n---\n")
             with_retries(card.validate, "Checking --hub_license")
     return target.repo_id

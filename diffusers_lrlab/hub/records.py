@@ -1,4 +1,4 @@
-"""The record and the log of a run in a folder, which may be somebody else's: checked before they are used."""
+"""The record and the log of a run, which are untrusted input and checked before use."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.errors import LabError
 
-# Fields of a record that are read, and their types.
+# Fields in use, and their types.
 _SHAPE: dict[str, dict[str, type | tuple[type, ...]]] = {
     "run": {"status": str, "command": str},
     "train": {"num_updates": int, "global_batch": int},
@@ -33,7 +33,7 @@ def read_json(path: Path) -> Any:
 
 
 def _is_nested(value: Any, levels: int) -> bool:
-    """Whether there is something so many levels down in lists and mappings within each other."""
+    """Whether lists and mappings are nested so many levels deep."""
     level = [value]
     for _ in range(levels):
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
@@ -42,7 +42,7 @@ def _is_nested(value: Any, levels: int) -> bool:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _small(text: str) -> int:
@@ -52,7 +52,7 @@ def _small(text: str) -> int:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """`lrlab/run.json` of a run; a `LabError` if there is none, or it is not the record of a run."""
+    """`lrlab/run.json` of a run; raises a `LabError` if it is missing or invalid."""
     file = folder / "lrlab" / "run.json"
     if not file.is_file():
         raise LabError(f"{str(folder)!r} holds no record of a run (lrlab/run.json). Give the folder of a run.")
@@ -80,7 +80,7 @@ def _is_plugin(value: Any) -> bool:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `lrlab/metrics.jsonl`, none if there is no log; a `LabError` if a row is not one of a log."""
+    """The rows of `lrlab/metrics.jsonl`, none without a log; raises a `LabError` for an invalid row."""
     file = folder / "lrlab" / "metrics.jsonl"
     if not file.is_file():
         return []
@@ -92,20 +92,20 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError, RecursionError):
             good = False
         if not good:
-            raise LabError(f"Line {number} of {str(file)!r} is no row of a log.")
+            raise LabError(f"Line {number} of {str(file)!r} is not a row of a log.")
         rows.append(row)
     return rows
 
 
 def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a log; a `LabError` if it has more, or longer ones, than fit into memory."""
+    """The lines of a log; raises a `LabError` for too many or too long lines."""
     with file.open(encoding="utf-8", errors="replace") as text:
         for number in itertools.count(1):
             if not (line := text.readline(_LONGEST_LINE + 1)):
                 return
             if len(line) > _LONGEST_LINE or number > _MOST_LINES:
                 most = f"{_MOST_LINES:,} lines of at most {_LONGEST_LINE:,} characters"
-                raise LabError(f"{str(file)!r}, line {number}: no more than {most} are read.")
+                raise LabError(f"{str(file)!r}, line {number}: the limit is {most}.")
             yield line
 
 
@@ -114,7 +114,7 @@ def is_number(value: Any) -> bool:
 
 
 def updates_done(folder: Path, record: dict[str, Any]) -> int:
-    """Updates that a run has done, according to its record or its log."""
+    """Updates done by a run, from its record or its log."""
     done = record["train"].get("updates_done")
     if isinstance(done, int):
         return done

@@ -1,4 +1,4 @@
-"""A run repeated from its record, and how far the two agree."""
+"""Reruns: a run repeated from its record, and compared with it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _EXACT_ENOUGH = 1e-6  # of a learning rate, which is a function of the clock alo
 class Comparison:
     """A run compared with its record: its "learning rate", "losses", "results" and "weights"."""
 
-    settings: dict[str, tuple[Any, Any]]  # from options that differ to their values "then" and "now"
-    environment: dict[str, tuple[Any, Any]]  # the same of versions, hardware, processes and source
+    settings: dict[str, tuple[Any, Any]]  # options that differ: their values "then" and "now"
+    environment: dict[str, tuple[Any, Any]]  # likewise versions, hardware, processes and source
     findings: dict[str, str]  # "equal", or how far apart they are
-    largest: dict[str, float | None]  # the largest relative difference; `None` where one of the two has nothing to compare
-    tolerance: float  # the difference up to which losses and results count as the same in another environment
+    largest: dict[str, float | None]  # the largest relative difference; `None` without anything to compare
+    tolerance: float  # of losses and results in another environment
 
     @property
     def is_exact(self) -> bool:
-        """Whether the log, and the results or the weights, can be compared, and everything is equal to the bit."""
+        """Whether everything is equal to the bit, the log and at least one of results and weights among it."""
         largest = self.largest
         enough = largest["losses"] is not None and (largest["results"] is not None or largest["weights"] is not None)
         return enough and not self.settings and all(value in (0.0, None) for value in largest.values())
@@ -43,10 +43,10 @@ class Comparison:
     @property
     def agrees(self) -> bool:
         """
-        Whether the record is confirmed: to the bit with the same settings, versions and machine, else within the tolerance.
+        Whether the record is confirmed: to the bit with equal settings, versions and machine, else within the tolerance.
 
-        Weights only need the same shapes: another order of summation leads to other weights of the same quality. Learning
-        rates have a smaller tolerance everywhere.
+        In another environment weights need equal shapes only: another order of summation leads to other weights of the same
+        quality. Learning rates have a smaller tolerance.
         """
         if self.settings or not self.environment:
             return self.is_exact
@@ -58,26 +58,26 @@ class Comparison:
 
     def describe(self) -> str:
         lines = []
-        for title, differences in (("Set otherwise", self.settings), ("Another environment", self.environment)):
+        for title, differences in (("Different settings", self.settings), ("Different environment", self.environment)):
             lines += [f"{title}:"] * bool(differences)
             lines += [f"  {name}: {then!r} in the record, {now!r} now" for name, (then, now) in differences.items()]
         lines += [f"{name}: {text}" for name, text in self.findings.items()]
         if self.settings:
-            lines.append("This is another run: it was set otherwise.")
+            lines.append("This is another run: its settings differ.")
         elif self.is_exact:
             lines.append("The record is reproduced, to the bit.")
         elif self.agrees:
-            weights = "" if self.largest["weights"] is None else "; weights are not held to that"
+            weights = "" if self.largest["weights"] is None else "; weights are exempt"
             lines.append(f"The record is confirmed within {self.tolerance:.0%}, in another environment{weights}.")
         elif self.largest["losses"] is None:
-            lines.append("The record has no log, so that there is nothing to confirm.")
+            lines.append("The record has no log, so there is nothing to confirm.")
         else:
             lines.append("The record is NOT reproduced.")
         return "\n".join(lines)
 
 
 def recorded_options(folder: Path) -> dict[str, Any]:
-    """The options that repeat the run in a folder; a `LabError` if there are none, or some that this version lacks."""
+    """The options that repeat the run in a folder; raises a `LabError` without a record, or for unknown options."""
     from ..training.config import TrainingConfig
 
     record = read_record(folder)
@@ -92,7 +92,7 @@ def recorded_options(folder: Path) -> dict[str, Any]:
 
 
 def without_replaced(recorded: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
-    """Recorded options without the parameters that arguments of the command line take the place of."""
+    """Recorded options without those that arguments of the command line replace."""
     from ..training.learning_options import OBJECTIVE_OPTIONS
 
     flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
@@ -122,7 +122,7 @@ def compare_runs(then: Path, now: Path, tolerance: float = TOLERANCE) -> Compari
 
 
 def _settings(then: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Options that differ; those that a record does not name count as their defaults."""
+    """Options that differ; those missing in a record count as their defaults."""
     from ..training.config import TrainingConfig
 
     defaults = {name: defaults_of(TrainingConfig)[name] for name in names_where(TrainingConfig, is_repeated=True)}
@@ -167,7 +167,7 @@ def _compare_rows(
     for column in columns:
         for old, new in zip(then, now, strict=True):
             if (column in old) != (column in new):
-                return f"{column} is in one of the two logs only", math.inf
+                return f"{column} is in only one of the logs", math.inf
             apart = _apart(old[column], new[column]) if column in old else 0.0
             if apart > 0 and (first is None or old["update"] < first):
                 first = old["update"]
@@ -192,7 +192,7 @@ def _compare_results(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, fl
 
 
 def _weights_files(folder: Path) -> list[Path]:
-    """Several if the weights are sharded."""
+    """Files of weights, several if they are sharded."""
     return sorted((folder / kind_of(read_record(folder)["config"]).component).glob("*.safetensors"))
 
 
@@ -223,7 +223,7 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
     )
     apart, norm = map(math.sqrt, map(sum, squares))
     largest = apart / norm if norm and math.isfinite(apart / norm) else math.inf
-    what = "has {largest:.2g} of their norm" if math.isfinite(largest) else "is no finite number"
+    what = "has {largest:.2g} of their norm" if math.isfinite(largest) else "is not finite"
     differ = agreeing(len(different), "differs", "differ")
     return (
         f"{len(different)} of {counted(len(old), 'tensor')} {differ}; the difference {what.format(largest=largest)}",
@@ -232,7 +232,7 @@ def _compare_weights(then: Path, now: Path) -> tuple[str, float | None]:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What is in memory: NaN is equal to itself, and no type lacks a comparison."""
+    """The bytes: NaN is equal to itself, and every dtype can be compared."""
     import torch
 
     return tensor.flatten().view(torch.uint8)

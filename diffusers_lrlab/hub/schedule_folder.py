@@ -1,4 +1,4 @@
-"""A schedule as a folder: the data, its picture and its card."""
+"""A schedule as a folder: its data, its plot and its card."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def write_schedule_folder(
     """
     Writes `schedule.json`, `schedule.png` and a card into a new folder, whole or not at all.
 
-    Schedules are names or spec strings. The picture is of a run of `num_updates`, of which `warmup_updates` are warm-up: by
-    default a twentieth, or none for schedules without warm-up.
+    Schedules are names or spec strings. The plot is of a run of `num_updates` with `warmup_updates` of warm-up, by default a
+    twentieth, or none for schedules without warm-up.
     """
     from huggingface_hub import ModelCardData
 
@@ -35,7 +35,7 @@ def write_schedule_folder(
     momentum_kwargs = resolved.momentum_kwargs if resolved.momentum else {}
     if momentum_scheduler is not None:
         _, momentum_kwargs = merge_spec(momentum_scheduler, None, MOMENTUM_SCHEDULERS)
-    # As it was given: what is derived from the length of a run must fit every run.
+    # As given: parameters derived from the length of a run must fit every run.
     given = Schedule(name, kwargs, resolved.momentum, momentum_kwargs)
     if warmup_updates is None:
         warmup_updates = 0 if {"no_warmup", "rises"} & SCHEDULERS[name].traits else num_updates // 20

@@ -43,8 +43,8 @@ def _check_can_be_built(model_class: Any, config: dict[str, Any], name_or_path: 
     try:
         with torch.device("meta"):
             model_class(**config)
-    except Exception as error:  # diffusers and torch check only a part of this, and each in its own way
+    except Exception as error:  # of any type, as diffusers and torch check little
         raise LabError(
-            f"--model_config_name_or_path {name_or_path!r} describes no {model_class.__name__} that can be built: {error} "
+            f"--model_config_name_or_path {name_or_path!r}: no {model_class.__name__} can be built from it: {error} "
             "Correct its config.json."
         ) from error

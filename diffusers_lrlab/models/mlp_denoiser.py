@@ -79,11 +79,11 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
         self.output = nn.Linear(hidden_size, dimension)
 
     def angles(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        """What sines and cosines are taken of, for points `(batch, dimension)`: `(batch, dimension + 1, half of them)`."""
+        """Arguments of sines and cosines, for points `(batch, dimension)`: `(batch, dimension + 1, embedding_size / 2)`."""
         half = self.config.embedding_size // 2
         steps = torch.arange(half, dtype=torch.float32, device=sample.device)
         frequencies = torch.exp(steps * (-math.log(10_000) / (half - 1)))
-        # One pass for all of them: small operations cost more in their number than in their size.
+        # One operation for all: many small ones cost more.
         values = torch.cat([sample.float() * self.config.coordinate_scale, timestep[:, None].float()], dim=1)
         return values[:, :, None] * frequencies
 
@@ -96,7 +96,7 @@ class MLPDenoiser(ModelMixin, ConfigMixin):
         self, sample: torch.Tensor, timestep: torch.Tensor | float | int, return_dict: bool = True
     ) -> MLPDenoiserOutput | tuple[torch.Tensor]:
         """
-        Predicts the noise (or what the pipeline's scheduler takes) of noisy points.
+        Predicts the noise of noisy points, or another prediction type of the pipeline's scheduler.
 
         Args:
             sample (`torch.Tensor`): Points, of shape `(batch, dimension)`.

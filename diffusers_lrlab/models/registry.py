@@ -1,4 +1,4 @@
-"""Denoisers by name: what a run trains in the place of the model that fits its data."""
+"""Registry of denoisers, which replace the default model of a kind of data."""
 
 import inspect
 import sys
@@ -13,7 +13,7 @@ from ..core.signatures import checked
 _PACKAGE = "diffusers_lrlab"
 
 DENOISERS = Registry("denoiser")
-"""Entries are classes, or the places of ours as "module:class"."""
+"""Entries are classes, or their import paths, "module:class"."""
 
 DENOISERS.register(
     "mlp",
@@ -33,12 +33,12 @@ def register_denoiser(
     name: str, *, description: str, source: str, parameters: tuple[Parameter, ...] = ()
 ) -> Callable[[Any], Any]:
     """
-    A decorator that registers a class of a denoiser under a name, for `--denoiser`.
+    A decorator that registers a class as a denoiser under a name, for `--denoiser`.
 
-    The class is one of diffusers' `ModelMixin` and `ConfigMixin`, and is called as `model(noisy, timesteps).sample`. Its
+    The class has diffusers' `ModelMixin` and `ConfigMixin`, and is called as `model(noisy, timesteps).sample`. Its
     `__init__` takes what the data decide (`dimension` for points; `sample_size` and `in_channels`, and `out_channels` if it
-    has such, for images) and the `parameters`. The code is saved beside the weights, so it has to be a file, and to need no
-    other file of yours.
+    has such, for images) and the `parameters`. The code of your own class is saved beside the weights: it must be one file
+    that needs no other file of yours. A class of diffusers stays as it is: `register_denoiser("unet", ...)(UNet2DModel)`.
 
     Args:
         name (`str`): What `--denoiser` takes.
@@ -49,11 +49,12 @@ def register_denoiser(
 
     def decorator(model_class: Any) -> Any:
         _check_class(name, model_class, [parameter.name for parameter in parameters])
-        registered = DENOISERS.register(name, description=description, source=source, parameters=parameters)(model_class)
-        # Saved pipelines name classes by their module, and look for them there.
-        model_class.__module__ = _PACKAGE
-        setattr(sys.modules[_PACKAGE], model_class.__name__, model_class)
-        return registered
+        DENOISERS.register(name, description=description, source=source, parameters=parameters)(model_class)
+        if not _is_of_diffusers(model_class):
+            # Saved pipelines name classes by their module, and look for them there.
+            model_class.__module__ = _PACKAGE
+            setattr(sys.modules[_PACKAGE], model_class.__name__, model_class)
+        return model_class
 
     return decorator
 
@@ -71,29 +72,40 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
         raise LabError(
             f"The denoiser {name!r} declares {unknown[0]!r}, which {model_class.__name__}.__init__ does not take."
         )
+    if _is_of_diffusers(model_class):  # its code is not saved
+        return
     if model_class.__name__ in dir(sys.modules[_PACKAGE]):
         raise LabError(f"The denoiser {name!r} cannot be a class {model_class.__name__}: there is one. Choose another name.")
     file = inspect.getfile(inspect.unwrap(model_class.forward))
     if not Path(file).is_file():
         raise LabError(
-            f"The denoiser {name!r} is not in a file ({file}), so that its code could not be saved beside its weights. "
+            f"The denoiser {name!r} is not in a file ({file}), so its code cannot be saved beside its weights. "
             "Put it into one, and import that."
         )
+
+
+def _is_of_diffusers(model_class: Any) -> bool:
+    return model_class.__module__.partition(".")[0] == "diffusers"
 
 
 def denoiser_class(name: str) -> Any:
     return DENOISERS[name].function
 
 
+def has_own_code(name: str) -> bool:
+    """Whether the code of a denoiser is saved beside its weights, as code of neither diffusers nor this package."""
+    return DENOISERS[name].is_foreign and not _is_of_diffusers(denoiser_class(name))
+
+
 def denoiser_code(model: Any) -> Path | None:
-    """The file that has to lie beside the weights of a model, for others to load it; `None` if diffusers knows its class."""
+    """The file of code to save beside the weights of a model; `None` for a class of diffusers."""
     if type(model).__module__ != _PACKAGE:
         return None
     return Path(inspect.getfile(inspect.unwrap(type(model).forward)))
 
 
 def denoiser_arguments(name: str, kwargs: Mapping[str, Any], of_data: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """All arguments of a denoiser: those that the data decide, and those that were given."""
+    """All arguments of a denoiser: those decided by the data, and those given."""
     import torch
 
     model_class = denoiser_class(name)

@@ -21,8 +21,7 @@ def default_unet_config(resolution: int, channels: int, num_images: int | None) 
     """
     Arguments of a `UNet2DModel`: 0.7 M parameters for 1,541 digits of 8x8, up to upstream's 113.7 M for many of 64x64.
 
-    `num_images` is the number of training images, `None` for a stream, which counts as many: large models memorise small
-    sets, and take long to do so.
+    `num_images` counts training images; `None`, a stream, stands for many. Large models memorise small sets, slowly.
     """
     _, width, layers = next(size for size in _SIZES if (num_images or float("inf")) <= size[0])
     down = default_down_blocks(resolution)

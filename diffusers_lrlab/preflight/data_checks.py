@@ -1,8 +1,7 @@
-"""Are the data what one thinks? Checks that only some kinds of data have are named in their `preflight_checks`."""
-
-from collections.abc import Callable
+"""Checks of the data: values, duplicates, sizes, order. Those of pixels are silent on other kinds of data."""
 
 import torch
+from torch.nn.functional import adaptive_avg_pool2d
 
 from ..core.words import agreeing, counted, times
 from ..data.sorted_rows import find_sorted_rows
@@ -16,7 +15,7 @@ _LEVEL = 2 / 255  # between neighbours of 256 levels in [-1, 1]
 
 def value_range(subject: Subject) -> str | None:
     """Images that use only a part of [-1, 1], as if they were not scaled; empty channels."""
-    if not len(subject.sample):
+    if not _has_pixels(subject) or not len(subject.sample):
         return None
     images = subject.sample
     low, high = float(images.min()), float(images.max())
@@ -45,7 +44,14 @@ def value_range(subject: Subject) -> str | None:
     return None
 
 
+def _has_pixels(subject: Subject) -> bool:
+    kind = subject.plan.kind
+    return kind.is_bounded and kind.has_neighbours
+
+
 def constant_images(subject: Subject) -> str | None:
+    if not _has_pixels(subject):
+        return None
     constant = int((subject.sample.flatten(2).std(dim=2).amax(dim=1) < _LEVEL).sum())
     if constant < max(1, 0.01 * len(subject.sample)):
         return None
@@ -59,7 +65,7 @@ def near_duplicates(subject: Subject) -> str | None:
     if len(subject.sample) < 10:
         return None
     kind = subject.plan.kind
-    alike, looked_at = _alike(subject, kind.thumbnails) if kind.has_neighbours else _equal(subject)
+    alike, looked_at = _alike(subject) if kind.has_neighbours else _equal(subject)
     if alike < 0.1 * looked_at:
         return None
     return (
@@ -76,9 +82,14 @@ def _equal(subject: Subject) -> tuple[int, int]:
     return int(counts[counts > 1].sum()), len(data)
 
 
-def _alike(subject: Subject, thumbnails: Callable[[torch.Tensor], torch.Tensor]) -> tuple[int, int]:
+def _thumbnails(data: torch.Tensor) -> torch.Tensor:
+    """`(num, size)`, by which data that look alike are found."""
+    return adaptive_avg_pool2d(data, min(8, data.shape[-1])).flatten(1) if data.ndim == 4 else data.flatten(1)
+
+
+def _alike(subject: Subject) -> tuple[int, int]:
     """How many of the sample look like another one in it or, if they are in memory, of all the data; and its size."""
-    data, sample = subject.data, thumbnails(subject.sample)
+    data, sample = subject.data, _thumbnails(subject.sample)
     distances = torch.cdist(sample, sample, compute_mode=_EXACT)
     usual = distances[~torch.eye(len(sample), dtype=torch.bool)].median()
     if data.in_memory is None or data.num_images is None:
@@ -86,7 +97,7 @@ def _alike(subject: Subject, thumbnails: Callable[[torch.Tensor], torch.Tensor])
     else:
         nearest = torch.full((len(sample),), torch.inf)
         for start in range(0, data.num_images, _AT_ONCE):
-            others = thumbnails(data.transform.fixed(data.in_memory.data[start : start + _AT_ONCE]))
+            others = _thumbnails(data.transform.fixed(data.in_memory.data[start : start + _AT_ONCE]))
             distances = torch.cdist(sample, others, compute_mode=_EXACT)
             own = torch.arange(start, start + len(others)) == subject.rows[:, None]
             nearest = torch.minimum(nearest, distances.masked_fill(own, torch.inf).amin(dim=1))

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..core.errors import LabError
-from ..training.kinds.select import KINDS
 from . import data_checks, model_checks, setting_checks
 from .subject import Subject
 
 if TYPE_CHECKING:
-    from ..training.kinds.base import DataKind
     from ..training.trainer import Trainer
 
 CHECKS: dict[str, Callable[[Subject], str | None]] = {
@@ -35,16 +33,10 @@ CHECKS: dict[str, Callable[[Subject], str | None]] = {
 }
 
 
-def checks_for(kind: DataKind) -> dict[str, Callable[[Subject], str | None]]:
-    special = {name for entry in KINDS.values() for name in entry.factory.preflight_checks}
-    unsuitable = special.difference(kind.preflight_checks)
-    return {name: check for name, check in CHECKS.items() if name not in unsuitable}
-
-
 def run_checks(trainer: Trainer) -> dict[str, str]:
     """From names of checks that found something to their messages; afterwards the trainer is as it was, to the bit."""
     subject, found = Subject(trainer), {}
-    for name, check in checks_for(trainer.run.kind).items():
+    for name, check in CHECKS.items():
         try:
             message = check(subject)
         except LabError as error:

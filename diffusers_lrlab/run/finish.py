@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..training.pipeline import pipeline_name
 from ..training.results.base import results_of
 from ..training.sharding import whole_weights
 from ..training.trackers import show_pictures
@@ -52,7 +53,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
     _show_results(trainer, figures)
     write_model_card(folder.path, record)
     accelerator.print(
-        f"Finished: {run.kind.pipeline_name}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
+        f"Finished: {pipeline_name(run.kind)}.from_pretrained({str(folder.path)!r}). Card: {folder.path}/README.md"
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import resolve_warmup_updates
+from ..core.words import counted
 from ..data.batch import Conditions
 from ..data.batches import num_workers
 from ..data.layout import BatchLayout
@@ -23,6 +24,7 @@ from ..schedules.schedule import Schedule
 from .config import ResolvedConfig
 from .kinds.base import DataKind
 from .kinds.select import kind_of
+from .model import model_arguments, model_class_of
 from .resolve_schedules import check_floor
 from .resolve_timesteps import objective_spec
 
@@ -133,7 +135,11 @@ class Plan:
         import torch
 
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in self.kind.model_class()(**self.model_config).parameters())
+            return sum(parameter.numel() for parameter in self.model_class(**self.model_config).parameters())
+
+    @cached_property
+    def model_class(self) -> Any:
+        return model_class_of(self.config)
 
 
 def make_plan(
@@ -165,9 +171,9 @@ def make_plan(
     config = dataclasses.replace(config, **open_ones)
     return Plan(
         config=config,
-        model_config=kind.model_arguments(config, model_config, data),
+        model_config=model_arguments(config, model_config, data),
         kind=kind,
-        data_shape=kind.describe_data(config, data),
+        data_shape=_shape_in_words(data.image_shape),
         item_shape=data.image_shape,
         layout=layout,
         num_images=num_images,
@@ -177,9 +183,27 @@ def make_plan(
         lrs=lrs,
         momenta=momenta,
         lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.num_train_timesteps),
-        data_warnings=tuple(kind.data_warnings(data)),
+        data_warnings=_scale_warnings(data, kind),
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
         conditions=data.held_out[:0].conditions,
+    )
+
+
+def _shape_in_words(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) if len(shape) > 1 else counted(shape[0], "dimension")
+
+
+def _scale_warnings(data: TrainingData, kind: DataKind) -> tuple[str, ...]:
+    """Of data that are not scaled to [-1, 1]: a spread that is far from that of the noise."""
+    some = data.held_out if len(data.held_out) > 1 else data.in_memory
+    if kind.is_bounded or some is None or len(some) < 2:
+        return ()
+    spread = float(some.data.std(dim=0).max())
+    if 0.1 <= spread <= 10:
+        return ()
+    return (
+        f"The {kind.name} have a standard deviation of up to {spread:.3g}, and the noise one of 1: rescale the {kind.name} "
+        "to about 1, or little is learned.",
     )
 
 

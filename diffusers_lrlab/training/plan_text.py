@@ -4,13 +4,14 @@ import torch
 
 from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import format_spec
-from ..core.words import counted, plural, times
+from ..core.words import counted, plural, singular, times
 from ..diagnostics.gradients import NUM_PROBES
 from ..optimizers.scaling import scaling_warning
 from ..schedules.resolve import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
 from .choices import describe_choices
+from .model import describe_model
 from .plan import Plan
 
 _TIMESTEP_WORDS = {
@@ -26,22 +27,22 @@ def describe_plan(plan: Plan) -> str:
     last = plan.num_updates - 1
     marks = [(share, min(round(share / 100 * plan.num_updates), last)) for share in range(0, 101, 25)]
     lrs = ", ".join(f"{plan.lrs[update]:.3g} ({share} %)" for share, update in marks)
-    item = plan.kind.item
+    item = singular(plan.kind.name)
     lines = {
         "data": f"{config.dataset_name or config.train_data_dir}: "
         f"{counted(plan.num_images, f'training {item}') if plan.num_images else f'a stream of training {plural(item)}'}, "
         f"{plan.num_held_out} held out, {plan.data_shape}" + _workers_in_words(plan),
-        "model": f"{plan.kind.describe_model(plan.model_config)}, "
+        "model": f"{describe_model(config, plan.model_config)}, "
         f"{counted(plan.num_parameters, 'parameter', ',')}"
         + (", compiled for training" if config.compile else "")
         + (", channels last" if config.channels_last else ""),
         "objective": "; ".join([config.objective, *(f"{name.lower()} {value}" for name, value in plan.process.describe())]),
         "precision": _precision_in_words(plan),
-        "batch": f"{counted(layout.global_batch, plan.kind.item)} an update = {layout.micro_batch} x "
+        "batch": f"{counted(layout.global_batch, singular(plan.kind.name))} an update = {layout.micro_batch} x "
         f"{counted(layout.accumulation, 'micro-batch')} x {counted(layout.num_processes, 'process')}",
         "length": counted(plan.num_updates, "update")
         + (f", {counted(plan.num_epochs, 'epoch', '.4g')}" if plan.num_epochs else "")
-        + f", {counted(plan.num_updates * layout.global_batch, plan.kind.item, ',')} seen",
+        + f", {counted(plan.num_updates * layout.global_batch, singular(plan.kind.name), ',')} seen",
         "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up"
         + (", then as the validation loss says" if plan.follows_metric else ""),
         "learning rate": ("auto, found before the run; of a peak at its default: " if config.auto_learning_rate else "")
@@ -76,7 +77,7 @@ def _validation_in_words(plan: Plan) -> str:
     if not plan.num_validations:
         return ""
     often = times(plan.num_validations) if plan.num_validations > 1 else "once, at the end"
-    return f"loss of {counted(plan.num_held_out, f'held-out {plan.kind.item}')}, {often}"
+    return f"loss of {counted(plan.num_held_out, f'held-out {singular(plan.kind.name)}')}, {often}"
 
 
 def _samples_in_words(plan: Plan) -> str:
@@ -89,7 +90,7 @@ def _samples_in_words(plan: Plan) -> str:
     elif plan.num_previews:
         when = f"{times(plan.num_previews)} during the run, and {when}"
     frechet = f"; {config.frechet_samples} for the Fréchet distance" if config.frechet_samples else ""
-    samples, steps = counted(config.eval_batch_size, plan.kind.item), counted(config.num_inference_steps, "step")
+    samples, steps = counted(config.eval_batch_size, singular(plan.kind.name)), counted(config.num_inference_steps, "step")
     return f"{samples} in {steps} {when}{frechet}"
 
 

@@ -12,6 +12,7 @@ from ..core.errors import LabError
 from ..core.words import counted
 from .config import ResolvedConfig, TrainingConfig
 from .kinds.select import kind_of
+from .model import given_model_config
 from .resolve import resolve_config
 from .resolve_schedules import check_schedule
 from .resolve_timesteps import check_timesteps
@@ -85,8 +86,7 @@ def prepare_resolved(config: ResolvedConfig) -> tuple[Plan, TrainingData, Accele
     from .compiling import launcher_compiles, use_tf32
     from .plan import make_plan
 
-    kind = kind_of(config)
-    model_config = kind.load_model_config(config)
+    model_config = given_model_config(config)
     precision = config.mixed_precision or usual_precision()
     config = dataclasses.replace(config, compile=config.compile or launcher_compiles(), mixed_precision=precision)
     accelerator = make_accelerator(config)
@@ -94,7 +94,7 @@ def prepare_resolved(config: ResolvedConfig) -> tuple[Plan, TrainingData, Accele
     # The launcher's, if none was asked for.
     config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
     with accelerator.main_process_first():
-        data = kind.load_data(config, accelerator.num_processes)
+        data = kind_of(config).load_data(config, accelerator.num_processes)
     if data.skipped:
         accelerator.print(f"Left out {counted(len(data.skipped), 'corrupt image')}:", *data.skipped, sep="\n  ")
     _check_same_schedule(config)

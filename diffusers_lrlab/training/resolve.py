@@ -14,8 +14,7 @@ from ..core.plugins import load_plugins
 from ..core.spec import format_spec, resolve_spec
 from ..core.words import counted
 from ..data.options import EMBEDDED_DATASETS
-from ..data.sources import find_point_column, local_folder
-from ..data.toy2d_entries import TOY_DATASETS
+from ..data.sources import find_point_column, known_point_column, local_folder
 from ..optimizers.entries import OPTIMIZERS, check_installed
 from ..schedules.resolve import merge_spec
 from .choices import LEARNED_FROM, given_kwargs, registry_of, resolve_choice
@@ -37,7 +36,7 @@ def resolve_config(config: TrainingConfig, find_columns: bool = False) -> Resolv
     load_plugins(config.plugins)
     check_ranges(config, TrainingConfig)  # before anything asks the network
     _check_source(config)
-    if find_columns and config.data_kind in (None, "points"):
+    if find_columns:
         config = dataclasses.replace(config, point_column=find_point_column(config))
     for step in _STEPS:
         config = dataclasses.replace(config, **step(config))
@@ -113,8 +112,7 @@ def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if config.train_data_dir is None and config.dataset_name is None:
         found["dataset_name"] = "digits"
-    if config.dataset_name in TOY_DATASETS and config.point_column is None and config.data_kind in (None, "points"):
-        found["point_column"] = "x"
+    found["point_column"] = known_point_column(config)
     config = dataclasses.replace(config, **found)
     _check_rate(config)
     kind = kind_of(config)
@@ -123,8 +121,9 @@ def _resolve_data(config: TrainingConfig) -> dict[str, Any]:
     defaults, scale = kind.defaults(config), OPTIMIZERS[config.optimizer].facts
     factor = scale.get("learning_rate_factor", 1)
     defaults = {**defaults, "learning_rate": scale.get("learning_rate", defaults["learning_rate"] * factor)}
-    filled = {name: value for name, value in defaults.items() if getattr(config, name) is None}
-    return found | filled | kind.check(config)
+    if config.num_epochs is not None or config.max_train_steps is not None:
+        defaults = {name: value for name, value in defaults.items() if name not in ("num_epochs", "max_train_steps")}
+    return found | {name: value for name, value in defaults.items() if getattr(config, name) is None}
 
 
 def _check_rate(config: TrainingConfig) -> None:
@@ -147,15 +146,13 @@ def _check_rate(config: TrainingConfig) -> None:
 
 def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     """Timesteps, loss and noise; length, steps of sampling, bins and the folder."""
-    kind, steps = kind_of(config), given_kwargs(config, "objective")["num_steps"]
+    steps = given_kwargs(config, "objective")["num_steps"]
     resolved = {key: value for option in LEARNED_FROM for key, value in resolve_choice(config, option).items()}
     if config.denoiser is not None or config.denoiser_kwargs:
         resolved |= resolve_choice(config, "denoiser")
     resolved["on_divergence"] = format_spec(*resolve_spec(config.on_divergence, None, registry_of("on_divergence")))
     if config.ema is not None:
         resolved["ema"] = str(_ema_form(config))
-    if config.num_epochs is None and config.max_train_steps is None:
-        resolved |= kind.default_length
     if config.num_inference_steps is None:
         resolved["num_inference_steps"] = min(100, steps)
     if config.log_timestep_bins is None:
@@ -164,7 +161,9 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
         resumed = Path(config.resume_from_checkpoint or "latest")
         dataset = Path(config.dataset_name or config.train_data_dir or "").resolve().name
         of_checkpoint = (resumed / "trainer.json").is_file()
-        resolved["output_dir"] = str(resumed.parent) if of_checkpoint else kind.folder_name(dataset, config)
+        resolution = "" if config.resolution is None else f"-{config.resolution}"
+        own = f"{config.objective}-{dataset}{resolution}"
+        resolved["output_dir"] = str(resumed.parent) if of_checkpoint else own
     return resolved
 
 

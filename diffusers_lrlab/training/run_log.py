@@ -116,7 +116,7 @@ class RunLog:
     def keep_samples(self, samples: np.ndarray) -> None:
         """Keeps samples of this moment for the plots, and shows them to the trackers."""
         run = self.run
-        save_preview(self.folder.lab / "samples", run.update, run.kind.preview(samples))
+        save_preview(self.folder.lab / "samples", run.update, results_of(run.kind).preview(samples))
         if trackers := self.accelerator.trackers:
             show_pictures(trackers, "samples", results_of(run.kind).as_pictures(run, samples), run.update)
 

@@ -18,6 +18,7 @@ from ..schedules.feedback import FeedbackSchedule
 from ..schedules.momentum import read_momentum
 from ..schedules.scheduler import build_all
 from .compiling import make_channels_last
+from .model import make_model
 from .plan import Plan
 from .resolve_timesteps import objective_spec
 
@@ -42,7 +43,7 @@ class RunState:
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0
         self.audit = ScheduleAudit(config.strict_lr_audit)
         set_seed(stream_seed(config.seed, "weights") % 2**32)
-        self.model: Any = plan.kind.make_model(plan.model_config)  # without the wrappers of accelerate and torch.compile
+        self.model: Any = make_model(config, plan.model_config)  # without the wrappers of accelerate and torch.compile
         if config.enable_xformers_memory_efficient_attention:
             self.model.enable_xformers_memory_efficient_attention()
         if config.gradient_checkpointing:

@@ -21,12 +21,13 @@ from .checkpoint_writer import CheckpointWriter, remove_old_checkpoints
 from .checkpoints import load_checkpoint, register_model_format
 from .divergence import DivergenceGuard, find_nonfinite
 from .interrupts import InterruptGuard
+from .pipeline import save_pipeline
 from .plan import Plan
 from .resolve_timesteps import objective_spec
 from .run_folder import RunFolder
 from .run_log import RunLog
 from .run_state import RunState
-from .samples import draw_samples, save_pipeline
+from .samples import draw_samples
 from .sharding import is_sharded, shard_average, whole_weights
 from .stepping import Stepper, do_one_update
 

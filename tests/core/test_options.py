@@ -173,9 +173,9 @@ def test_nothing_of_a_resolved_configuration_contradicts_its_type():
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"data_kind": "points", "dataset_name": "digits"}, "no column of points is known in 'digits'. Give --point_column"),
-        ({"data_kind": "images", "point_column": "x"}, "asked for as points. Leave --data_kind out"),
-        ({"data_kind": "images", "dataset_name": "dino"}, "asked for as points. Leave --data_kind out"),
+        ({"data_kind": "points", "dataset_name": "digits"}, "there is no column of points in 'digits'. Give --point_column"),
+        ({"data_kind": "images", "point_column": "x"}, "has points. Leave --data_kind out"),
+        ({"data_kind": "images", "dataset_name": "dino"}, "has points. Leave --data_kind out"),
         ({"data_kind": "imgs"}, "Unknown kind of data 'imgs'"),
         ({"frechet_samples": 1}, "--frechet_samples 1 against 256 held-out images"),
     ],

@@ -24,7 +24,7 @@ from diffusers_lrlab.training.resolve import resolve_config
 
 BLOCKS = printed.blocks("python")
 NEEDS_A_RUN = ("from_pretrained",)  # these are run by the slow test
-NEEDS_A_FILE = ("register_denoiser",)  # tests/training/test_denoisers.py has it in one
+NEEDS_A_FILE = ("@register_denoiser",)  # tests/models/test_denoisers.py has it in one
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.prepare import make_accelerator
 from diffusers_lrlab.training.resolve import resolve_config
@@ -69,7 +69,7 @@ def reads_of(folder, monkeypatch, **options):
         small |= {"use_ema": False, "lr_scheduler": "constant"}
     config = resolve_config(TrainingConfig(**{**small, **options}))
     data = load_data_once(config)
-    plan = make_plan(config, data, kind_of(config).load_model_config(config))
+    plan = make_plan(config, data, given_model_config(config))
     AcceleratorState._reset_state(reset_partial_state=True)
     trainer = Trainer(plan, data, make_accelerator(config), RunFolder(folder / "run"))
     trainer.set_training()

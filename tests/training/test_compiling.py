@@ -13,7 +13,7 @@ from trainer_states import assert_same, state_of
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.training.compiling import compile_backend
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import make_accelerator, prepare
@@ -35,7 +35,7 @@ def make_trainer(folder, backend="eager", model=MODEL, **more):
     options = {**small, "model_config_name_or_path": str(folder / "model.json"), "output_dir": str(folder), **more}
     config = resolve_config(TrainingConfig(**options))
     data = load_data_once(config)
-    plan = make_plan(config, data, kind_of(config).load_model_config(config))
+    plan = make_plan(config, data, given_model_config(config))
     AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)

@@ -19,7 +19,7 @@ from diffusers_lrlab.core.errors import Diverged, LabError
 from diffusers_lrlab.study.spec.parts import read_fields
 from diffusers_lrlab.training.checkpoint_writer import kept_checkpoints
 from diffusers_lrlab.training.divergence import find_nonfinite
-from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.prepare import check_precision
 from diffusers_lrlab.training.resolve import resolve_config
@@ -50,7 +50,7 @@ def make_trainer(folder, model, bad=(), above=0.0, **more):
     """A trainer whose data are NaN at the updates `bad`, while the factor on its rate is above a number."""
     config = resolve_config(TrainingConfig(**options(folder, model, **more)))
     data = load_data_once(config)
-    plan = make_plan(config, data, kind_of(config).load_model_config(config))
+    plan = make_plan(config, data, given_model_config(config))
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps)
     trainer = Trainer(plan, data, accelerator, RunFolder(folder))

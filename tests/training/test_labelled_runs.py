@@ -26,7 +26,6 @@ from diffusers_lrlab.forecast.memory import forecast_memory
 from diffusers_lrlab.preflight.model_checks import dead_parameters, overfit_one_batch
 from diffusers_lrlab.preflight.subject import Subject
 from diffusers_lrlab.study.stacked.stacks import not_stackable
-from diffusers_lrlab.training.kinds.points import Points
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
@@ -194,9 +193,8 @@ def test_a_model_is_called_with_the_conditions_by_their_keywords(conditional):
         conditional.run.process.losses(conditional.run.model, Batch(data), data, torch.arange(8))
 
 
-def test_runs_with_conditions_are_not_stacked(conditional, monkeypatch):
+def test_runs_with_conditions_are_not_stacked(conditional):
     """Whose networks are computed as one, which takes points and timesteps alone."""
-    monkeypatch.setattr("diffusers_lrlab.study.stacked.stacks.kind_of", lambda _: Points())
-    spec = SimpleNamespace(config=SimpleNamespace(denoiser=None, mixed_precision=None))
+    spec = SimpleNamespace(config=SimpleNamespace(denoiser=None, mixed_precision=None, data_kind="points"))
     reason = not_stackable(spec, SimpleNamespace(data=lambda _: conditional.run.data))
     assert reason == "stacks are of networks without conditions, and its model takes class_labels"

@@ -29,6 +29,7 @@ from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training import trainer as training_loop
 from diffusers_lrlab.training.kinds.select import kind_of
+from diffusers_lrlab.training.model import given_model_config
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
@@ -52,7 +53,7 @@ def make_trainer(folder, model, **options):
     options = {**small, "model_config_name_or_path": str(model), "logging_steps": 2, "output_dir": str(folder), **options}
     config = resolve_config(TrainingConfig(**options))
     data = load_data_once(config)
-    plan = make_plan(config, data, kind_of(config).load_model_config(config))
+    plan = make_plan(config, data, given_model_config(config))
     AcceleratorState._reset_state(reset_partial_state=True)
     return Trainer(plan, data, Accelerator(cpu=True), RunFolder(folder))
 
@@ -369,7 +370,7 @@ def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_le
     options |= {"train_batch_size": 1, "max_train_steps": seen, "num_validation_images": 0}
     for limit in (0, 1024):
         config = resolve_config(TrainingConfig(in_memory_limit_mb=limit, **options))
-        plan = make_plan(config, load_data_once(config), kind_of(config).load_model_config(config))
+        plan = make_plan(config, load_data_once(config), given_model_config(config))
         assert plan.num_workers == (0 if limit else expected)
         assert (f"read by {expected} worker processes" in describe_plan(plan)) == (plan.num_workers > 0)
 
@@ -380,7 +381,7 @@ def test_many_images_that_are_not_in_memory_are_decoded_by_the_cores_that_are_le
 def test_dimensions_of_model_and_data_must_agree(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**SMALL, "dimension": 3}))
-    with pytest.raises(LabError, match=r"for points of 3 dimensions, and those of 'moons' have 2"):
+    with pytest.raises(LabError, match=r"dimension=3 of the model .*: must be 2, as in the data 'moons', got 3"):
         make_trainer(tmp_path / "run", config)
 
 
@@ -389,7 +390,7 @@ def test_dimensions_of_model_and_data_must_agree(tmp_path):
     [
         ({"_class_name": "UNet2DModel"}, "is the configuration of a UNet2DModel; on these data this script trains a MLP"),
         ({"width": 3}, "MLPDenoiser does not take 'width'"),
-        ({"embedding_size": 7}, "describes no MLPDenoiser that can be built: embedding_size=7 is odd"),
+        ({"embedding_size": 7}, "no MLPDenoiser can be built from it: embedding_size=7 is odd"),
     ],
 )
 def test_other_models_are_refused(tmp_path, change, message):

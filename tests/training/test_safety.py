@@ -261,7 +261,7 @@ def test_pictures_are_made_without_damaged_samples(tmp_path, capsys, how):
         save_preview(tmp_path, update, np.full((4, 2), update))
     damaged(tmp_path / "update-00000002.npy", how)
     assert [*load_previews(tmp_path)] == [4]
-    assert "update-00000002.npy' is damaged, and no picture is made of it" in capsys.readouterr().err
+    assert "update-00000002.npy' is damaged and not plotted" in capsys.readouterr().err
 
 
 def test_the_record_takes_the_room_that_was_kept_for_it(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def _landscape(
         one, other = study.folder.read_weights(first.id), study.folder.read_weights(second.id)
         if first.config["num_validation_images"] and one is not None and other is not None:
             plan, data = study.plan(specs[first.id])
-            process, model = objective_spec(plan.config).make_process(), plan.kind.model_class()(**plan.model_config)
+            process, model = objective_spec(plan.config).make_process(), plan.model_class(**plan.model_config)
             loss = ValidationLoss(data.held_out[:_POINTS], process, _POINTS, torch.device("cpu"))
             curve = losses_between(model, one, other, lambda model, loss=loss: loss(model).mean())
             barriers.append(barrier(curve))

@@ -15,6 +15,7 @@ from ...data.loading import TrainingData
 from ...training.config import DataConfig
 from ...training.kinds.select import kind_of
 from ...training.plan import Plan, make_plan
+from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .precision import check_precision, precision_warning
 from .progress import StudyProgress
@@ -44,11 +45,12 @@ class StudyContext:
 
     def data(self, spec: RunSpec) -> TrainingData:
         """The data of a run, loaded once for all runs that have the same."""
-        config, kind = spec.config, kind_of(spec.config)
+        config = spec.config
         fields = [getattr(config, field.name) for field in dataclasses.fields(DataConfig)]
-        key = (repr(fields), config.seed if kind.data_depend_on_seed(config) else 0)
+        is_shared = settings_of(config).shares_data and not config.streaming
+        key = (repr(fields), 0 if is_shared else config.seed)
         if key not in self._loaded:
-            self._loaded[key] = kind.load_data(config, 1)
+            self._loaded[key] = kind_of(config).load_data(config, 1)
         return self._loaded[key]
 
     def plan(self, spec: RunSpec, output_dir: str = "run") -> tuple[Plan, TrainingData]:

@@ -11,9 +11,11 @@ from safetensors.torch import save
 from ...core.errors import Diverged
 from ...core.streams import stream_generator
 from ...evaluation.metrics import METRICS
+from ...training.pipeline import make_pipeline
 from ...training.results.base import results_of
 from ...training.run_state import RunState
 from ...training.samples import draw_samples
+from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
 from .context import StudyContext
 from .curves import Curves
@@ -42,7 +44,7 @@ def record_run(
     sections, error = finish(run, spec, curves, error, drawn)
     study.progress.advance(1 - (DRAWN if drawn else 0), MEASURED)
     weights = None
-    if error is None and spec.stage == "compare" and run.kind.is_compared_between_runs:
+    if error is None and spec.stage == "compare" and settings_of(run.config).compares_runs:
         with run.averaged_weights():
             weights = save({name: value.detach().cpu().clone() for name, value in run.model.state_dict().items()})
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
@@ -107,7 +109,7 @@ def drawings_of(run: RunState, spec: RunSpec) -> dict[str, Drawing]:
         drawings["compared"] = Drawing(num, *own, (config.seed, kind_results.stream, 0))
     elif spec.stage == "compare":
         drawings["recorded"] = Drawing(kind_results.num_recorded, *own, (config.seed, "distances", 0))
-    if spec.stage == "compare" and run.kind.is_compared_between_runs:
+    if spec.stage == "compare" and settings_of(run.config).compares_runs:
         steps = min(_FIXED_STEPS, config.num_train_timesteps)
         drawings["fixed_start"] = Drawing(_FIXED_SAMPLES, True, steps, (0, "fixed-start"))
     return drawings
@@ -138,7 +140,8 @@ def note_seconds(run: RunState, name: str, seconds: float) -> None:
 
 
 def _from_fixed_start(run: RunState, drawing: Drawing) -> np.ndarray:
-    pipeline = run.kind.make_pipeline(run.model.eval(), run.process.deterministic_scheduler())
+    run.model.eval()
+    pipeline = make_pipeline(run, run.process.deterministic_scheduler())
     pipeline.set_progress_bar_config(disable=True)
     generator = stream_generator(*drawing.stream, device=run.model.device)
     return run.kind.sample(pipeline, drawing.num, generator, drawing.num_steps)

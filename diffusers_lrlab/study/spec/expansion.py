@@ -15,9 +15,11 @@ from ...evaluation.metrics import METRICS
 from ...training.arguments import parse_options
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds.select import kind_of
+from ...training.model import given_model_config
 from ...training.resolve import resolve_config
 from ...training.resolve_schedules import check_schedule
 from ...training.resolve_timesteps import check_timesteps
+from ..kind_settings import num_compared_samples
 from ..same_command import PRESETS_FOLDER
 from .metrics import check_metrics, default_metrics
 from .rates import extended
@@ -93,7 +95,7 @@ def _configs(spec: StudySpec) -> dict[Place, tuple[ResolvedConfig, dict[str, Any
                 of_data = ("denoiser", "data_kind", "point_column", "resolution", "image_channels")
                 key = tuple(getattr(config, name) for name in (*of_model, *of_data))
                 if key not in models:
-                    models[key] = kind_of(config).load_model_config(config)
+                    models[key] = given_model_config(config)
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
             given = {name: options[name] for name in _PATHS if options.get(name) is not None}
@@ -116,7 +118,7 @@ def _check_comparable(spec: StudySpec, configs: dict[Place, ResolvedConfig]) -> 
             )
         # The number of samples changes a distance.
         of_samples = sorted(name for name in spec.metrics or default_metrics(of_arms[0]) if METRICS[name].of == "samples")
-        counts = sorted({str(kind_of(config).num_compared_samples(config)) for config in of_arms})
+        counts = sorted({str(num_compared_samples(config)) for config in of_arms})
         if of_samples and len(counts) > 1:
             raise LabError(
                 f"{', '.join(of_samples)} cannot be compared between arms that are measured by different numbers of samples "

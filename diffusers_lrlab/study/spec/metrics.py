@@ -7,12 +7,13 @@ from ...data.toy2d_entries import LOG_PROBS
 from ...evaluation.metrics import METRICS
 from ...training.config import ResolvedConfig
 from ...training.kinds.select import kind_of
+from ..kind_settings import settings_of
 
 
 def _absence(name: str, config: ResolvedConfig) -> str | None:
     """Why the data or the options of a run cannot give a metric; `None` if they can."""
-    metric, kind = METRICS[name], kind_of(config)
-    if metric.form not in (None, kind.form):
+    metric = METRICS[name]
+    if metric.form not in (None, kind_of(config).form):
         return f"is for {metric.form}"
     if "held_out" in metric.needs and not config.num_validation_images:
         return "needs held-out data: give num_validation_images above 0"
@@ -20,8 +21,9 @@ def _absence(name: str, config: ResolvedConfig) -> str | None:
         return "needs an EMA: leave use_ema at true, or use validation_loss"
     if "features" in metric.needs and config.dataset_name != "digits":
         return "needs features that suit the data, which exist for digits: register_features gives others, as frechet_NAME"
-    if "samples" in metric.needs and (reason := kind.lacks_samples(config)):
-        return reason
+    samples_option = settings_of(config).samples_option
+    if "samples" in metric.needs and samples_option and getattr(config, samples_option) == 0:
+        return f"needs samples: give {samples_option} above 0"
     if "density" in metric.needs and config.num_validation_images < 2:
         return "is measured at held-out points: give num_validation_images of 2 or more"
     if "density" in metric.needs and (config.dataset_name not in LOG_PROBS or config.num_train_timesteps < 2):
@@ -42,4 +44,4 @@ def check_metrics(names: Iterable[str], config: ResolvedConfig, where: str) -> N
 
 def default_metrics(config: ResolvedConfig) -> tuple[str, ...]:
     """The metrics of a run in a study that names none, sample quality first."""
-    return tuple(name for name in kind_of(config).default_metrics if _absence(name, config) is None)
+    return tuple(name for name in settings_of(config).default_metrics if _absence(name, config) is None)

@@ -17,6 +17,8 @@ from ...core.manifest import find_damage, write_manifest
 from ...models.mlp_denoiser import MLPDenoiser
 from ...training.interrupts import InterruptGuard
 from ...training.kinds.select import kind_of
+from ...training.model import model_class_of
+from ..kind_settings import settings_of
 from ..runs.context import StudyContext
 from ..runs.measure import DRAWN, Drawn, record_run
 from ..runs.progress import MEASURED, StudyProgress
@@ -33,11 +35,11 @@ _NAME = re.compile(r"\w+-\d+")  # not of what was put aside
 
 def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
     """Why a run cannot be part of a stack; `None` if it can."""
-    if reason := kind_of(spec.config).not_stackable:
-        return reason
+    if not settings_of(spec.config).is_stackable:
+        return f"stacks are of MLPDenoisers on points, and these are {kind_of(spec.config).name}"
     if spec.config.denoiser not in (None, "mlp"):
         return f"stacks are of MLPDenoisers, and this is the denoiser {spec.config.denoiser!r}"
-    if (model := kind_of(spec.config).model_class()) is not MLPDenoiser:
+    if (model := model_class_of(spec.config)) is not MLPDenoiser:
         return f"stacks are of MLPDenoisers, and its model is a {model.__name__}"
     if spec.config.mixed_precision not in (None, "no"):
         return f"stacks have one precision, and this has mixed_precision {spec.config.mixed_precision}"

@@ -1,1 +1,1 @@
-"""What depends on the kind of data: images, points."""
+"""Kinds of data: images, points."""

@@ -1,17 +1,15 @@
-"""A kind of data: all that images, points, latents, ... differ in before a model is trained."""
+"""The base class of kinds of data, such as images, points or latents."""
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ...core.errors import LabError
 from ...core.registered import unusable
 from ...core.registry import Registry
-from ...models.registry import DENOISERS, denoiser_arguments, denoiser_class
 from ..config import ResolvedConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -32,67 +30,40 @@ KINDS = Registry("kind of data", returns=_check_kind)
 
 
 class DataKind(ABC):
-    """Data, model, pipeline and defaults of runs on one kind of data."""
+    """Data, default model, pipeline and default options of runs on one kind of data; it has no state."""
 
-    name: ClassVar[str]  # in KINDS, and what people call the items
-    results: ClassVar[str]  # "module:class" of a Results, which is heavy to import: what samples are shown by
-    model: ClassVar[str]  # likewise, with diffusers' ModelMixin and ConfigMixin
-    pipeline: ClassVar[str]  # likewise: it samples, and is saved
-    component: ClassVar[str]  # what the pipeline calls the model, and so the folder of its weights
+    name: ClassVar[str]  # in KINDS, and in messages: the plural of an item
+    form: ClassVar[str] = ""  # of its samples, which decides what metrics there are: "images", "points", or one of its own
+    results: ClassVar[str]  # "module:class" of its Results, which are heavy to import
+    model: ClassVar[str]  # "module:class" of the default model, with diffusers' ModelMixin and ConfigMixin
+    pipeline: ClassVar[str]  # "module:class" of the pipeline that samples, and is saved
+    component: ClassVar[str]  # the model's name in the pipeline, and so the folder of its weights
     sampling_batch: ClassVar[int]  # samples per pass of the pipeline
     sampling_cost: ClassVar[float] = 0.4  # a step of sampling over the training of an item: benchmarks/sampling_cost.py
     num_train_timesteps: ClassVar[int] = 1000  # default of the objective's parameter num_steps
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
-    default_length: ClassVar[dict[str, int]]  # of a run, as options
-    form: ClassVar[str] = ""  # which decides what metrics there are: "images", "points", or one that has none
-    # What a study measures if nobody says, the primary one first.
-    default_metrics: ClassVar[tuple[str, ...]] = ("validation_loss_ema", "validation_loss")
-    # Studies save weights and samples from common noise, and say how far runs agree.
-    is_compared_between_runs: ClassVar[bool] = False
-    # Why runs cannot be stacked, if they cannot.
-    not_stackable: ClassVar[str | None] = "stacks are of MLPDenoisers on points"
-
-    def __init__(self, denoiser: str | None = None):
-        self.denoiser = denoiser  # a name; `None` for the kind's own model
-
-    @property
-    def item(self) -> str:
-        """One of the items, in words."""
-        return self.name.removesuffix("s")
 
     # --- options -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
-        """Options that depend on the kind of data and on the data set, for those that are not given."""
-
-    def check(self, config: TrainingConfig) -> dict[str, Any]:
-        """Options whose values follow from others; raises a `LabError` for what cannot be done with these data."""
-        return {}
+        """
+        Values of options that are not given, among them the length of a run as `num_epochs` or `max_train_steps`. Raises a
+        `LabError` for options that these data cannot have.
+        """
 
     def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
         """
-        The options that say how many samples are measured at the end of a run, at their defaults: in proportion to the
-        images that it sees, so that measuring takes the smaller part of a short run.
+        Defaults of the options that count samples measured at the end of a run: in proportion to the images that it sees, so
+        that measuring takes the smaller part of a short run.
         """
         return {}
-
-    def folder_name(self, dataset: str, config: TrainingConfig) -> str:
-        """The default of `--output_dir`."""
-        return f"{config.objective}-{dataset}"
 
     # --- data --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData: ...
-
-    @abstractmethod
-    def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
-        """The shape of an item, in words."""
-
-    def data_warnings(self, data: TrainingData) -> list[str]:
-        return []
 
     def evaluation_batch(self, layout: BatchLayout) -> int:
         """Items per pass of the validation loss."""
@@ -100,89 +71,36 @@ class DataKind(ABC):
 
     # --- model -------------------------------------------------------------------------------------------------------
 
-    def model_class(self) -> Any:
-        return pkgutil.resolve_name(self.model) if self.denoiser is None else denoiser_class(self.denoiser)
-
-    def make_model(self, model_config: dict[str, Any]) -> Any:
-        """The model with these arguments, and the weights that it begins with."""
-        return self.model_class()(**model_config) if self.denoiser is None else DENOISERS[self.denoiser](**model_config)
-
-    @property
-    def pipeline_name(self) -> str:
-        return self.pipeline.rpartition(":")[2]
-
-    def make_pipeline(self, model: Any, scheduler: Any) -> Any:
-        return pkgutil.resolve_name(self.pipeline)(**{self.component: model, "scheduler": scheduler})
-
     @abstractmethod
-    def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
-        """The model's configuration that was asked for, checked without data; `None` for the default."""
+    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        """Arguments of any model for these data, by name, that the data decide."""
 
-    @abstractmethod
-    def resolve_model_config(
-        self, config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData
-    ) -> dict[str, Any]:
-        """Arguments of the kind's own model: those given, checked against the data, or a default that fits them."""
+    def default_model_config(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+        """Arguments of the default model."""
+        return self.data_arguments(config, data)
 
-    def arguments_of_data(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
-        """What a denoiser that was chosen by name has to know of the data, by the names that its arguments have."""
+    def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The configuration given for the default model, if any, checked and completed without data."""
+        return given
+
+    # --- pipeline ----------------------------------------------------------------------------------------------------
+
+    def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
+        """
+        Parts of the pipeline beside model and scheduler, by its names for them: a [`Reference`] for a VAE or a text encoder
+        that is not trained, which is saved as its source, without its weights; plain values such as `id2label`.
+        """
         return {}
-
-    def model_arguments(self, config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData) -> dict[str, Any]:
-        """Arguments of the model that is trained."""
-        if config.denoiser is None:
-            return self.resolve_model_config(config, given, data)
-        if config.gradient_checkpointing and not self.model_class()._supports_gradient_checkpointing:
-            raise LabError(f"--gradient_checkpointing: the denoiser {config.denoiser!r} does not support it. Leave it out.")
-        of_data = self.arguments_of_data(config, data)
-        return denoiser_arguments(config.denoiser, config.denoiser_kwargs or {}, of_data, self.name)
-
-    def describe_model(self, model_config: dict[str, Any]) -> str:
-        return f"{self.model_class().__name__}({', '.join(f'{key}={value}' for key, value in model_config.items())})"
-
-    # --- samples -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
         """Samples of a pipeline: images `(num, height, width, channels)` in [0, 1], or points `(num, dimension)`."""
 
-    def preview(self, samples: np.ndarray) -> np.ndarray:
-        """What is kept of the samples of one moment of training."""
-        return samples
 
-    def as_samples(self, data: torch.Tensor) -> np.ndarray:
-        """Data as [`sample`] gives samples, to compare them with."""
-        return data.numpy()
+_Row = TypeVar("_Row")
 
-    # --- studies -----------------------------------------------------------------------------------------------------
 
-    def data_depend_on_seed(self, config: ResolvedConfig) -> bool:
-        """Whether runs of other seeds cannot share the loaded data."""
-        return True
-
-    def lacks_samples(self, config: ResolvedConfig) -> str | None:
-        """Why there are no samples to compare with data at the end of a run; `None` if there are."""
-        return None
-
-    def num_compared_samples(self, config: ResolvedConfig) -> int | None:
-        """How many samples are compared with data, if runs that differ in it cannot be compared."""
-        return None
-
-    # --- cards and checks --------------------------------------------------------------------------------------------
-
-    card_task: ClassVar[str] = "other"  # the Hub's name for what the model does
-    card_tags: ClassVar[tuple[str, ...]] = ()
-    card_example: ClassVar[str] = """```python
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained("{location}")
-```
-"""  # Markdown, with {location}, {inference_steps} and, where there is such a text, {without_package}
-    # Markdown, with {location}: how the kind's own model is loaded without this package, if its pipeline is of this package.
-    card_without_package: ClassVar[str] = ""
-    card_pictures: ClassVar[str] = ""  # Markdown: pictures that only this kind has
-    preflight_checks: ClassVar[tuple[str, ...]] = ()  # names of the checks that only some kinds have
-
-    def thumbnails(self, data: torch.Tensor) -> torch.Tensor:
-        """What near duplicates are found by, if values have neighbours: `(num, size)`."""
-        return data.flatten(1)
+def row_for(kind: DataKind, rows: Mapping[str, _Row], default: _Row) -> _Row:
+    """The row of a table by kinds; a kind without one has that of the kind that it is a subclass of, or the default."""
+    names = [getattr(base, "name", "") for base in type(kind).__mro__]
+    return next((rows[name] for name in names if name in rows), default)

@@ -1,4 +1,4 @@
-"""Points of any dimension: an [`MLPDenoiser`] in a [`PointDDPMPipeline`]."""
+"""Points of any dimension: an `MLPDenoiser` in a `PointDDPMPipeline`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import LabError
-from ...core.words import counted
 from ...data.toy2d_entries import TOY_DATASETS
-from ...models.loading import load_model_config
 from ..config import ResolvedConfig, TrainingConfig
 from .base import KINDS, DataKind
 
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from ...data.loading import TrainingData
 
 _DEFAULTS: dict[str, Any] = {
+    "max_train_steps": 10_000,
     "num_validation_images": 10_000,
     "train_batch_size": 256,
     "learning_rate": 3e-4,
@@ -27,16 +26,16 @@ _DEFAULTS: dict[str, Any] = {
     "eval_batch_size": 2000,
     "dataloader_num_workers": 0,
 }
-_LOSS_BATCH = 10_000  # a pass takes little memory, and small ones take long
-# Samples to measure after so many points, those of a run of the default length; fewer in proportion before.
+_LOSS_BATCH = 10_000  # small passes take long, and this takes little memory
+# Samples to measure after so many points, as of a run of the default length; fewer for fewer points.
 _FULL_SAMPLES, _FULL_EVALUATION, _FEWEST_SAMPLES = 10_000, 2_560_000, 200
 
 
 @KINDS.register("points", description="points of any dimension, by an MLPDenoiser", source="own")
 class Points(DataKind):
-    """Points, whose values mean what they are: they are not scaled."""
+    """Points of any dimension, which are not scaled."""
 
-    name = "points"
+    name = form = "points"
     results = "diffusers_lrlab.training.results.points:PointResults"
     model = "diffusers_lrlab.models.mlp_denoiser:MLPDenoiser"
     pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
@@ -46,19 +45,11 @@ class Points(DataKind):
     num_train_timesteps = 100
     is_bounded = False
     has_neighbours = False
-    default_length = {"max_train_steps": 10_000}
-    form = "points"
-    default_metrics = ("kl", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss")
-    is_compared_between_runs = True
-    not_stackable = None
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
-        return _DEFAULTS
-
-    def check(self, config: TrainingConfig) -> dict[str, Any]:
         if config.point_column is None:
             raise LabError(
-                f"--data_kind points, but no column of points is known in {config.dataset_name or config.train_data_dir!r}. "
+                f"--data_kind points, but there is no column of points in {config.dataset_name or config.train_data_dir!r}. "
                 "Give --point_column, or leave --data_kind out."
             )
         if config.dataset_name in TOY_DATASETS and config.point_column != "x":
@@ -68,52 +59,17 @@ class Points(DataKind):
                 f"--frechet_samples {config.frechet_samples} needs features that suit the data; they exist for digits only; "
                 f"points have --distance_samples. Leave it out for {config.dataset_name or config.train_data_dir!r}."
             )
-        return {}
+        return _DEFAULTS
 
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.points import load_point_data
 
         return load_point_data(config, config.seed, config.layout(num_processes))
 
-    def describe_data(self, config: ResolvedConfig, data: TrainingData) -> str:
-        return f"{counted(data.image_shape[0], 'dimension')}"
-
-    def data_warnings(self, data: TrainingData) -> list[str]:
-        """Points on quite another scale than the noise."""
-        points = data.held_out if len(data.held_out) > 1 else data.in_memory
-        if points is None or len(points) < 2:
-            return []
-        spread = float(points.data.std(dim=0).max())
-        if 0.1 <= spread <= 10:
-            return []
-        return [
-            f"The points have a standard deviation of up to {spread:.3g}, and the noise one of 1: rescale the points to "
-            "about 1, or little is learned."
-        ]
-
     def evaluation_batch(self, layout: BatchLayout) -> int:
         return _LOSS_BATCH
 
-    def load_model_config(self, config: ResolvedConfig) -> dict[str, Any] | None:
-        if config.model_config_name_or_path is None:
-            return None
-        return load_model_config(self.model_class(), config.model_config_name_or_path, config.cache_dir)
-
-    def resolve_model_config(
-        self, config: ResolvedConfig, given: dict[str, Any] | None, data: TrainingData
-    ) -> dict[str, Any]:
-        (dimension,) = data.image_shape
-        if given is None:
-            return {"dimension": dimension}
-        if given["dimension"] != dimension:
-            raise LabError(
-                f"The model {config.model_config_name_or_path!r} is for points of "
-                f"{counted(given['dimension'], 'dimension')}, and those of {data.name!r} have {dimension}. Set dimension "
-                "in its config.json, or use other data."
-            )
-        return given
-
-    def arguments_of_data(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
+    def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
         return {"dimension": data.image_shape[0]}
 
     def measured_samples(self, images_seen: int, num_held_out: int, num_images: int | None) -> dict[str, int]:
@@ -125,38 +81,3 @@ class Points(DataKind):
 
     def sample(self, pipeline: Any, num: int, generator: torch.Generator, num_inference_steps: int) -> np.ndarray:
         return pipeline(num_points=num, generator=generator, num_inference_steps=num_inference_steps).points
-
-    def data_depend_on_seed(self, config: ResolvedConfig) -> bool:
-        return config.streaming
-
-    def lacks_samples(self, config: ResolvedConfig) -> str | None:
-        return "needs samples: give distance_samples above 0" if config.distance_samples == 0 else None
-
-    def num_compared_samples(self, config: ResolvedConfig) -> int | None:
-        return config.distance_samples or config.num_validation_images
-
-    card_tags = ("points",)
-    card_example = """```python
-import diffusers_lrlab
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained("{location}")
-points = pipeline(num_points=10_000, num_inference_steps={inference_steps}).points
-```
-
-{without_package}"""
-    card_without_package = """Without diffusers_lrlab, by the code that lies beside the weights; read it first:
-
-```python
-from diffusers import DiffusionPipeline
-
-pipeline = DiffusionPipeline.from_pretrained(
-    "{location}", custom_pipeline="{location}", trust_remote_code=True
-)
-```
-"""
-    card_pictures = """
-![From noise to data](lrlab/trajectory.png)
-
-![Points on their way from noise to data](lrlab/sampling.gif)
-"""

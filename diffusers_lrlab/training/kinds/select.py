@@ -17,5 +17,4 @@ def components() -> tuple[str, ...]:
 def kind_of(config: TrainingConfig | dict[str, Any]) -> DataKind:
     """The kind of data of a configuration, or of a recorded one; points are known by their column, which is found before."""
     known = config if isinstance(config, dict) else config.__dict__
-    name = known.get("data_kind") or ("images" if known.get("point_column") is None else "points")
-    return KINDS[name](known.get("denoiser"))
+    return KINDS[known.get("data_kind") or ("images" if known.get("point_column") is None else "points")]()

@@ -1,4 +1,4 @@
-"""Pictures of samples of images: over training, and the final grid."""
+"""Plots of sampled images: over training, and the final grid."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from ...core.plotting import new_figure, save_figure
 
 
 def image_grid(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
-    """8-bit images `(num, height, width, channels)` as one, with a gap between them: `(rows', columns', channels)`."""
+    """8-bit images `(num, height, width, channels)` as one image with gaps between them."""
     num, height, width, channels = images.shape
     rows = math.ceil(num / columns)
     grid = np.zeros((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), np.uint8)
@@ -21,7 +21,7 @@ def image_grid(images: np.ndarray, columns: int, gap: int = 1) -> np.ndarray:
 
 
 def _enlarge(images: np.ndarray, target: int) -> np.ndarray:
-    """Small images at `target` pixels, smoothly, so that a person can read them."""
+    """Small images enlarged to about `target` pixels, smoothly."""
     from PIL import Image
 
     factor = target // images.shape[1]
@@ -44,7 +44,7 @@ def plot_samples(images: np.ndarray, path: Path) -> None:
 
 
 def plot_progress(previews: dict[int, np.ndarray], num_updates: int, path: Path) -> None:
-    """The same starting noise denoised at several moments of training, side by side."""
+    """Samples from the same noise at several updates, side by side."""
     figure = new_figure(7, 2.9, dpi=150)
     shown = dict(list(previews.items())[-6:])
     columns = figure.subplots(1, len(shown), squeeze=False)[0]

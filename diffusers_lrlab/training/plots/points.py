@@ -1,4 +1,4 @@
-"""Pictures of points: data beside samples on one scale, samples over training, and the way from noise to data.
+"""Plots of points: data beside samples on one scale, samples over training, and sampling from noise to data.
 
 Points of more than two dimensions are shown by their first two coordinates, those of one by a histogram.
 """
@@ -17,13 +17,13 @@ from ...core.words import counted
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_POINTS = 10_000  # more make a blot of every shape
+_MOST_POINTS = 10_000  # more hide the shape
 _FRAME_MS, _LAST_FRAME_MS = 90, 2000
 Limits = tuple[np.ndarray, np.ndarray]
 
 
 def limits_of(real: np.ndarray, samples: np.ndarray | None = None) -> Limits:
-    """Lowest and highest coordinates to show: those of the data, a little wider, and 99 % of the samples at least."""
+    """Lowest and highest coordinates of a plot: the data with a margin, and at least 99 % of the samples."""
     lowest, highest = real.min(axis=0), real.max(axis=0)
     if samples is not None:
         lowest = np.minimum(lowest, np.quantile(samples, 0.005, axis=0))
@@ -51,7 +51,7 @@ def draw_points(axes: Axes, points: np.ndarray, limits: Limits, color: str = BLU
 
 
 def plot_beside(real: np.ndarray, samples: np.ndarray, path: Path) -> None:
-    """As many points of the data beside samples, on one scale."""
+    """Equally many points of data and samples side by side, on one scale."""
     figure = new_figure(7, 3.7, dpi=150)
     left, right = figure.subplots(1, 2)
     limits, num = limits_of(real, samples), min(len(real), len(samples))
@@ -85,14 +85,14 @@ def plot_progress(previews: dict[int, np.ndarray], num_updates: int, real: np.nd
 
 
 def plot_trajectory(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Path) -> None:
-    """Samples on their way from noise to data: six moments, `frames` of shape `(num_frames, num_points, dimension)`."""
+    """Six frames of sampling from noise to data, from `frames` `(num_frames, num_points, dimension)`."""
     chosen = np.unique(np.linspace(0, len(frames) - 1, 6).round().astype(int))
     titles = [f"{counted(timesteps[index], 'timestep')} left" if timesteps[index] else "samples" for index in chosen]
     _strip([frames[index] for index in chosen], titles, limits_of(real, frames[0]), path)
 
 
 def as_picture(points: np.ndarray, limits: Limits, title: str = "", pixels: int = 320) -> np.ndarray:
-    """Points as an 8-bit colour picture `(pixels, pixels, 3)`."""
+    """Points as an 8-bit RGB image `(pixels, pixels, 3)`."""
     figure = new_figure(pixels / 100, pixels / 100, dpi=100)
     draw_points(figure.add_subplot(), points, limits, ORANGE, title)
     figure.canvas.draw()
@@ -100,7 +100,7 @@ def as_picture(points: np.ndarray, limits: Limits, title: str = "", pixels: int 
 
 
 def animate(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Path) -> None:
-    """The way from noise to data as an animated GIF that stays on the samples for a while."""
+    """Sampling from noise to data as an animated GIF, which ends with a pause."""
     from PIL import Image
 
     limits = limits_of(real, frames[0])

@@ -1,4 +1,4 @@
-"""Pictures of the log of a run: losses, expected and applied learning rate."""
+"""Plots of the log of a run: losses, expected and applied learning rate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plot_losses(rows: list[dict[str, Any]], path: Path) -> None:
 def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path, changes: np.ndarray) -> None:
     """
     Learning rate, and momentum if it is scheduled: expected as lines, applied as dots. `changes` are factors on the rate of
-    each update, of a run that went back and on at a lower one.
+    each update, below 1 after a rollback.
     """
     figure, (axes, *below) = _new_axes(5.2, (3, 2)) if plan.schedule.sets_momentum else _new_axes()
     for part in below:
@@ -61,7 +61,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path, changes: np.ndar
     label = "upper bound (follows the validation loss)" if plan.follows_metric else "expected"
     lrs = plan.lrs * changes
     if (changes != 1).any():
-        axes.plot(plan.lrs, color=GREY, linestyle="--", label="expected, before the run diverged and went back")
+        axes.plot(plan.lrs, color=GREY, linestyle="--", label="expected, before the rollback")
     if plan.lr_factors is None:
         axes.plot(lrs, color=BLUE, label=label)
     else:
@@ -74,7 +74,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path, changes: np.ndar
 
 
 def _of_rows(rows: list[dict[str, Any]], key: str) -> np.ndarray:
-    """Updates and values of the rows that have `key`, float64 `(2, num)`; a log that somebody removed has none."""
+    """Updates and values of the rows that have `key`, float64 `(2, num)`; empty for a removed log."""
     return np.array([(row["update"], row[key]) for row in rows if key in row], np.float64).reshape(-1, 2).T
 
 

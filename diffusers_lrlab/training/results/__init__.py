@@ -1,1 +1,1 @@
-"""What a trained model of each kind of data is shown by: samples, pictures, figures."""
+"""Results of a trained model for each kind of data: samples, plots, metrics."""

@@ -1,4 +1,4 @@
-"""Images: a grid of them, and the Fréchet distance on digits."""
+"""Results of images: grids, and the number of samples for metrics."""
 
 import base64
 import io
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from ...evaluation.registry import measures_samples
 from ..config import ResolvedConfig
-from ..kinds.images import to_uint8
 from ..run_state import RunState
 from ..samples import load_previews
 from .base import Results
@@ -24,6 +24,12 @@ class ImageResults(Results):
 
     def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
+
+    def preview(self, samples: np.ndarray) -> np.ndarray:
+        return to_uint8(samples)
+
+    def as_samples(self, data: torch.Tensor) -> np.ndarray:
+        return ((data.float() + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy()
 
     def num_samples(self, config: ResolvedConfig, num_held_out: int, num_images: int | None) -> int:
         return config.frechet_samples or 0
@@ -49,3 +55,8 @@ class ImageResults(Results):
 
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, lab / "progress.png")
         plot_samples(to_uint8(samples), lab / "samples.png")
+
+
+def to_uint8(images: np.ndarray) -> np.ndarray:
+    """From [0, 1]."""
+    return np.rint(images * 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Points: pictures of the plane, distances to the training points, the exact density where it is known."""
+"""Results of points: scatter plots, and the number of samples for distances."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -9,15 +9,16 @@ import numpy as np
 from ...core.streams import stream_generator
 from ...data.loading import TrainingData
 from ..config import ResolvedConfig
+from ..pipeline import make_pipeline
 from ..run_state import RunState
-from ..samples import load_previews, sampling_pipeline
+from ..samples import load_previews
 from .base import Results
 
 _FRAMES = 21
 
 
 class PointResults(Results):
-    """Pictures of the plane."""
+    """Scatter plots."""
 
     num_recorded = 1000
     stream = "distances"
@@ -41,28 +42,28 @@ class PointResults(Results):
         return {"points": np.round(samples.astype(np.float64), 4).tolist()}
 
     def samples_to_show(self, run: RunState) -> np.ndarray:
-        """Those of the base class, whose way from noise `draw` shows."""
-        config, pipeline = run.config, sampling_pipeline(run)
+        """The samples of the base class, with the frames that `draw` shows."""
+        config, pipeline = run.config, make_pipeline(run)
         pipeline.set_progress_bar_config(disable=True)
         run.model.eval()
-        self._way = pipeline(
+        self._sampled = pipeline(
             num_points=config.eval_batch_size,
             generator=stream_generator(config.seed, "samples", 0, device=run.model.device),
             num_inference_steps=config.num_inference_steps,
             num_frames=min(_FRAMES, config.num_inference_steps + 1),
         )
-        return self._way.points
+        return self._sampled.points
 
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
         from ..plots.points import animate, plot_beside, plot_progress, plot_trajectory
 
-        real, way = _real_points(run.data, len(samples)), self._way
+        real, sampled = _real_points(run.data, len(samples)), self._sampled
         plot_beside(real, samples, lab / "samples.png")
         plot_progress(load_previews(lab / "samples"), run.plan.num_updates, real, lab / "progress.png")
-        plot_trajectory(way.frames, way.frame_timesteps, real, lab / "trajectory.png")
-        animate(way.frames, way.frame_timesteps, real, lab / "sampling.gif")
+        plot_trajectory(sampled.frames, sampled.frame_timesteps, real, lab / "trajectory.png")
+        animate(sampled.frames, sampled.frame_timesteps, real, lab / "sampling.gif")
 
 
 def _real_points(data: TrainingData, num: int) -> np.ndarray:
-    """What samples are shown beside: held-out points, or some to train on if none are held out."""
+    """Held-out points to show beside samples, or training points if none are held out."""
     return (data.held_out if len(data.held_out) else data.all_in_memory(num)[:num]).data.numpy()

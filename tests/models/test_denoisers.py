@@ -11,13 +11,15 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
-from diffusers import ConfigMixin, DiffusionPipeline, ModelMixin
+from diffusers import ConfigMixin, DDPMPipeline, DiffusionPipeline, ModelMixin, UNet2DModel
 from safetensors.torch import load_file
 from tables import cases
 
 import diffusers_lrlab
 from diffusers_lrlab import LabError, TrainingConfig, register_denoiser, train
 from diffusers_lrlab.core.plugins import load_plugins
+from diffusers_lrlab.core.registry import Parameter
+from diffusers_lrlab.models.registry import DENOISERS
 from diffusers_lrlab.study.stacked.stacks import not_stackable
 from diffusers_lrlab.training.kinds.points import Points
 from diffusers_lrlab.training.plan_text import describe_plan
@@ -163,6 +165,24 @@ class NotInAFile(ModelMixin, ConfigMixin):
 def test_a_class_that_could_not_be_loaded_again_is_refused(model_class, message):
     with pytest.raises(LabError, match=message):
         register_denoiser("refused", description="", source="")(model_class)
+
+
+def test_a_class_of_diffusers_is_registered_as_it_is(tmp_path):
+    """Neither is it renamed, nor is its file copied beside the weights, which diffusers loads by itself."""
+    channels = Parameter("block_out_channels", list, (32, 32, 32, 32), "channels of each level", items=int)
+    home = UNet2DModel.__module__
+    with DENOISERS.temporarily():
+        about = {"description": "diffusers' UNet", "source": "diffusers"}
+        assert register_denoiser("unet", **about, parameters=(channels,))(UNet2DModel) is UNet2DModel
+        run = tmp_path / "run"
+        images = {"dataset_name": "digits", "distance_samples": None, "frechet_samples": 0, "resolution": 16}
+        train(TrainingConfig(**{**SMALL, **images, "denoiser": "unet", "eval_batch_size": 2}, output_dir=run))
+    assert UNet2DModel.__module__ == home
+    assert "UNet2DModel" not in vars(diffusers_lrlab)
+    assert sorted(path.name for path in (run / "unet").iterdir()) == ["config.json", "diffusion_pytorch_model.safetensors"]
+    assert json.loads((run / "model_index.json").read_text())["unet"] == ["diffusers", "UNet2DModel"]
+    assert DDPMPipeline.from_pretrained(run).unet.config.block_out_channels == [32] * 4
+    assert "code of its author" not in (run / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,57 @@
+"""How studies treat each kind of data: what they measure, compare and stack."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..training.config import ResolvedConfig, TrainingConfig
+from ..training.kinds.base import row_for
+from ..training.kinds.select import kind_of
+
+
+@dataclass(frozen=True)
+class KindSettings:
+    """
+    The settings of a kind of data. A kind of another package puts its own under its name into [`KIND_SETTINGS`].
+
+    Args:
+        default_metrics (`tuple` of `str`): Metrics of a study that names none, the primary one first.
+        samples_option (`str`, *optional*): The option that counts the samples compared with data.
+        is_stackable (`bool`): Points of an [`MLPDenoiser`] in a [`PointDDPMPipeline`], which stacks compute.
+        compares_runs (`bool`): Weights and samples from common noise are saved, and the report says how far runs agree.
+        shares_data (`bool`): Data in memory do not depend on the seed, so that all seeds share them.
+    """
+
+    default_metrics: tuple[str, ...] = ("validation_loss_ema", "validation_loss")
+    samples_option: str | None = None
+    is_stackable: bool = False
+    compares_runs: bool = False
+    shares_data: bool = False
+
+
+KIND_SETTINGS: dict[str, KindSettings] = {
+    "images": KindSettings(
+        default_metrics=("frechet_distance", "validation_loss_ema", "validation_loss"),
+        samples_option="frechet_samples",
+    ),
+    "points": KindSettings(
+        default_metrics=("kl", "validation_loss_ema", "validation_loss", "energy_distance", "training_set_loss"),
+        samples_option="distance_samples",
+        is_stackable=True,
+        compares_runs=True,
+        shares_data=True,
+    ),
+}
+
+
+def settings_of(config: TrainingConfig | dict[str, Any]) -> KindSettings:
+    """The settings of the kind of data of a run."""
+    return row_for(kind_of(config), KIND_SETTINGS, KindSettings())
+
+
+def num_compared_samples(config: ResolvedConfig) -> int | None:
+    """The number of samples compared with data; `None` where the kind has no option for it."""
+    option = settings_of(config).samples_option
+    if option is None:
+        return None
+    num = getattr(config, option)
+    return config.num_validation_images if num is None else num

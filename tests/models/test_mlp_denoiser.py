@@ -1,0 +1,75 @@
+"""The denoiser of points."""
+
+import math
+
+import pytest
+import torch
+from tables import cases
+
+from diffusers_lrlab import MLPDenoiser
+
+SMALL = {"hidden_size": 8, "num_layers": 1, "embedding_size": 4}
+
+
+def test_the_default_is_the_studys_network():
+    assert sum(parameter.numel() for parameter in MLPDenoiser().parameters()) == 296_450
+
+
+def readable_twin(model, points, timesteps):
+    """The network in the words of the study's template: an embedding for each coordinate, one point at a time."""
+
+    def embed(value, scale):
+        size = model.config.embedding_size // 2
+        frequencies = [math.exp(-math.log(10_000) * i / (size - 1)) for i in range(size)]
+        angles = [value * scale * frequency for frequency in frequencies]
+        return [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+
+    outputs = []
+    for point, timestep in zip(points.tolist(), timesteps.tolist(), strict=True):
+        embedded = [number for coordinate in point for number in embed(coordinate, model.config.coordinate_scale)]
+        hidden = model.input(torch.tensor([embedded + embed(timestep, 1.0)], dtype=torch.float64))
+        for block in model.blocks:
+            hidden = hidden + block(hidden.clamp(min=0))
+        outputs.append(model.output(hidden.clamp(min=0))[0])
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("config", [{}, {"dimension": 5, "num_layers": 0, "embedding_size": 6, "coordinate_scale": 3.0}])
+def test_the_network_is_that_of_the_template(config):
+    model = MLPDenoiser(**config)
+    points, timesteps = torch.randn(7, model.config.dimension), torch.randint(0, 100, (7,))
+    found = model(points, timesteps).sample
+    twin = readable_twin(model.double(), points.double(), timesteps)
+    torch.testing.assert_close(found.double(), twin, rtol=0, atol=2e-4)  # sines of large angles in float32
+
+
+def test_one_timestep_stands_for_all():
+    model, points = MLPDenoiser(**SMALL), torch.randn(4, 2)
+    each = model(points, torch.full((4,), 3)).sample
+    for timestep in (3, 3.0, torch.tensor(3)):
+        assert torch.equal(model(points, timestep).sample, each)
+    assert torch.equal(model(points, 3, return_dict=False)[0], each)
+
+
+@cases(
+    "wrong",
+    [{"dimension": 0}, {"hidden_size": -1}, {"num_layers": 1.5}, {"embedding_size": 7}, {"embedding_size": 2},
+     {"coordinate_scale": 0.0}, {"coordinate_scale": math.inf}],
+)  # fmt: skip
+def test_configurations_that_mean_nothing_are_refused(wrong):
+    ((name, _),) = wrong.items()
+    with pytest.raises(ValueError, match=name):
+        MLPDenoiser(**wrong)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4,), (4, 2, 1)])
+def test_points_of_another_dimension_are_refused(shape):
+    with pytest.raises(ValueError, match=r"\(batch, 2\)"):
+        MLPDenoiser(**SMALL)(torch.zeros(shape), 0)
+
+
+def test_half_precision_keeps_the_embedding_exact():
+    model = MLPDenoiser()
+    points = torch.randn(100, 2)
+    exact = model(points, 7).sample
+    assert (model.to(torch.bfloat16)(points, 7).sample - exact).abs().max() < 0.05
