@@ -16,7 +16,7 @@ from .image_sets import ImageSet
 LETTERS = tuple(string.ascii_uppercase)
 """The labels."""
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "train": {
         "DejaVu Sans": ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
         "DejaVu Sans Mono": ("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique"),
