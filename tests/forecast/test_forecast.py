@@ -289,7 +289,7 @@ def test_the_evaluation_is_told_by_small_parts(tmp_path, monkeypatch):
     steps = []
     monkeypatch.setattr(metrics, "log_likelihood", lambda *given, num_steps: steps.append(num_steps))
     trainer = make_trainer(tmp_path, dataset_name="eight_gaussians", num_validation_images=100)
-    seconds = forecast_evaluation(trainer, 50, Budget(1))
+    seconds = forecast_evaluation(trainer.run, 50, Budget(1))
     assert {"exact_kl", "kl", "sliced_wasserstein"} <= seconds.keys()
     assert all(took >= 0 for took in seconds.values())
     assert set(steps) == {2}
@@ -299,14 +299,15 @@ def test_the_evaluation_is_told_by_small_parts(tmp_path, monkeypatch):
 def test_a_metric_that_says_nothing_of_its_time_is_named(tmp_path, monkeypatch):
     known = dataclasses.replace(metrics.METRICS["exact_kl"], name="own", part=None, function=refuse)
     monkeypatch.setitem(metrics.METRICS, "own", known)
-    seconds = forecast_evaluation(make_trainer(tmp_path, dataset_name="moons", num_validation_images=100), 50, Budget(0.5))
+    trainer = make_trainer(tmp_path, dataset_name="moons", num_validation_images=100)
+    seconds = forecast_evaluation(trainer.run, 50, Budget(0.5))
     assert seconds["own"] is None
 
 
 def test_without_time_the_updates_tell(tmp_path, monkeypatch):
     """The first update is measured in any case."""
     trainer = make_trainer(tmp_path, num_validation_images=64, frechet_samples=50)
-    monkeypatch.setattr(trainer, "validation_losses", refuse)
+    monkeypatch.setattr(trainer.run, "validation_losses", refuse)
     monkeypatch.setattr(trainer.run.kind, "sample", refuse)
     seconds = forecast_time(trainer, Budget(0))
     assert trainer.run.update == 1
