@@ -8,8 +8,8 @@ from pathlib import Path
 from ..core.errors import exit_status, is_first_process
 from .output import say
 
-TRAIN_HELP = "Train an unconditional diffusion pipeline under a learning-rate schedule that runs as it was asked for."
-FIND_LR_HELP = "Find the learning rate of a training run before it, by short tests in which the rate rises."
+TRAIN_HELP = "Train an unconditional diffusion pipeline whose learning rate is, at every update, the one that was asked for."
+FIND_LR_HELP = "Find a learning rate for a training run: short tests in which the rate rises."
 
 
 def train(arguments: Sequence[str], prog: str | None = None) -> None:

@@ -41,30 +41,34 @@ class FinderConfig:
 
     start_lr: float = option(
         None,
-        "The lowest rate; 1e-7, times what the optimizer's usual rate is over that of AdamW.",
+        "Lowest rate (default: 1e-7 for AdamW; for other optimizers, scaled like their usual rate).",
         THIS_START,
         range="(0, 1e30]",
     )
-    end_lr: float = option(None, "The highest rate; 1e-2, likewise.", THIS_START, range="(0, 1e30]")
-    num_updates: int = option(200, "Updates from the lowest rate to the highest.", THIS_START, range="[10, 1e6]")
+    end_lr: float = option(None, "Highest rate (default: 1e-2 for AdamW, scaled likewise).", THIS_START, range="(0, 1e30]")
+    num_updates: int = option(200, "Updates from the lowest to the highest rate.", THIS_START, range="[10, 1e6]")
     extend: bool = option(
         True,
-        "Go on beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
+        "Continue beyond the highest rate, at most a hundredfold, until the loss rises, so that its minimum is seen.",
         THIS_START,
     )
     mode: Literal["probe", "classic"] = option(
         "probe",
-        "probe: evenly spread timesteps, antithetic noise, and the loss of fixed images, timesteps and noise; classic: the "
-        "training loss of each batch, as drawn.",
+        "Loss to read: probe for fixed images, timesteps and noise (updates have evenly spread timesteps and "
+        "antithetic noise), classic for the training loss of each random batch.",
         THIS_START,
     )
-    repeats: int = option(3, "Tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]")
-    stop_factor: float = option(
-        10.0, "A test ends where the smoothed loss is this many times its minimum so far.", THIS_START, range="(1, 1e308]"
+    repeats: int = option(
+        3, "Number of tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]"
     )
-    probe_size: int = option(None, "Fixed images of the probe, at most; two batches.", THIS_START, range="[8, 1e7]")
+    stop_factor: float = option(
+        10.0, "A test ends when its smoothed loss is this many times the minimum so far.", THIS_START, range="(1, 1e308]"
+    )
+    probe_size: int = option(
+        None, "Fixed images of the probe, at most (default: two batches).", THIS_START, range="[8, 1e7]"
+    )
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
-        "minimum_tenth", "The rule whose rate is taken.", THIS_START
+        "minimum_tenth", "Rule that picks the learning rate.", THIS_START
     )
 
     def __post_init__(self) -> None:

@@ -13,27 +13,28 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import NEGATIVE_NUMBER, LabError, did_you_mean, shortened, shortened_message
+from ..core.options import Option
 from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        # A default of None is described by the help itself.
-        return action.help if action.default is None else super()._get_help_string(action)
-
+class _Formatter(argparse.HelpFormatter):
     def add_argument(self, action: argparse.Action) -> None:
-        if not _is_negation(action):  # it stands beside its switch
+        if not _is_negation(action):  # shown beside its switch
             super().add_argument(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         shown = copy.copy(action)
         shown.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]  # one spelling of each
-        if action.nargs == "?" and action.const is True:  # a switch, which takes a value only for YAML files
+        if _is_switch(action):  # which takes a value only in YAML files
             shown.nargs = 0
             if action.default is True:
                 shown.option_strings.append(f"--no_{action.dest}")
         return super()._format_action_invocation(shown)
+
+
+def _is_switch(action: argparse.Action) -> bool:
+    return action.nargs == "?" and action.const is True
 
 
 def _is_negation(action: argparse.Action) -> bool:
@@ -63,14 +64,32 @@ def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | N
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
     for action in parser._actions:
-        known = getattr(action.help, "option", None)
+        if (known := getattr(action.help, "option", None)) is not None:
+            action.help, action.metavar = _help_of(action, known), _metavar_of(action, known)
         if action.dest == "learning_rate":
             action.type = number_or_auto
-        if known and known.registry:
-            action.help = known.help.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))
-        if known and known.range:
-            action.help = f"{known.help} In {known.range.text}."
     return parser
+
+
+def _help_of(action: argparse.Action, known: Option) -> str:
+    """The help of an option with its names, default and range; a default of `None` is described by the help itself."""
+    text = known.help
+    if known.registry:
+        text = text.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))
+    if action.default is True:
+        text = f"{text.removesuffix('.')} (on by default)."
+    elif action.default is not None and action.default is not False:
+        text = f"{text.removesuffix('.')} (default: {action.default})."
+    return f"{text} In {known.range.text}." if known.range else text
+
+
+def _metavar_of(action: argparse.Action, known: Option) -> str | None:
+    if action.choices is not None or _is_switch(action):
+        return None
+    if action.type in (int, float):
+        return "N" if action.type is int else "X"
+    ending = action.dest.rpartition("_")[2]
+    return "NAME" if known.registry else {"kwargs": "JSON", "dir": "DIR"}.get(ending, "PATH" if known.is_path else "VALUE")
 
 
 def number_or_auto(text: str) -> float | str:
@@ -78,7 +97,7 @@ def number_or_auto(text: str) -> float | str:
     try:
         return text if text == "auto" else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number, such as 1e-4, nor auto") from None
+        raise argparse.ArgumentTypeError(f"must be a number, such as 1e-4, or auto, got {text!r}") from None
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

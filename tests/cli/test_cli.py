@@ -179,7 +179,7 @@ def test_errors_name_the_remedy(capsys, arguments, words):
         (["--num_warmup_steps", "inf"], ["inf", "--num_warmup_steps"]),
         (["--num_warmup_steps", "1.5"], ["1.5"]),
         (["--num_training_steps", "0"], ["--num_training_steps 0", "in [1, 1e7]"]),
-        (["--num_training_steps", "1e4"], ["use a whole number, such as 10000, not '1e4'"]),
+        (["--num_training_steps", "1e4"], ["must be a whole number, such as 10000, got '1e4'"]),
         (["--num_training_steps", 10**20], ["in [1, 1e7]"]),
         (["--num_processes", "0"], ["--num_processes 0"]),
         (["--gradient_accumulation_steps", "-2"], ["--gradient_accumulation_steps -2"]),

@@ -669,7 +669,7 @@ def test_the_cards_mention_it(auto):
         (
             runs.SCRIPT,
             ["--learning_rate=quick"],
-            ["argument --learning_rate", "'quick' is neither a number, such as 1e-4, nor auto"],
+            ["--learning_rate: must be a number, such as 1e-4, or auto, got 'quick'"],
         ),
         (runs.SCRIPT, ["--learning_rate=1e-3", "--auto_learning_rate"], ["exclude each other"]),
         (runs.SCRIPT, ["--learning_rate=auto", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
@@ -681,7 +681,7 @@ def test_the_cards_mention_it(auto):
         (FIND_LR, ["--start_lr=8e-3"], ["From --start_lr 0.008 to --end_lr 0.01 is too little", "at least 2 times"]),
         (FIND_LR, ["--stop_factor=inf"], ["--stop_factor inf: must be a number in (1, 1e308]"]),
         (runs.SCRIPT, ["--scale_lr=sqrt", "--optimizer=prodigy"], ["'prodigy' finds its learning rate by itself"]),
-        (FIND_LR, ["--mode=quick"], ["invalid choice: 'quick'"]),
+        (FIND_LR, ["--mode=quick"], ["--mode: must be one of 'probe', 'classic', got 'quick'"]),
         (FIND_LR, ["--num_update=3"], ["Unknown argument '--num_update=3'", "--num_updates"]),
     ],
 )
