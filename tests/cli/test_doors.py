@@ -153,7 +153,7 @@ def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_he
     assert f"registered `{falls_here}` itself" in card
     assert "```bash" not in card
     assert cli.main(["rerun", str(folder)]) == 2
-    assert f"registered '{falls_here}' itself" in capsys.readouterr().err
+    assert f"registered '{falls_here}', by code" in capsys.readouterr().err
 
 
 def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
@@ -170,7 +170,7 @@ def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
     rerun = ["-m", "diffusers_lrlab", "rerun", folder, "--out", tmp_path / "again", "--compare"]
     status, _, stderr = started.run(*rerun, env=runs.environment())
     assert status == 2
-    assert f"This run used code of its own, {file}, which its record does not hold." in stderr
+    assert f"This run used {file}, whose code its record does not hold." in stderr
     status, stdout, stderr = started.run(*rerun, "--import", file, env=runs.environment())
     assert status == 0, stderr
     assert "reproduced, to the bit" in stdout

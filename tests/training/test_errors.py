@@ -111,7 +111,10 @@ OPTIONS = {
         ["--lr_scheduler_kwargs={gamma: 1}"],
         ["--lr_scheduler_kwargs", "{gamma: 1}", "not valid JSON", "character 1", """'{"gamma": 0.5}'"""],
     ),
-    "no whole number": (["--max_train_steps=1e4"], ["--max_train_steps", "must be a whole number, such as 10000, got '1e4'"]),
+    "no whole number": (
+        ["--max_train_steps=1e4"],
+        ["--max_train_steps: must be a whole number, such as 10000, got '1e4'"],
+    ),
     "JSON, but no object": (["--lr_scheduler_kwargs=[1, 2]"], ["--lr_scheduler_kwargs", "[1, 2]", "must be a JSON object"]),
     "kwarg twice in a spec": (["--lr_scheduler=step:gamma=0.5,gamma=0.1"], ["'gamma' is given twice", "NAME:key=value"]),
     "kwarg in spec and JSON": (
