@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from tables import cases
 
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.lists import LISTED
@@ -82,7 +81,7 @@ def test_it_is_installed_under_its_name():
         assert name in shown
 
 
-@cases(
+@pytest.mark.parametrize(
     "arguments",
     [
         ["--help"],
@@ -107,7 +106,7 @@ def test_alone_it_shows_its_help():
         assert re.search(rf"^ +{name}\b", told, re.MULTILINE)
 
 
-@cases("name", ["train", "find-lr"])
+@pytest.mark.parametrize("name", ["train", "find-lr"])
 def test_help_has_each_option_once(name, capsys):
     """A switch that is on by default beside its `--no_...`, with the default of the switch."""
     with pytest.raises(SystemExit):
@@ -120,7 +119,7 @@ def test_help_has_each_option_once(name, capsys):
     assert len(set(names)) == len(names) - 1  # --learning_rate and --auto_learning_rate
 
 
-@cases("name", COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_each_command_and_its_example_is_understood(name, capsys):
     from diffusers_lrlab.cli.main import SCRIPTS, _parse
 
@@ -139,7 +138,7 @@ def test_whoever_stops_reading_gets_no_traceback():
     assert done.returncode in (0, 141)
 
 
-@cases(
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["lits"], ["'lits'", "Did you mean 'list'?", "preview"]),
@@ -171,7 +170,7 @@ def test_errors_name_the_remedy(capsys, arguments, words):
         assert word in message
 
 
-@cases(
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--num_warmup_steps", "9"], ["Warm-up of 9 updates", "9 updates", "at most 8"]),
@@ -225,7 +224,7 @@ def test_the_kinds_are_the_registries():
     assert LISTED.keys() == REGISTRIES.keys()
 
 
-@cases("kind", LISTED)
+@pytest.mark.parametrize("kind", LISTED)
 def test_list_shows_every_name_in_a_line_of_its_own(kind, capsys):
     assert main(["list", kind]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -243,7 +242,7 @@ def test_list_shows_all_kinds_without_one():
 
 
 @pytest.mark.slow
-@cases("kind", LISTED)
+@pytest.mark.parametrize("kind", LISTED)
 def test_list_as_json_has_everything(kind):
     shown = json.loads(lrlab("list", kind, "--json"))
     assert list(shown) == [kind]
@@ -298,6 +297,7 @@ def test_a_terminal_gets_lines_that_fit_and_colours(monkeypatch):
         (["--out", "a.patch"], {"out": Path("a.patch"), "branch": None}, "Wrote made."),
         (["--branch", "b"], {"out": None, "branch": "b"}, "Committed to the new branch made of clone."),
     ],
+    ids=str,
 )
 def test_a_patch_is_made_as_asked(monkeypatch, capsys, options, given, said):
     from diffusers_lrlab.upstream import patch as upstream
@@ -384,8 +384,8 @@ HOST_FUNCTIONS = {
 }
 
 
-@cases(("processes", "accumulation"), [(1, 2), (1, 4), (4, 1), (2, 4), (3, 2)])
-@cases("name", HOST_FUNCTIONS)
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 2), (1, 4), (4, 1), (2, 4), (3, 2)])
+@pytest.mark.parametrize("name", HOST_FUNCTIONS)
 def test_diffusers_own_script_is_foretold(name, processes, accumulation, monkeypatch):
     from diffusers import optimization
 

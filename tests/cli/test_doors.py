@@ -247,6 +247,7 @@ def test_a_launched_script_takes_code_of_ones_own(tmp_path):
         ({"streaming": True, "dataset_name": "a/b"}, "give max_train_steps, the number of updates of the run."),
         ({"resume_from_checkpoint": "checkpoint-7", "output_dir": "none"}, "is not a checkpoint of this script"),
     ],
+    ids=str,
 )
 def test_errors_from_python_name_the_argument(options, message):
     with pytest.raises(LabError) as error:

@@ -361,6 +361,7 @@ def test_the_command_tells_it(tmp_path, monkeypatch, capsys, measures):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [(["--dataset_nam", "moons"], "Unknown argument '--dataset_nam'"), (["--optimizer", "adamax"], "'adamax'")],
+    ids=str,
 )
 def test_the_command_refuses(arguments, part, capsys):
     assert main(["plan", *arguments]) == 2

@@ -21,7 +21,6 @@ from helpers import image_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import SCRIPT, TINY_UNET, environment
-from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.unet import check_resolution, default_down_blocks
@@ -277,6 +276,7 @@ def yaml_file(tmp_path):
         ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
     ],
+    ids=str,
 )
 def test_a_wrong_yaml_file_is_named(call, yaml_file, tmp_path, text, parts):
     assert_told(call(f"--config={yaml_file(text)}", f"--output_dir={tmp_path / 'run'}"), *parts)
@@ -347,6 +347,7 @@ FOUR_LEVELS = {
         ({"norm_num_groups": 5}, [], ["no UNet2DModel that can be built", "divisible by num_groups (5)"]),
         ({"down_block_types": ["DownBlock2D"]}, [], ["no UNet2DModel that can be built", "down_block_types"]),
     ],
+    ids=str,
 )
 def test_a_model_that_does_not_fit(call, tmp_path, change, arguments, parts):
     path = tmp_path / "model.json"
@@ -420,7 +421,7 @@ def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
     assert len(after["lrlab/metrics.jsonl"].splitlines()) == 1 + 3
 
 
-@cases("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None, 3])
+@pytest.mark.parametrize("logging_dir", ["TMP/outside", "../outside", "..", ".", "", "photos", None, 3])
 def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
     """The record of a run may be somebody else's."""
     folder, outside = tmp_path / "run", tmp_path / "outside"
@@ -550,6 +551,7 @@ def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
         (["--train_batch_size=5000"], ["batch of 5000", "Use at most --train_batch_size 1541"]),
         (["--dataset_name=/nowhere/at/all"], ["/nowhere/at/all", "does not exist"]),
     ],
+    ids=str,
 )
 def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts):
     outcome = start(*arguments, f"--output_dir={tmp_path / 'run'}")
@@ -559,7 +561,9 @@ def test_a_real_command_line_prints_the_message_alone(tmp_path, arguments, parts
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["--lr_scheduler=cosin"], 2), (["--ema=constnt"], 2), (["--zzz"], 2), (["--help"], 0)]
+    ("arguments", "status"),
+    [(["--lr_scheduler=cosin"], 2), (["--ema=constnt"], 2), (["--zzz"], 2), (["--help"], 0)],
+    ids=str,
 )
 def test_a_typing_error_does_not_wait_for_torch(arguments, status):
     code = f"""
@@ -579,7 +583,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
 # --- configurations made in Python -----------------------------------------------------------------------------------
 
 
-@cases(
+@pytest.mark.parametrize(
     ("options", "part"),
     [
         ({"prediction_type": "x0"}, "'epsilon' or 'sample' or 'v_prediction'"),
@@ -594,6 +598,7 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
         ({"frechet_samples": 1}, "2 at least"),
         ({"logging_dir": "../elsewhere"}, "inside --output_dir"),
     ],
+    ids=str,
 )
 def test_python_gets_the_same_checks(options, part):
     from diffusers_lrlab.core.errors import LabError

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tables import cases
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.lock import locked
@@ -74,7 +73,7 @@ DAMAGE = {
 }
 
 
-@cases("name", DAMAGE)
+@pytest.mark.parametrize("name", DAMAGE)
 def test_damage_of_a_run_is_named_and_put_aside(tmp_path, capsys, name):
     damage, file, said_of_it, left = DAMAGE[name]
     run = copy_of_run(tmp_path / "run")
@@ -132,7 +131,7 @@ def test_a_study(tmp_path, capsys):
     assert (status, f"{first.name}.damaged now" in said) == (0, True)
 
 
-@cases("change", [flip, Path.unlink])
+@pytest.mark.parametrize("change", [flip, Path.unlink])
 def test_weights_of_a_study_are_held_against_their_hashes(tmp_path, capsys, change):
     study = StudyFolder(shutil.copytree(FIXTURE / "study", tmp_path / "study"))
     first, *_ = sorted((study.path / "runs").glob("*.json"))
@@ -157,7 +156,7 @@ def test_a_data_set(tmp_path, capsys):
     assert (status, "Make or download it again" in said) == (2, True)
 
 
-@cases("name", ["", "nothing"])
+@pytest.mark.parametrize("name", ["", "nothing"])
 def test_what_is_no_result(tmp_path, capsys, name):
     status, said = check(capsys, tmp_path / name)
     assert (status, "holds no run" in said or "is not a folder" in said) == (2, True)
