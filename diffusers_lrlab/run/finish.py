@@ -14,7 +14,7 @@ _NOT_RESULTS = ("update", "images_seen", "loss_spike_bins")
 
 
 def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
-    """Saves everything that a finished run consists of, the weights first; adds the results to `record`."""
+    """Saves all parts of a finished run, the weights first; adds the results to `record`."""
     trainer.save_result()
     with trainer.whole_weights():
         if trainer.accelerator.is_main_process:
@@ -23,7 +23,7 @@ def finish_run(trainer: Trainer, record: dict[str, Any]) -> None:
 
 
 def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
-    """Final samples, their figures, plots and card."""
+    """Writes final samples, their metrics, plots and card."""
     accelerator, config, folder = trainer.accelerator, trainer.config, trainer.folder
     shown_by = results_of(trainer.kind)
     rows = folder.read_metrics()
@@ -56,7 +56,7 @@ def _evaluate_and_draw(trainer: Trainer, record: dict[str, Any]) -> None:
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
-    """What is known at the end, for the trackers: figures of the samples, plots of losses, rates and noise levels."""
+    """Sends metrics of the samples, and plots of losses, rates and noise levels, to the trackers."""
     trackers, update = trainer.accelerator.trackers, trainer.update
     if not trackers:
         return

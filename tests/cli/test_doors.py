@@ -176,7 +176,7 @@ def test_code_of_ones_own_is_recorded_and_needed_again(tmp_path, quick):
     assert "reproduced, to the bit" in stdout
     file.write_text(file.read_text() + "\n# changed\n")
     stderr = runs.run(*arguments, f"--import={file}", "--resume_from_checkpoint=latest", "--checkpointing_steps=1")
-    assert "warning: the code that --import loads is not the one that this run began with" in stderr
+    assert "warning: the code that --import loads has changed since this run began" in stderr
 
 
 def test_a_study_takes_code_of_ones_own(tmp_path):

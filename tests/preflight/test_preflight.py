@@ -69,16 +69,16 @@ def stream_of(tmp_path, labels):
 # name of a check -> (options of a run, or what makes them in a folder; what the message says)
 DESERVED = {
     "value_range": [
-        (lambda path: with_images(path, lambda n: noise(n) % 2), "of 256 levels they use the first 2"),
+        (lambda path: with_images(path, lambda n: noise(n) % 2), "they use the first 2 of 256 levels"),
         (lambda path: with_images(path, lambda n: 128 + noise(n) // 2), "half of [-1, 1]"),
-        (lambda path: with_images(path, lambda n: 120 + noise(n) % 4), "hardly have contrast"),
+        (lambda path: with_images(path, lambda n: 120 + noise(n) % 4), "have little contrast"),
         (
             lambda path: with_images(path, lambda n: np.stack([noise(n), noise(n + 99), 0 * noise(n)], -1), mode="RGB"),
             "Channel 2 of the images is nearly constant",
         ),
     ],
     "constant_images": [
-        (lambda path: with_images(path, lambda n: 6 * n if n % 4 == 0 else noise(n)), "one colour all over"),
+        (lambda path: with_images(path, lambda n: 6 * n if n % 4 == 0 else noise(n)), "a single colour"),
     ],
     "near_duplicates": [
         (lambda path: with_images(path, lambda n: noise(n % 20)), "are nearly the same as another"),
@@ -115,7 +115,7 @@ DESERVED = {
     ],
     "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
     "learning_rate": [
-        ({"learning_rate": 0.5}, "0.5 is 500 times what is usual for adamw"),
+        ({"learning_rate": 0.5}, "0.5 is 500 times the usual one for adamw"),
         ({"learning_rate": 1e-7}, "1/1e+03 of what is usual"),
         ({"optimizer": "sgd", "learning_rate": 1e-4}, "usual for sgd"),
     ],
@@ -186,7 +186,7 @@ def test_a_folder_of_flat_images_deserves_several(tmp_path):
     folder = image_folder(tmp_path / "flat", 40)
     options = {"train_data_dir": str(folder), "resolution": 4, "image_channels": 1, "train_batch_size": 4}
     trainer = make_trainer(tmp_path, **options, num_validation_images=0, cache_dir=str(tmp_path / "cache"))
-    assert "one colour all over" in run_checks(trainer)["constant_images"]
+    assert "a single colour" in run_checks(trainer)["constant_images"]
 
 
 def test_every_check_was_made_to_fire():
@@ -197,7 +197,7 @@ def test_timesteps_outside_the_process(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path)
     sampler = trainer.objective.sampler
     monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.arange(size) + 1)
-    assert "from 1 to 1000 at update 0; whole numbers from 0 to 999" in run_checks(trainer)["timesteps"]
+    assert "from 1 to 1000 at update 0; it must draw int64 timesteps from 0 to 999" in run_checks(trainer)["timesteps"]
     monkeypatch.setattr(sampler, "sample", lambda size, update, generator: torch.rand(size))
     assert "torch.float32" in run_checks(trainer)["timesteps"]
 

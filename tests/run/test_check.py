@@ -84,7 +84,7 @@ def test_damage_of_a_run_is_named_and_put_aside(tmp_path, capsys, name):
     assert "goes on from checkpoint-20" in said or "40" not in file
     assert "--repair" in said
     status, said = check(capsys, run, "--repair")
-    assert f"{Path(left).name} now" in said
+    assert f"was renamed to {Path(left).name}" in said
     assert (run / left).exists()
     assert RunFolder(run).newest_checkpoint().name == ("checkpoint-20" if "40" in file else "checkpoint-40")
     if "lrlab" not in left:  # a run without a record is not whole
@@ -96,7 +96,7 @@ def test_a_log_that_lost_rows(tmp_path, capsys):
     halve(run / "lrlab" / "metrics.jsonl")
     assert check(capsys, run)[0] == 1
     _, said = check(capsys, run, "--repair")
-    assert "metrics.jsonl goes as far as checkpoint-40" in said
+    assert "metrics.jsonl was cut back to checkpoint-40" in said
     assert RunFolder(run).read_metrics()
 
 
@@ -128,7 +128,7 @@ def test_a_study(tmp_path, capsys):
     status, said = check(capsys, study)
     assert (status, first.name in said, "lrlab study run" in said) == (1, True, True)
     status, said = check(capsys, study, "--repair")
-    assert (status, f"{first.name}.damaged now" in said) == (0, True)
+    assert (status, f"{first.name}.damaged" in said) == (0, True)
 
 
 @pytest.mark.parametrize("change", [flip, Path.unlink])
@@ -141,7 +141,7 @@ def test_weights_of_a_study_are_held_against_their_hashes(tmp_path, capsys, chan
     status, said = check(capsys, study.path)
     assert (status, f"damaged  weights/{weights.name}" in said) == (1, True)
     _, said = check(capsys, study.path, "--repair")
-    assert (not weights.exists(), f"{weights.name}.damaged now" in said) == (True, change is flip)
+    assert (not weights.exists(), f"{weights.name}.damaged" in said) == (True, change is flip)
 
 
 def test_a_data_set(tmp_path, capsys):
