@@ -42,7 +42,7 @@ class Finding:
         self.damaged += held.damaged.values()
         self.notes += held.notes
         if held.is_open and self.status.startswith("finished"):
-            self.status = f"{self.status}, then resumed and not finished"
+            self.status = f"not finished; before it was resumed, {self.status}"
 
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "is_whole": not self.damaged}

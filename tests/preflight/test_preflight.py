@@ -116,7 +116,7 @@ DESERVED = {
     "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
     "learning_rate": [
         ({"learning_rate": 0.5}, "0.5 is 500 times the usual one for adamw"),
-        ({"learning_rate": 1e-7}, "1/1e+03 of what is usual"),
+        ({"learning_rate": 1e-7}, "1/1e+03 of the usual one"),
         ({"optimizer": "sgd", "learning_rate": 1e-4}, "usual for sgd"),
     ],
     "times_seen": [({"max_train_steps": 30_000}, "will be seen 1,246 times")],
@@ -248,7 +248,7 @@ def test_a_rate_far_from_what_the_finder_found(tmp_path):
     about = {"deciding": deciding(trainer.config.to_dict(), trainer.plan.num_parameters, 64)}
     found = {"learning_rate": 3e-5, "about": about} | dict.fromkeys(("settings", "suggestions", "sweeps", "seconds"))
     file.write_text(json.dumps(found))
-    assert "is 33.3 times the 3e-05 that the finder named" in run_checks(trainer)["learning_rate"]
+    assert "is 33.3 times the 3e-05 that the finder suggests" in run_checks(trainer)["learning_rate"]
     for other in (
         found | {"learning_rate": 3e-4},
         found | {"learning_rate": None},
