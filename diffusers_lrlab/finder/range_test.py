@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..core.errors import LabError
-from ..core.options import THIS_START, check_ranges, check_types, option
+from ..core.options import THIS_START, Need, check_needs, check_ranges, check_types, option
 from ..core.streams import stream_seed
 from ..core.words import counted
 from ..data.batch import Batch
@@ -31,6 +31,7 @@ _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
 _NOISE_BINS = 4
 _EXTENSION = 2  # decades
 _NARROWEST = 2.0
+PROBE = Need("--mode probe", lambda config: config.mode == "probe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class FinderConfig:
         10.0, "A test ends when its smoothed loss is this many times the minimum so far.", THIS_START, range="(1, 1e308]"
     )
     probe_size: int = option(
-        None, "Fixed images of the probe, at most (default: two batches).", THIS_START, range="[8, 1e7]"
+        None, "Fixed images of the probe, at most (default: two batches).", THIS_START, range="[8, 1e7]", needs=(PROBE,)
     )
     rule: Literal["minimum_tenth", "steepest", "valley"] = option(
         "minimum_tenth", "Rule that picks the learning rate.", THIS_START
@@ -77,10 +78,7 @@ class FinderConfig:
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
         check_ranges(self, FinderConfig)
-        if self.mode == "classic" and self.probe_size is not None:
-            raise LabError(
-                f"--probe_size {self.probe_size} has no effect with --mode classic, which has no probe. Leave one out."
-            )
+        check_needs(self, FinderConfig, "")
         if self.start_lr is None or self.end_lr is None:
             return
         if self.start_lr >= self.end_lr:

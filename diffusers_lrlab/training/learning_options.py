@@ -1,4 +1,4 @@
-"""The options that say what is learned and how: model, schedules, timesteps, loss, noise, optimizer."""
+"""Options of model, schedules, timesteps, loss, noise and optimizer."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,12 +20,15 @@ from ..data.options import IMAGES
 from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
 EMA = Need("--use_ema", lambda config: config.use_ema)
-EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of its usual form
+NO_EMA_SPEC = Need("--ema", lambda config: config.ema is None, is_absence=True)
+NO_DENOISER = Need("--denoiser", lambda config: config.denoiser is None, is_absence=True)
+EMA_PARAMETER = (EMA, NO_EMA_SPEC)
+EMA_OPTIONS = ("inv_gamma", "power", "max_decay", "start_update", "update_every")  # --ema_*, parameters of warmup_power
 SCALING = Need("--scale_lr linear, sqrt or guide", lambda config: config.scale_lr != "none")
 HELD_OUT = Need("--num_validation_images above 0", lambda config: config.num_validation_images > 0)
 BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bins > 0)
 
-# Options that are parameters of one objective, by its name: those of diffusers' script.
+# Options of diffusers' script that are parameters of an objective, by its name.
 OBJECTIVE_OPTIONS = {
     "ddpm": {
         "num_steps": "ddpm_num_steps",
@@ -36,7 +39,7 @@ OBJECTIVE_OPTIONS = {
 
 
 def named_parameter(objective: str, parameter: str) -> str:
-    """How errors call a parameter of an objective: by its own option if there is one."""
+    """The name of an objective's parameter in errors: its own option, if it has one."""
     options = OBJECTIVE_OPTIONS.get(objective, {})
     return f"--{options[parameter]}" if parameter in options else f"{parameter} of --objective"
 
@@ -45,7 +48,7 @@ Kwargs = dict[str, Any] | str | None
 
 
 def parameters_of(name: str, role: Role, more: str = "") -> Any:
-    """The option with the parameters of what another option chooses by name."""
+    """The option with the parameters of another one."""
     return option(None, f"Parameters of --{name}, as JSON{more}.", role)
 
 
@@ -71,6 +74,7 @@ class ModelConfig:
         finder="uses",
         may_change_on_resume=True,
         is_path=True,
+        needs=(NO_DENOISER,),
     )
     objective: str = option(
         "ddpm",
@@ -276,16 +280,18 @@ class OptimizerConfig:
         registry="averaging.forms:EMA_FORMS",
         needs=(EMA,),
     )
-    ema_inv_gamma: float = option(1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=(EMA,))
-    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=(EMA,))
-    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=(EMA,))
+    ema_inv_gamma: float = option(
+        1.0, "Inverse gamma of the EMA's warm-up.", WHOLE_RUN, range="(0, 1e9]", needs=EMA_PARAMETER
+    )
+    ema_power: float = option(3 / 4, "Power of the EMA's warm-up.", WHOLE_RUN, range="[0, 1e9]", needs=EMA_PARAMETER)
+    ema_max_decay: float = option(0.9999, "Largest decay of the EMA.", WHOLE_RUN, range="[0, 1)", needs=EMA_PARAMETER)
     ema_update_every: int = option(
-        1, "Optimizer updates between updates of the EMA.", WHOLE_RUN, range="[1, 1e9]", needs=(EMA,)
+        1, "Optimizer updates between updates of the EMA.", WHOLE_RUN, range="[1, 1e9]", needs=EMA_PARAMETER
     )
     ema_start_update: int = option(
         0,
         "Optimizer updates before averaging starts; until then, the EMA is a copy of the weights.",
         WHOLE_RUN,
         range="[0, 1e9]",
-        needs=(EMA,),
+        needs=EMA_PARAMETER,
     )

@@ -1,4 +1,4 @@
-"""The options that say how long a run is, and what it writes where."""
+"""Options of the length, speed and output of a run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +20,9 @@ from .learning_options import HELD_OUT
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
 LOGGER = Need("--logger with a tracker", lambda config: config.logger != "none")
 A_RUN = Need("--dry_run", lambda config: not config.dry_run, is_absence=True)
+NO_STEPS = Need("--max_train_steps", lambda config: config.max_train_steps is None, is_absence=True)
+# Where a run returns to must not depend on its speed.
+NO_ROLLBACK = Need("--on_divergence rollback", lambda config: config.on_divergence == "stop", is_absence=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,11 @@ class LoopConfig:
     _argument_group_name = "length, speed and randomness"
 
     num_epochs: int | None = option(
-        None, "Passes over the data (default: 100; 10,000 updates for points).", WHOLE_RUN, range="[1, 1e9]"
+        None,
+        "Passes over the data (default: 100; 10,000 updates for points).",
+        WHOLE_RUN,
+        range="[1, 1e9]",
+        needs=(NO_STEPS,),
     )
     max_train_steps: int | None = option(
         None, "Length of the run in optimizer updates, instead of --num_epochs.", WHOLE_RUN, range="[1, 1e9]"
@@ -171,6 +178,7 @@ class OutputConfig:
         "Shortest time between checkpoints in seconds, for slow disks; earlier ones are skipped, except the last.",
         OUTPUT,
         range="[0, 1e6]",
+        needs=(NO_ROLLBACK,),
     )
     checkpoints_total_limit: int | None = option(
         3, "Checkpoints to keep, the newest ones; 0 for all, as upstream.", OUTPUT, range="[0, 1e9]"

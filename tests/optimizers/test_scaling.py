@@ -110,7 +110,7 @@ def test_the_calculator_refuses(arguments, part, capsys):
         ({"base_batch_size": 128}, "--base_batch_size has no effect here; it needs --scale_lr"),
         ({"scale_lr": "sqrt", "base_batch_size": 0}, "--base_batch_size 0: must be"),
         ({"scale_lr": "root"}, "scale_lr must be 'none' or 'linear' or 'sqrt' or 'guide', got 'root'"),
-        ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no place beside it"),
+        ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no effect with --learning_rate auto"),
     ],
 )
 def test_options_that_cannot_be(options, part):

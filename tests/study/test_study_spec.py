@@ -93,7 +93,7 @@ REFUSED = {
         with_base(learning_rate=-1),
         ["'constant' on 'dino'", "--learning_rate -1.0: must be", "(0, 1e30]"],
     ),
-    "empty value": ({"arms": {"a": {"lr_scheduler": None}}}, ["lr_scheduler: None", "Leave the line out"]),
+    "empty value": ({"arms": {"a": {"lr_scheduler": None}}}, ["lr_scheduler: None", "Remove the line"]),
     "unknown schedule": (
         {"arms": {**ARMS, "a": {"lr_scheduler": "cosin"}}},
         ["In the arm 'a' on 'dino'", "'cosin'", "Did you mean 'cosine'?"],
@@ -104,7 +104,7 @@ REFUSED = {
         with_base(lr_warmup_steps=5),
         ["'constant' on 'dino'", "--lr_warmup_steps 5", "constant_with_warmup"],
     ),
-    "no length": (with_base(max_train_steps=None), ["max_train_steps: None", "Leave the line out"]),
+    "no length": (with_base(max_train_steps=None), ["max_train_steps: None", "Remove the line"]),
     "length in epochs": (
         {"base": {key: value for key, value in BASE.items() if key != "max_train_steps"} | {"num_epochs": 1}},
         ["evaluation points", "give max_train_steps, not num_epochs"],

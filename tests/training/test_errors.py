@@ -122,7 +122,7 @@ OPTIONS = {
     ),
     "kwarg in spec and flag": (
         ["--lr_scheduler=cosine:num_cycles=1", "--lr_num_cycles=2"],
-        ["'num_cycles' is given twice", "Drop one"],
+        ["'num_cycles' is given twice", "Leave one out"],
     ),
     "warm-up longer than the run": (
         ["--max_train_steps=5", "--lr_warmup_steps=10"],
@@ -177,7 +177,7 @@ OPTIONS = {
     ),
     "both lengths": (
         ["--num_epochs=1", "--max_train_steps=3"],
-        ["--num_epochs 1", "--max_train_steps 3", "give one of them"],
+        ["--num_epochs has no effect with --max_train_steps", "Leave one of them out"],
     ),
     "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
@@ -185,13 +185,13 @@ OPTIONS = {
     "file for a folder": ([f"--train_data_dir={__file__}"], ["test_errors.py", "is a file", "path of a folder"]),
     "stream without a length": (
         ["--dataset_name=user/name", "--streaming"],
-        ["A stream has no known length: give --max_train_steps, the number of updates of the run."],
+        ["The length of a stream is unknown: give --max_train_steps, the updates of the run."],
     ),
     "epochs of a stream": (
         ["--dataset_name=user/name", "--streaming", "--num_epochs=3"],
-        ["A stream has no known length: give --max_train_steps, the number of updates of the run, not --num_epochs 3."],
+        ["The length of a stream is unknown: give --max_train_steps, the updates of the run, not --num_epochs 3."],
     ),
-    "stream of digits": (["--streaming", "--max_train_steps=3"], ["'digits'", "--streaming", "Leave the flag out"]),
+    "stream of digits": (["--streaming", "--max_train_steps=3"], ["'digits'", "--streaming", "Leave it out"]),
     "rank by hand": (["--local_rank=0"], ["--local_rank 0", "accelerate launch --num_processes N"]),
     "plateau without validation": (
         ["--lr_scheduler=reduce_lr_on_plateau", "--num_validation_images=0"],
