@@ -1,4 +1,4 @@
-"""What several benchmarks share."""
+"""Helpers of all benchmarks."""
 
 import argparse
 import platform
@@ -8,14 +8,14 @@ SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
 
 
 def make_parser(text):
-    """A parser whose help is the text of a module, with `--tiny`, which every benchmark has."""
+    """A parser with a module's docstring as its help and with `--tiny`."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes, only to see that it runs")
     return parser
 
 
 def parse(parser, **tiny):
-    """The options; with `--tiny` those that are given here."""
+    """The options; with `--tiny`, those in `tiny`."""
     options = parser.parse_args()
     if options.tiny:
         vars(options).update(tiny)
@@ -23,7 +23,7 @@ def parse(parser, **tiny):
 
 
 def machine():
-    """One line about where the figures come from."""
+    """The machine and the versions, in one line."""
     import diffusers
     import torch
 
@@ -38,7 +38,7 @@ def machine():
 
 
 def make_trainer(folder, arguments):
-    """A `Trainer` with the options of train_ddpm.py, on the CPU, ready to run updates one by one."""
+    """A `Trainer` on the CPU with options of train_ddpm.py, ready to run updates one by one."""
     from accelerate import Accelerator
 
     from diffusers_lrlab.training.arguments import parse_arguments

@@ -1,4 +1,4 @@
-"""What importing costs: each line in fresh interpreters, the median of several, in seconds.
+"""The cost of imports: seconds of each line in fresh interpreters, median of several.
 
 python benchmarks/import_time.py
 """

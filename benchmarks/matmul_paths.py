@@ -1,4 +1,4 @@
-"""How fast the matrix products of a stack are: torch's own, oneDNN's and the compiler's, side by side.
+"""Speed of the matrix products of a stack by torch, oneDNN and the compiler.
 
     python benchmarks/matmul_paths.py
 
@@ -28,7 +28,7 @@ def onednn(kind, first, second, out):
 
 
 def compiled(kind):
-    """The product as the compiler has it; compiles when it is first called."""
+    """The compiled product; compiles at its first call."""
 
     def product(first, second, out):
         left, right = operands(kind, first, second)
@@ -40,7 +40,7 @@ def compiled(kind):
 
 
 def tensors(kind, members, inputs):
-    """First and second operand, and the product's place, as a layer with so many inputs has them."""
+    """First and second operand and the output of a layer with this many inputs."""
     x, g = torch.randn(members, BATCH, inputs), torch.randn(members, BATCH, OUTPUTS)
     weight = torch.randn(members, OUTPUTS, inputs)
     return {
@@ -51,7 +51,7 @@ def tensors(kind, members, inputs):
 
 
 def milliseconds(products, arguments, rounds):
-    """Of each, in turns."""
+    """Median milliseconds of each product, in turns."""
     times = {name: [] for name in products}
     for turn in range(rounds + 2):
         for name, product in products.items():

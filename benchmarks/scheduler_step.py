@@ -1,4 +1,4 @@
-"""What a schedule costs at each update, beside torch's LambdaLR and accelerate's wrapper around it.
+"""The cost of a schedule per update, beside torch's LambdaLR and accelerate's wrapper around it.
 
     python benchmarks/scheduler_step.py
 
@@ -23,7 +23,7 @@ def make_optimizer():
 
 
 def make_schedulers(num_updates):
-    """Name -> scheduler: torch's, accelerate's, and all of ours that follow the clock."""
+    """Schedulers by name: torch's, accelerate's, and all of ours that follow the clock."""
     lambda_lr = torch.optim.lr_scheduler.LambdaLR(make_optimizer(), lambda n: 1 - n / num_updates)
     schedulers = {"torch LambdaLR": lambda_lr}
     optimizer = Accelerator(cpu=True).prepare(make_optimizer())

@@ -18,7 +18,7 @@ from diffusers_lrlab.study.spec.spec import ARM_NOTES
 
 
 def flags_of(fields):
-    """Options of train_ddpm.py, of an arm."""
+    """An arm as options of train_ddpm.py."""
     return [f"--{name}={value}" for name, value in fields.items() if name not in (*ARM_NOTES, "max_train_steps")]
 
 

@@ -1,4 +1,4 @@
-"""What sight of each noise level costs, and what stratified timesteps save.
+"""The cost of diagnostics by noise level, and the variance that stratified timesteps save.
 
     python benchmarks/timesteps.py        four minutes on 2 cores, which should have nothing else to do
 
@@ -46,7 +46,7 @@ def compare_updates(rounds, batch):
 
 
 def cost_alone(trainer, batch, repeats=300):
-    """Milliseconds of what the diagnostics do in an update, and of what they do at a logging point, medians."""
+    """Median milliseconds of the diagnostics in an update and at a logging point."""
     observer, losses = trainer.observer, torch.rand(batch)
     timesteps = [trainer.objective.draw(update)[:batch] for update in range(repeats)]
     adding = statistics.median(timed(observer.add, part, losses) for part in timesteps)
@@ -55,7 +55,7 @@ def cost_alone(trainer, batch, repeats=300):
 
 
 def variances(trainer, num_losses, num_gradients):
-    """The variance of the batch's loss and the trace of the covariance of its gradient, for each way of drawing."""
+    """The variance of the batch's loss and the trace of its gradient's covariance, by sampling scheme."""
     pixels, batch = trainer.data.in_memory.data, trainer.config.train_batch_size
     order, generator = RowOrder(len(pixels), 1), torch.Generator().manual_seed(0)
     model, parameters = trainer.bare_model.eval(), list(trainer.bare_model.parameters())

@@ -1,4 +1,4 @@
-"""What an update on points costs: the training script's loop beside a plain loop of the shape of the study's template.
+"""The cost of an update on points: the training script beside a plain loop in the shape of the study's template.
 
     python benchmarks/toy2d.py
     python benchmarks/toy2d.py --rounds 10 --threads 1
@@ -27,7 +27,7 @@ RECIPE = Path(__file__).parents[1] / "training_scripts" / "recipes" / "lr_study_
 
 
 def make_point_trainer(folder, num_updates):
-    """Ours, with the study's settings and all logging on, but without validation and samples, which the other has not."""
+    """A trainer with the study's settings and all logging, without validation and samples, like the plain loop."""
     arguments = ["--dataset_name=dino", f"--config={RECIPE}", "--num_validation_images=0", "--save_images_epochs=1000"]
     return make_trainer(folder, [*arguments, f"--max_train_steps={num_updates}", f"--checkpointing_steps={num_updates}"])
 
@@ -87,7 +87,7 @@ def breakdown(trainer, repeats):
 
 
 def evaluation_seconds(trainer, num_points, repeats):
-    """Seconds of what is done with a model once it is trained."""
+    """Seconds of the evaluation of a trained model."""
     real, other = toy_points("dino", 10 * num_points), toy_points("dino", num_points, split="test")
     pipeline = trainer.kind.make_pipeline(trainer.bare_model.eval(), trainer.process.scheduler)
     pipeline.set_progress_bar_config(disable=True)

@@ -1,4 +1,4 @@
-"""What the training loop costs, and how it compares with diffusers' own script; prints the tables of docs/benchmarks.md.
+"""The cost of the training loop, alone and beside diffusers' own script; prints the tables of docs/benchmarks.md.
 
     python benchmarks/train_step.py                                       # (a) our loop over a bare one
     python benchmarks/train_step.py --upstream PATH/train_unconditional.py    # (b) and the whole scripts side by side
