@@ -29,12 +29,11 @@ _SHARED = ("num_training_steps", "out", "json")
 
 
 def preview_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("schedules").add_argument
     add("--lr_scheduler", action="append", metavar="NAME", help="Name or spec string; repeat it to compare several.")
     add("--lr_scheduler_kwargs", metavar="JSON", help="Parameters of a single --lr_scheduler.")
     add("--momentum_scheduler", metavar="NAME", help="Name or spec string (default: constant momentum).")
     add("--momentum_scheduler_kwargs", metavar="JSON", help="Parameters of --momentum_scheduler.")
-    add("--num_training_steps", type=int, metavar="N", help="Optimizer updates of the run.")
     warmup = "Warm-up in updates, or below 1 as a fraction of the run (default: %(default)s)."
     add("--num_warmup_steps", type=number, default=0, metavar="W", help=warmup)
     add("--learning_rate", type=number, default=1e-4, metavar="LR", help="Peak learning rate (default: %(default)s).")
@@ -43,12 +42,15 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_processes", type=int, default=1, metavar="n", help=f"Processes; {clock}")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help=f"Micro-batches per update; {clock}")
     add("--all", action="store_true", help="Plot every schedule into --out.")
-    add("--timestep_sampler", action="append", metavar="NAME", help="Timestep density to plot instead, or all; repeatable.")
-    add("--loss_weighting", action="append", metavar="NAME", help="Loss weights to plot instead, or all; repeatable.")
-    timesteps = "Timesteps of --timestep_sampler and --loss_weighting (default: 1000)."
+    add = parser.add_argument_group("timesteps, instead of schedules").add_argument
+    add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
+    add("--loss_weighting", action="append", metavar="NAME", help="Weights of losses, or all; repeat it for several.")
+    timesteps = "Number of timesteps (default: 1000)."
     add("--num_train_timesteps", "--ddpm_num_steps", type=int, metavar="T", help=timesteps)
     prediction = "Prediction that --loss_weighting is for (default: epsilon)."
     add("--prediction_type", choices=tuple(PREDICTIONS), help=prediction)
+    add = parser.add_argument
+    add("--num_training_steps", type=int, metavar="N", help="Optimizer updates of the run.")
     add("--out", metavar="FILE", help="Save the plot as .png, .svg or .pdf instead of showing it in the terminal.")
     add("--json", action="store_true", help="Print the values at every update, or timestep, as JSON.")
 

@@ -38,11 +38,12 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
     add("--out", type=Path, metavar="DIR", help="Folder of the study, whose results are kept; with card, of the card.")
-    executors = "Who does the runs. In this process: stacked or local for all of them (default: stacks, where possible). "
-    executors += (
-        "Several workers: pool, on the GPUs or cores of this machine, or ray, on a cluster; what a worker loses when "
+    executors = (
+        "In this process: stacked or local (default: stacked where possible). With workers: pool, on the GPUs or cores "
     )
-    executors += "it dies, hangs or runs out of memory is repeated, in smaller stacks if need be."
+    executors += (
+        "of this machine, or ray, on a cluster; runs lost when a worker dies, hangs or runs out of memory are repeated."
+    )
     add("--executor", metavar="NAME", help=executors)
     stack_size = "Most runs in a stack; 1 with pool and ray runs each alone, as local does (default: 20; 256 on a GPU)."
     add("--stack_size", type=int, metavar="N", help=stack_size)
