@@ -8,7 +8,7 @@ from pathlib import Path
 from ..core.errors import exit_status, is_first_process
 from .output import say
 
-TRAIN_HELP = "Train an unconditional diffusion pipeline whose learning rate is, at every update, the one that was asked for."
+TRAIN_HELP = "Train an unconditional diffusion pipeline with a learning rate that follows its schedule at every update."
 FIND_LR_HELP = "Find a learning rate for a training run: short tests in which the rate rises."
 
 

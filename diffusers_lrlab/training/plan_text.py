@@ -14,7 +14,7 @@ from .choices import describe_choices
 from .plan import Plan
 
 _TIMESTEP_WORDS = {
-    "timestep_sampler": "drawn",
+    "timestep_sampler": "sampler",
     "loss_weighting": "weighting",
     "timestep_lr": "learning rate",
     "noise": "noise",
