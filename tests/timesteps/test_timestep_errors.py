@@ -229,7 +229,7 @@ def test_what_is_contradictory_but_possible_is_only_a_warning(monkeypatch, tmp_p
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
     assert "'logit_normal' samples the middle noise levels more often and 'min_snr' weights them more" in plan
-    assert "timesteps  drawn logit_normal, weighting min_snr, noise gaussian" in plan
+    assert "timesteps  sampler logit_normal, weighting min_snr, noise gaussian" in plan
 
 
 # --- what the data and the length of the run decide ------------------------------------------------------------------
