@@ -2,6 +2,8 @@
 
 import argparse
 import platform
+import time
+from functools import partial
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "train_ddpm.py"
@@ -35,6 +37,29 @@ def machine():
         f"{cpu}, {torch.get_num_threads()} threads; Python {platform.python_version()}, torch {torch.__version__}, "
         f"diffusers {diffusers.__version__}"
     )
+
+
+def milliseconds(call, *arguments):
+    """Milliseconds of a call."""
+    started = time.perf_counter()
+    call(*arguments)
+    return 1e3 * (time.perf_counter() - started)
+
+
+def in_turns(calls, rounds, warm_up=1):
+    """Milliseconds of each call in each round, by name: alternating, after rounds that do not count."""
+    times = {name: [] for name in calls}
+    for turn in range(warm_up + rounds):
+        for name in calls if turn % 2 else reversed(calls):
+            spent = milliseconds(calls[name])
+            if turn >= warm_up:
+                times[name].append(spent)
+    return times
+
+
+def updates_in_turns(loops, rounds, warm_up=10):
+    """The same of the updates of training loops, which are iterators."""
+    return in_turns({name: partial(next, loop) for name, loop in loops.items()}, rounds, warm_up)
 
 
 def make_trainer(folder, arguments):

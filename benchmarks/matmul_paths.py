@@ -8,11 +8,10 @@ measuring them. A study computes with torch's own.
 """
 
 import statistics
-import time
 from functools import partial
 
 import torch
-from common import make_parser, parse
+from common import in_turns, make_parser, milliseconds, parse
 
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.study.stacked.products import KINDS, multiply, operands
@@ -50,18 +49,6 @@ def tensors(kind, members, inputs):
     }[kind]
 
 
-def milliseconds(products, arguments, rounds):
-    """Median milliseconds of each product, in turns."""
-    times = {name: [] for name in products}
-    for turn in range(rounds + 2):
-        for name, product in products.items():
-            started = time.perf_counter()
-            product(*arguments)
-            if turn >= 2:
-                times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 @torch.no_grad()
 def main():
     parser = make_parser(__doc__)
@@ -78,12 +65,11 @@ def main():
             products = {"stock": partial(multiply, kind), "onednn": partial(onednn, kind)}
             if not options.tiny:  # compiling takes minutes
                 products["compiled"] = compiled(kind)
-                started = time.perf_counter()
-                products["compiled"](*arguments)
-                compiling += time.perf_counter() - started
+                compiling += milliseconds(products["compiled"], *arguments) / 1e3
             flop = 2 * options.members * BATCH * OUTPUTS * inputs
-            speeds = {name: flop / ms / 1e6 for name, ms in milliseconds(products, arguments, options.rounds).items()}
-            rows.append(f"| {kind}, {inputs} inputs | " + " | ".join(f"{speed:.0f}" for speed in speeds.values()) + " |")
+            calls = {name: partial(product, *arguments) for name, product in products.items()}
+            speeds = [flop / statistics.median(times) / 1e6 for times in in_turns(calls, options.rounds, 2).values()]
+            rows.append(f"| {kind}, {inputs} inputs | " + " | ".join(f"{speed:.0f}" for speed in speeds) + " |")
     print(f"| product | {' | '.join(products)} |\n|{'---|' * (1 + len(products))}")
     print("\n".join(rows))
     print(f"\nCompiling took {compiling:.0f} s.")

@@ -9,23 +9,15 @@
 
 import statistics
 import tempfile
-import time
 
 import torch
-from common import machine, make_parser, make_trainer, parse
+from common import machine, make_parser, make_trainer, milliseconds, parse, updates_in_turns
 
 from diffusers_lrlab import get_timestep_sampler
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import RowOrder
 
 DRAWS = ("uniform", "stratified", "antithetic", "loss_second_moment", "clts_static:unbiased=true")
-
-
-def timed(function, *arguments):
-    """Milliseconds of a call."""
-    started = time.perf_counter()
-    function(*arguments)
-    return 1e3 * (time.perf_counter() - started)
 
 
 def compare_updates(rounds, batch):
@@ -35,12 +27,7 @@ def compare_updates(rounds, batch):
         loops = {
             bins: make_trainer(f"{base}/{bins}", [*common, f"--log_timestep_bins={bins}"]).updates() for bins in (0, 10)
         }
-        times = {bins: [] for bins in loops}
-        for turn in range(rounds + 10):
-            for bins in (0, 10) if turn % 2 else (10, 0):
-                spent = timed(next, loops[bins])
-                if turn >= 10:
-                    times[bins].append(spent)
+        times = updates_in_turns(loops, rounds)
     ratio = statistics.median(on / off for off, on in zip(times[0], times[10], strict=True))
     return statistics.median(times[0]), ratio
 
@@ -49,8 +36,8 @@ def cost_alone(trainer, batch, repeats=300):
     """Median milliseconds of the diagnostics in an update and at a logging point."""
     observer, losses = trainer.observer, torch.rand(batch)
     timesteps = [trainer.objective.draw(update)[:batch] for update in range(repeats)]
-    adding = statistics.median(timed(observer.add, part, losses) for part in timesteps)
-    reading = statistics.median(timed(observer.read_sums, update, update + 9) for update in range(repeats))
+    adding = statistics.median(milliseconds(observer.add, part, losses) for part in timesteps)
+    reading = statistics.median(milliseconds(observer.read_sums, update, update + 9) for update in range(repeats))
     return adding, reading
 
 
@@ -105,7 +92,7 @@ def main():
             )
         for _ in trainer.updates():
             pass
-        gradients = min(timed(trainer.observer.measure_gradients, 0, trainer.bare_model) for _ in range(3))
+        gradients = min(milliseconds(trainer.observer.measure_gradients, 0, trainer.bare_model) for _ in range(3))
         print(f"\na measurement of gradients in 10 bins: {gradients:.0f} ms")
         found = variances(trainer, options.losses, options.gradients)
     base = found["uniform"]
