@@ -36,10 +36,7 @@ class ScriptTest:
     """
 
     def __init__(
-        self,
-        optimizer: str | None = None,
-        num_updates: int | None = None,
-        mode: Literal["classic", "probe"] = "classic",
+        self, optimizer: str | None = None, num_updates: int | None = None, mode: Literal["classic", "probe"] = "classic"
     ):
         self.optimizer, self.done = optimizer, 0
         config = FinderConfig(mode=mode, repeats=1)

@@ -80,8 +80,7 @@ def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
         return Suggestion(at / 10, f"a tenth of the last rate with a finite loss, {at:.3g}", (at / 100, at / 10))
     if curve.best == len(curve.y) - 1:
         return Suggestion(
-            None,
-            f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}; raise --end_lr to see its minimum",
+            None, f"the loss still falls at the highest rate, {_rate(curve.x[-1]):.3g}; raise --end_lr to see its minimum"
         )
     near = curve.y <= curve.y[curve.best] + max(0.05 * (curve.y[0] - curve.y[curve.best]), curve.chance / 2)
     low, high = _around(near, curve.best)

@@ -16,15 +16,7 @@ from ..study.analysis.runs_table import RUNS_TABLE
 from ..study.runs.results import StudyFolder
 from ..training.run_folder import RunFolder
 from .check_run import check_run, newest_whole
-from .finding import (
-    Finding,
-    is_quarantined,
-    leftovers_in,
-    problem_of,
-    quarantine,
-    read_parquet,
-    refuse_damage,
-)
+from .finding import Finding, is_quarantined, leftovers_in, problem_of, quarantine, read_parquet, refuse_damage
 
 
 def check_study(path: Path) -> Finding:

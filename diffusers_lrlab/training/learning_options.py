@@ -3,19 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.options import (
-    BIN_LOG,
-    DESTINATION,
-    DRAWS,
-    OBJECTIVE,
-    SPEED,
-    THIS_START,
-    UPDATE,
-    WHOLE_RUN,
-    Need,
-    Role,
-    option,
-)
+from ..core.options import BIN_LOG, DESTINATION, DRAWS, OBJECTIVE, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, Role, option
 from ..data.options import IMAGES
 from ..objective.process import NUM_STEPS, BetaSchedule, PredictionType
 
@@ -30,11 +18,7 @@ BINS = Need("--log_timestep_bins above 0", lambda config: config.log_timestep_bi
 
 # Options of diffusers' script that are parameters of an objective, by its name.
 OBJECTIVE_OPTIONS = {
-    "ddpm": {
-        "num_steps": "ddpm_num_steps",
-        "beta_schedule": "ddpm_beta_schedule",
-        "prediction_type": "prediction_type",
-    }
+    "ddpm": {"num_steps": "ddpm_num_steps", "beta_schedule": "ddpm_beta_schedule", "prediction_type": "prediction_type"}
 }
 
 

@@ -3,18 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.options import (
-    DESTINATION,
-    DRAWS,
-    EVALUATION,
-    OUTPUT,
-    SPEED,
-    THIS_START,
-    UPDATE,
-    WHOLE_RUN,
-    Need,
-    option,
-)
+from ..core.options import DESTINATION, DRAWS, EVALUATION, OUTPUT, SPEED, THIS_START, UPDATE, WHOLE_RUN, Need, option
 from .learning_options import HELD_OUT
 
 PUSH = Need("--push_to_hub", lambda config: config.push_to_hub)
