@@ -35,9 +35,7 @@ def push(options: argparse.Namespace) -> None:
     if options.create_pr and options.private:
         raise LabError("--private is for new repositories, and --create_pr for existing ones. Leave one of them out.")
     if options.create_pr and options.revision != "main":
-        raise LabError(
-            f"--revision {options.revision!r} has no effect with --create_pr, which makes a branch. Leave one of them out."
-        )
+        raise LabError(f"--revision {options.revision!r} has no effect with --create_pr. Leave one of them out.")
     if options.message is not None and not options.message.strip():
         raise LabError("--message '' is empty. Leave it out, or say what changed.")
     target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
@@ -93,9 +91,7 @@ def rerun(options: argparse.Namespace) -> None:
         Range("[0, inf)").check("--tolerance", options.tolerance, "it is a relative difference, such as 0.05")
     for given in options.rest:
         if given.partition("=")[0].replace("-", "_") in _NOT_AGAIN:
-            raise LabError(
-                f"{given!r} has no effect on a rerun, whose options come from the record. Use --out DIR for its folder."
-            )
+            raise LabError(f"{given!r} has no effect on a rerun, which follows the record. Use --out DIR for its folder.")
     source = Path(options.source)
     if source.is_dir():
         if options.revision is not None:
@@ -105,9 +101,7 @@ def rerun(options: argparse.Namespace) -> None:
     from ..hub.fetch import fetch
 
     if "/" not in options.source or options.source.count("/") > 1:
-        raise LabError(
-            f"{options.source!r} is neither a folder nor a repository USER/NAME, one of which comes before all options."
-        )
+        raise LabError(f"{options.source!r} is neither a folder nor a repository USER/NAME, which comes before options.")
     with tempfile.TemporaryDirectory() as temporary:
         folder = fetch(options.source, Path(temporary) / "record", options.revision, expected="run")
         _rerun(folder, options.source.split("/")[-1], options)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = "list (the presets), run (what is left of a study), report (write it again) or card (copy what to publish)."
     parser.add_argument("action", metavar="ACTION", help=actions)
     parser.add_argument(
-        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset; else the folder of a study."
+        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset, else the folder of a study."
     )
     add_run_arguments(parser.add_argument_group("options of run"))
     add = parser.add_argument_group("options of report").add_argument

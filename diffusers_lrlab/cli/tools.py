@@ -26,9 +26,7 @@ def plan(options: argparse.Namespace) -> None:
 def scale_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--learning_rate", type=float, required=True, metavar="LR", help="Rate that is known to be good.")
-    add(
-        "--base_batch_size", type=int, default=64, metavar="B", help="Images per update at that rate (default: %(default)s)."
-    )
+    add("--base_batch_size", type=int, default=64, metavar="B", help="Images per update there (default: %(default)s).")
     add("--train_batch_size", type=int, metavar="B", help="Images per process and micro-batch of the new run.")
     add("--gradient_accumulation_steps", type=int, default=1, metavar="g", help="Its micro-batches (default: %(default)s).")
     add("--num_processes", type=int, default=1, metavar="n", help="Its processes (default: %(default)s).")
@@ -42,9 +40,7 @@ def scale(options: argparse.Namespace) -> None:
         COUNT.check(f"--{name}", getattr(options, name), "64 images in 1 micro-batch and 1 process are usual")
     batch, num_parts = options.train_batch_size, options.gradient_accumulation_steps * options.num_processes
     if batch is None and num_parts > 1:
-        raise LabError(
-            "--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size. Add it."
-        )
+        raise LabError("--gradient_accumulation_steps and --num_processes have no effect without --train_batch_size.")
     say(scaling_table(options.learning_rate, options.base_batch_size, batch and batch * num_parts))
 
 
@@ -53,9 +49,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="Toy dataset; `lrlab list datasets` shows them.")
     parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
     parser.add_argument("--n", type=int, default=100_000, metavar="N", help="Training points (default: %(default)s).")
-    parser.add_argument(
-        "--n_test", type=int, default=10_000, metavar="N", help="Test points; 0 for none (default: %(default)s)."
-    )
+    parser.add_argument("--n_test", type=int, default=10_000, metavar="N", help="Test points, or 0 (default: %(default)s).")
     parser.add_argument("--seed", type=int, default=42, metavar="S", help="Seed of the points (default: %(default)s).")
 
 

@@ -82,9 +82,7 @@ class FinderConfig:
         if self.start_lr is None or self.end_lr is None:
             return
         if self.start_lr >= self.end_lr:
-            raise LabError(
-                f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}, to which the rate rises. Lower it."
-            )
+            raise LabError(f"--start_lr {self.start_lr:g} is not below --end_lr {self.end_lr:g}. Lower it, or raise that.")
         if self.end_lr < _NARROWEST * self.start_lr:
             raise LabError(
                 f"--end_lr {self.end_lr:g} is too close to --start_lr {self.start_lr:g} to compare rates. Make it at least "

@@ -103,7 +103,7 @@ class ScriptTest:
             result.save(folder := hook.run.lab_folder)
             if problem := next(filter(None, (problem_with(folder / name) for name in FINDER_FILES)), None):
                 raise LabError(
-                    f"--find_lr: the saved result cannot be read again: {problem}. Check the disk, and repeat the test."
+                    f"--find_lr: the saved result is not readable: {problem}. Check the disk, and repeat the test."
                 )
             lines = [result.describe(), f"Wrote {folder}/lr_finder.json and .png; the test left no other files."]
             if result.suggestion.lr is not None:

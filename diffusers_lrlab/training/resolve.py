@@ -97,12 +97,10 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
         asked = value != defaults_of(TrainingConfig)[option]
         if asked and not takes:
             raise LabError(
-                f"--{option} {value} has no effect on {name!r}. Use --optimizer_kwargs; see `lrlab list optimizers`."
+                f"--{option} {value} has no effect on {name!r}. Use --optimizer_kwargs (`lrlab list optimizers`)."
             )
         if asked and kwargs.get(key, value) != value:
-            raise LabError(
-                f"{key!r} of {name!r} is given twice: --{option} {value} and {key}={kwargs[key]!r}. Leave one out."
-            )
+            raise LabError(f"{key!r} of {name!r} is given twice: --{option} {value}, {key}={kwargs[key]!r}. Leave one out.")
         if takes:
             kwargs.setdefault(key, value)
             resolved[option] = float(kwargs[key])
@@ -191,7 +189,7 @@ def _check_combinations(config: ResolvedConfig) -> None:
         ("lrlab", "checkpoint", *components())
     ):
         raise LabError(
-            f"--logging_dir {config.logging_dir!r} must be the name of a separate folder inside --output_dir, such as logs."
+            f"--logging_dir {config.logging_dir!r} must be the name of a folder inside --output_dir, such as logs."
         )
     packages = dict.fromkeys(tracker_packages(config.logger), "leave --logger out")
     if config.enable_xformers_memory_efficient_attention:

@@ -23,9 +23,7 @@ def check_timestep_options(config: ResolvedConfig, kind: DataKind) -> None:
     """Raises a `LabError` for choices that contradict each other or the data."""
     if not kind.has_neighbours and "spatial" in NOISES[config.noise].traits:
         plain = [name for name, entry in NOISES.items() if "spatial" not in entry.traits]
-        raise LabError(
-            f"--noise {config.noise} correlates neighbouring pixels, and {kind.name} have none. Use {' or '.join(plain)}."
-        )
+        raise LabError(f"--noise {config.noise} correlates pixels, which {kind.name} do not have. Use {' or '.join(plain)}.")
     _check_timestep_lr(config)
     bins, steps = Range(f"[0, {config.num_train_timesteps}]", whole=True), named_parameter(config.objective, "num_steps")
     bins.check("--log_timestep_bins", config.log_timestep_bins, f"{steps} is the number of timesteps; 0 logs none")
