@@ -64,7 +64,7 @@ def _draw_bins(axes: Axes, lrs: np.ndarray, bins: np.ndarray) -> None:
     names = ["least noise", *[""] * (num_bins - 2), "most noise"]
     for values, color, name in zip(shares.T, colors, names, strict=True):
         axes.plot(lrs, values, color=color, linewidth=1.2, label=name or None)
-    _style(axes, "loss / loss at the start, by noise level")
+    _style(axes, "relative loss, by noise level")
     axes.set_ylim(0, min(1.6, 1.05 * float(shares[np.isfinite(shares)].max(initial=1))))
     axes.legend(frameon=False, fontsize=8, title="timesteps with", title_fontsize=8)
 
