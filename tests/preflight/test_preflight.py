@@ -234,7 +234,7 @@ def test_frozen_and_broken_models(tmp_path):
     trainer.bare_model.conv_in.requires_grad_(False)
     assert run_checks(trainer)["dead_parameters"] == "2 parameters of the model are frozen."
     trainer.bare_model.requires_grad_(False)
-    assert "no parameter that is trained" in run_checks(trainer)["dead_parameters"]
+    assert "no trainable parameter" in run_checks(trainer)["dead_parameters"]
     trainer.bare_model.requires_grad_(True)
     with torch.no_grad():
         trainer.bare_model.conv_in.weight.fill_(float("nan"))
