@@ -116,8 +116,8 @@ def _parser() -> LabParser:
     parser.add_argument("--version", action="version", version=f"diffusers_lrlab {__version__}", help="Show the version.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        about = {"help": command.help, "description": f"{command.help}.", "epilog": f"Example: {command.example}"}
-        subparser = commands.add_parser(name, **about, allow_abbrev=False)
+        description, example = f"{command.help}.", f"Example: {command.example}"
+        subparser = commands.add_parser(name, help=command.help, description=description, epilog=example, allow_abbrev=False)
         command.add_arguments(subparser)
         if name in TAKES_NAMES:
             add_import(subparser)
