@@ -102,8 +102,8 @@ DESERVED = {
         (lambda path: stream_of(path, np.zeros(200, int)), "sorted by 'label': in 200 neighbouring rows it has a single"),
     ],
     "terminal_snr": [
-        ({"dataset_name": "moons", "ddpm_num_steps": 50}, "The last of 50 timesteps keeps a signal-to-noise ratio of 1.5"),
-        ({"dataset_name": "moons", "ddpm_beta_schedule": "scaled_linear"}, "keeps a signal-to-noise ratio of 0."),
+        ({"dataset_name": "moons", "ddpm_num_steps": 50}, "The last of 50 timesteps has a signal-to-noise ratio of 1.5"),
+        ({"dataset_name": "moons", "ddpm_beta_schedule": "scaled_linear"}, "has a signal-to-noise ratio of 0."),
     ],
     "ema_memory": [
         ({"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3}, "Use --ema_max_decay 0.9957"),

@@ -181,7 +181,7 @@ OPTIONS = {
     ),
     "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "give one of them"]),
     "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
-    "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder that holds images"]),
+    "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder of images"]),
     "file for a folder": ([f"--train_data_dir={__file__}"], ["test_errors.py", "is a file", "path of a folder"]),
     "stream without a length": (
         ["--dataset_name=user/name", "--streaming"],
