@@ -257,7 +257,7 @@ def test_what_is_said(tmp_path, capsys, monkeypatch):
     hook.can_hold_rows_back = True
     test.finish(hook)
     said = capsys.readouterr().out
-    assert "To be rid of the noise of batches, add --validation_fraction 0.1 before the script's name" in said
+    assert "To avoid the noise of batches, add --validation_fraction 0.1 before the script's name" in said
     assert "Or, for half the noise, add --num_updates 80" in said
     hook.probe = "the loss of 1 of 8 rows"
     test.finish(hook)

@@ -95,7 +95,7 @@ def test_the_calculator(capsys):
             "--learning_rate 1e-4 --train_batch_size 0 --num_processes 0",
             "--train_batch_size 0: must be a whole number",
         ),
-        ("--learning_rate -1", "learning_rate=-1.0: must be a number in (0, inf)"),
+        ("--learning_rate -1", "--learning_rate -1.0: must be a number in (0, inf)"),
         ("", "--learning_rate"),
     ],
 )

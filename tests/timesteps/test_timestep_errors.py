@@ -257,7 +257,7 @@ def test_gradients_need_held_out_images_that_are_there(tmp_path):
         ),
         ({"timestep_sampler": "stratified", "noise": "immiscible", "train_batch_size": 2}, None),
         ({"timestep_sampler": "clts", "prediction_type": "sample"}, "high noise is the hard end"),
-        ({"timestep_sampler": "laplace", "loss_weighting": "min_snr"}, "both at once"),
+        ({"timestep_sampler": "laplace", "loss_weighting": "min_snr"}, "together they leave"),
         ({"timestep_sampler": "laplace", "loss_weighting": "p2"}, None),
         ({"timestep_grad_every": 11}, "--timestep_grad_every 11 never comes in 10 updates"),
         ({"timestep_grad_every": 10}, None),
